@@ -64,7 +64,7 @@ CODES = {
     "E0816": "a placement is of experts that are spread over ranks",
     "E0817": "the data ranks of a pipeline rank are on devices of one kind",
     "E0818": "rows go through nodes that expert groups fill, and come back in 16 bits or more",
-    "E0819": "tensor ranks split attention and dense layers in equal parts",
+    "E0819": "tensor ranks split attention, dense layers and experts in equal parts",
     # the model
     "E0901": "groups divide the experts",
     "E0902": "a token finds top_k experts in its groups",

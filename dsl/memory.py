@@ -55,7 +55,7 @@ def lower_bound(spec: Spec) -> Memory:
        too; it has no less than these. The larger of the two counts.
     2. Weights and gradient accumulators are whole on each holder. Master weights count only where their dtype is not
        that of the weights, else they are the weights. ZeRO divides evenly over the holders: at 1 the optimizer's part,
-       at 2 the gradients too, at 3 the weights. Expert ranks divide routed experts; tensor ranks divide all else, if
+       at 2 the gradients too, at 3 the weights. Expert groups divide routed experts; tensor ranks divide all else, if
        they could.
     3. Weights beside which adapters are trained have no gradients and no state of the optimizer.
     4. A device that runs a micro-batch has at some time its hidden state beside all this: the one activation counted.
@@ -118,7 +118,7 @@ def _mtp(spec: Spec) -> tuple[int, int]:
 def _memory(spec: Spec, held: _Held) -> Memory:
     """Bytes of a device, if its pipeline ranks had even parts of what they hold together."""
     precision, p = spec.precision, spec.parallel
-    whole = (Fraction(held.common, p.tensor) + Fraction(held.routed, p.expert)) / held.ranks
+    whole = (Fraction(held.common, p.tensor) + Fraction(held.routed, p.expert_group)) / held.ranks
     divided = held.owned / (held.ranks * p.columns)
 
     size = bytes_per_element(spec)

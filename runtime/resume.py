@@ -71,7 +71,9 @@ def origin(build: Build, corpus: Path, device: str) -> dict[str, Any]:
 
 def _more(plan: Plan) -> dict[str, Any]:
     """What not every plan has: adapters, and where experts are that are not placed by their numbers, in few letters."""
-    slots = {layer.name: layer.slots for layer in plan.moe_layers if layer.slots is not None}
+    slots = {
+        layer.name: layer.slots for layer in plan.moe_layers if [*(layer.slots or ())] != sorted(layer.slots or ())
+    }
     digests = {name: hashlib.sha256(json.dumps(row).encode()).hexdigest()[:8] for name, row in slots.items()}
     adapter = {"adapter": tree(plan.adapter)} if plan.adapter else {}
     return adapter | ({"experts": digests} if digests else {})

@@ -102,8 +102,8 @@ class Trainer:
     def _executor(self, links: Links) -> Executor:
         mesh, edges, here = self.plan.mesh, self.plan.edges, self.pp_rank
         world = {r: r * mesh.columns + self.column for r in range(mesh.pp)}
-        first, split = (self.rank - self.column % degree for degree in (mesh.ep, mesh.tp))
-        members = tuple(range(first, first + mesh.ep))
+        first, split = (self.rank - self.column % degree for degree in (mesh.expert_group, mesh.tp))
+        members = tuple(range(first, first + mesh.expert_group))
         return Executor(
             rank=here,
             parameters=self.state.parameters,
@@ -132,7 +132,7 @@ class Trainer:
 
     def ledger(self) -> Ledger:
         """What measures the memory of a step."""
-        return Ledger(self.executor, max((layer.experts for layer in self.layers), default=0))
+        return Ledger(self.executor, max((layer.experts for layer in self.layers), default=0) * self.plan.mesh.etp)
 
     # ---- one step
 
@@ -313,9 +313,13 @@ class Trainer:
         return {n: next((y.experts for y in self.layers if n == f"load {y.name}"), 1) for n in self.plan.records}
 
     def _records(self) -> Tensor:
-        """The records of this rank, one after the other; loads are counts, exact in float64."""
+        """The records of this rank, one after the other; loads are counts by expert, exact in float64."""
+        here = dict(self.executor.records)
+        for layer in self.layers:
+            if layer.slots is not None and (name := f"load {layer.name}") in here:
+                here[name] = here[name][torch.tensor(layer.slots, device=self.device)]
         parts = [
-            self.executor.records.get(name, torch.zeros(extent, device=self.device)).reshape(-1).to(torch.float64)
+            here.get(name, torch.zeros(extent, device=self.device)).reshape(-1).to(torch.float64)
             for name, extent in self._extents().items()
         ]
         return torch.cat(parts)
@@ -323,11 +327,7 @@ class Trainer:
     def _by_name(self, records: Tensor) -> Sums:
         """Records that were summed over the world, by name."""
         extents = self._extents()
-        sums = dict(zip(extents, records.split([*extents.values()]), strict=True))
-        for layer in self.layers:
-            if layer.slots is not None:
-                sums[f"load {layer.name}"] = sums[f"load {layer.name}"][torch.tensor(layer.slots, device=self.device)]
-        return sums
+        return dict(zip(extents, records.split([*extents.values()]), strict=True))
 
     def _losses(self, sums: Sums) -> dict[str, float]:
         losses = {"loss": (sums["loss"] / sums["targets"].clamp(min=1)).item()}

@@ -88,7 +88,7 @@ def _used(plan: Plan, programs: Mapping[str, Program]) -> Iterator[Opening]:
     rows = [(rank, calls) for program in programs.values() for rank, calls in enumerate(program.ranks)]
     for source, rank in {(source, rank) for rank, calls in rows for call in calls for source, _ in call.posts}:
         yield Opening("edge", (source, rank), "each")
-    if mesh.ep > 1:
+    if mesh.expert_group > 1:
         for rank in range(mesh.pp):
             if not mesh.node:
                 yield from (Opening("expert", (rank,), "block"), Opening("counts", (rank,), "block"))

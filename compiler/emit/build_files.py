@@ -10,6 +10,7 @@ from compiler.emit import recipe
 from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, Replica, Stage, Use
 from compiler.ir.received_rows import most_rows
 from compiler.lower.estimate import Overlap
+from compiler.plan.blocks import sent_rows
 from compiler.plan.stages import block_of
 from dsl.schema import Moe, Spec
 from runtime import contract
@@ -32,7 +33,7 @@ def contract_plan(
     table = {r.key: r for r in plan.replicas}
     return contract.Plan(
         run=spec.name,
-        mesh=contract.Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp, mesh.node),
+        mesh=contract.Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp, mesh.node, mesh.etp),
         cluster=recipe.cluster(spec),
         communication_sms=spec.sm.communication,
         placement=str(plan.stage_placement),
@@ -98,7 +99,7 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
     assert isinstance(ffn, Moe)
     params, rate = dict(router.params), None if spec.adapter else ffn.balance.bias_rate
     balanced = any(metric == f"sequence_loss {site}" for metric, _ in stage.records)
-    sent = spec.tokens_of_rank * ffn.top_k
+    sent = sent_rows(spec, ffn)
     return contract.MoeLayer(
         site=site,
         name=block_of(router),
@@ -173,10 +174,11 @@ def plan_head(spec: Spec, lowered: Lowered) -> list[str]:
     with_mtp = f", {in_mtp:,} of them of MTP alone" if in_mtp else ""
     of_adapters = f"; trained are {trained:,} of adapters" if trained < total else ""
     sizes = f"{batches[0]:,}" if len(batches) == 1 else f"{batches[0]:,} to {batches[-1]:,}, {len(batches)} sizes"
+    slices = f" · expert_tensor {mesh.etp}" if mesh.etp > 1 else ""
     return [
         f"{spec.name}: {spec.model.name}, {total:,} parameters{with_mtp}{of_adapters}",
         f"mesh: {mesh.world:,} rank{'s' * (mesh.world > 1)} = pipeline {mesh.pp} · data {mesh.dp} · tensor {mesh.tp}"
-        f" · context {mesh.cp}, expert {mesh.ep}, zero {spec.parallel.zero}",
+        f" · context {mesh.cp}, expert {mesh.ep}{slices}, zero {spec.parallel.zero}",
         f"steps: {lowered.num_steps:,}; sequences a step: {sizes}",
     ]
 

@@ -52,7 +52,7 @@ class Communication:
 
     kind: Literal["dispatch", "combine", "gather", "scatter"]
     site: str  # "L17", or of tensor ranks that of the segment between: "L3.attention"
-    axis: str  # mesh axis, "ep" or "tp"
+    axis: str  # mesh axis, "ep" or "tp"; expert slices are spread as experts are
     inputs: tuple[str, ...]
     outputs: tuple[Buffer, ...]
     sizes: tuple[Buffer, ...]  # the inputs' buffers, for memory and cost
@@ -92,7 +92,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes pp dp ep tp cp. world = pp·dp·tp·cp; ep divides dp·tp·cp. World ranks are pp-major, tp innermost.
+    """Axes pp dp ep tp cp etp. world = pp·dp·tp·cp; ep·etp divides dp·tp·cp. World ranks are pp-major, tp innermost.
 
     A column is what one rank of each pipeline rank has in common: its place in dp·tp·cp.
     """
@@ -103,6 +103,7 @@ class Mesh:
     tp: int = 1
     cp: int = 1
     node: int = 0  # ranks of an expert group on each of its nodes, where a token goes to a node once
+    etp: int = 1  # ranks that each expert is split over
 
     @property
     def world(self) -> int:
@@ -113,11 +114,16 @@ class Mesh:
         """Ranks of a pipeline rank."""
         return self.dp * self.tp * self.cp
 
+    @property
+    def expert_group(self) -> int:
+        """Ranks that have all experts of a layer once: etp neighbours have the slices of the same experts."""
+        return self.ep * self.etp
+
     def rank(self, pp: int, column: int) -> int:
         return pp * self.columns + column
 
     def coordinates(self, rank: int) -> tuple[int, int]:
-        """(pipeline rank, column); the expert coordinate is column % ep, the tensor coordinate column % tp."""
+        """(pipeline rank, column); the place in an expert group is column % (ep·etp), in a tensor group column % tp."""
         return divmod(rank, self.columns)
 
 

@@ -29,7 +29,9 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
     "columns": VIEW,
     **dict.fromkeys(_with_gradients("gate_rows", "sigmoid_gate", "scale"), PASS),
-    **dict.fromkeys(_with_gradients("sqrt_softplus", "route_scores", "balance_scores", "softcap"), SCORES),
+    **dict.fromkeys(
+        _with_gradients("sqrt_softplus", "route_scores", "balance_scores", "slice_choices", "softcap"), SCORES
+    ),
 }
 
 

@@ -54,12 +54,17 @@ class Place:
 
     @property
     def S(self) -> int:
-        """Routed rows of a micro-batch, one for each token and chosen expert."""
-        return self.T * self.moe.top_k
+        """Routed rows of a micro-batch, one for each token and slice of a chosen expert."""
+        return self.T * self.moe.top_k * self.slices
+
+    @property
+    def slices(self) -> int:
+        """Slices of the width of each routed expert: each is on a rank of its own, and gets rows as an expert does."""
+        return self.spec.parallel.expert_tensor
 
     @property
     def experts_local(self) -> int:
-        """Experts of a layer on one rank."""
+        """Experts of a layer on one rank, or as many slices of them."""
         return self.moe.experts // self.spec.parallel.expert
 
     def is_custom(self, kind: str) -> bool:
@@ -98,15 +103,16 @@ class Place:
         return ir.Param(name, shape, dtype, stack, init=init)
 
     def rows(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
-        """The rows of matrices, and elements of vectors, that a tensor rank has of each part of a fused product."""
+        """The rows of matrices, and elements of vectors, that a rank has of each part of a fused product."""
         return tuple(self._split(param, 0, parts) for param in params)
 
     def columns(self, params: tuple[ir.Param, ...]) -> tuple[ir.Param, ...]:
-        """The columns of matrices that a tensor rank has; vectors are whole."""
-        return tuple(self._split(each, 1, each.shape[1:]) if len(each.shape) > 1 else each for each in params)
+        """The columns of matrices that a rank has; vectors are whole."""
+        return tuple(self._split(each, 1, each.shape[-1:]) if len(each.shape) > 1 else each for each in params)
 
     def _split(self, param: ir.Param, dimension: int, parts: tuple[int, ...]) -> ir.Param:
-        return replace(param, split=ir.Split(dimension, parts, self.ways)) if self.ways > 1 else param
+        ranks = self.slices if param.stack else self.ways
+        return replace(param, split=ir.Split(dimension, parts, ranks)) if ranks > 1 else param
 
     def input(self, name: str, *shape: int | str) -> ir.Input:
         """An activation."""

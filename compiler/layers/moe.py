@@ -2,6 +2,9 @@
 
 T tokens of a micro-batch · D hidden · E experts, in the segment of experts those of this rank · K chosen by a token ·
 S = T·K routed rows · R rows an expert rank receives, expert after expert, each expert's padded.
+
+Where the width of experts is split over e ranks, an expert is e narrower ones with its gate weight, which are chosen
+together: their sum is its output. Then S = T·K·e.
 Sources: DeepSeekMoE, arXiv 2401.06066; DeepSeek-V2, arXiv 2405.04434, §2.1.3; DeepSeek-V3, arXiv 2412.19437, §2.1.2.
 """
 
@@ -50,12 +53,15 @@ def router(
     balance: bool,
     logit_bias: bool = False,
     by_slots: bool = False,
+    slices: int = 1,
+    apart: int = 0,
     sqrt_softplus: bool = False,
     pre: bool = True,
 ) -> tuple[Any, ...]:
-    """Chooses experts and puts the rows in their order, or `by_slots`, in that of their places in the layer. The
-    residual h + y, of which attention gave y, is for the join, the normed `x` for the shared experts; with `balance`
-    there is the sequence-wise loss, without its weight."""
+    """Chooses experts and puts the rows in their order, or `by_slots`, in that of their places in the layer; one row
+    for each of the `slices` of an expert, whose places are `apart`. The residual h + y, of which attention gave y, is
+    for the join, the normed `x` for the shared experts; with `balance` there is the sequence-wise loss, without its
+    weight."""
     residual_TD = ops.add(h_TD, y_TD)
     x_TD = entering(ops, p, residual_TD, eps, pre)
     logits_TE = ops.linear_wide(x_TD, p.weight)
@@ -69,7 +75,11 @@ def router(
     else:
         gate_TK, expert_TK = ops.route(logits_TE, bias_E, softmax, *choice)
     routed = (x_TD, gate_TK, expert_TK)
-    permuted = ops.permute_placed(*routed, p.slots) if by_slots else ops.permute(*routed, p.weight.shape[0])
+    if slices > 1:
+        of_slices = ops.slice_choices(gate_TK, expert_TK, p.slots, slices, apart)
+        permuted = ops.permute(x_TD, *of_slices, slices * p.weight.shape[0])
+    else:
+        permuted = ops.permute_placed(*routed, p.slots) if by_slots else ops.permute(*routed, p.weight.shape[0])
     rows_SD, gate_S, order_S, counts_E = permuted
     x = (x_TD,) if shared else ()
     loss: tuple[Any, ...] = ()
@@ -90,7 +100,7 @@ def build_router(place: Place) -> ir.Segment:
         else ()
     )
     logit_bias = (place.vector("logit_bias", moe.experts),) if moe.router_bias else ()
-    by_slots = place.spec.parallel.placement is not None
+    by_slots = place.spec.parallel.placement is not None or place.slices > 1
     slots = (ir.Param("slots", (moe.experts,), "int64", grad=False, role="slots"),) if by_slots else ()
     of = segment(
         "router",
@@ -119,6 +129,7 @@ def build_router(place: Place) -> ir.Segment:
         balance=balance,
         **({"logit_bias": True} if logit_bias else {}),
         **({"by_slots": True} if by_slots else {}),
+        **({"slices": place.slices, "apart": place.experts_local} if place.slices > 1 else {}),
         **({"sqrt_softplus": True} if moe.score == "sqrt_softplus" else {}),
         **entrance(place),
     )
@@ -197,13 +208,13 @@ def experts(
 
 def build_experts(place: Place) -> ir.Segment:
     moe, D, stack = place.moe, place.D, place.experts_local
+    inner = moe.inner // place.slices
+    width = up_width(moe, inner)
+    up, down = weights(place, "up", width, D, moe.bias, stack), weights(place, "down", D, inner, moe.bias, stack)
     return segment(
         "experts",
         experts,
-        (
-            *weights(place, "up", up_width(moe, moe.inner), D, moe.bias, stack),
-            *weights(place, "down", D, moe.inner, moe.bias, stack),
-        ),
+        (*place.rows(up, *(inner,) * (width // inner)), *place.columns(down)),
         (
             place.input("rows", "R", D),
             ir.Input("gate", ("R",), place.wide_dtype),
@@ -245,7 +256,7 @@ def build_join(place: Place) -> ir.Segment:
         post_gain(place),
         (place.input("h", T, D), *shared_input, place.input("rows", S, D), index("order", S)),
         ("y",),
-        top_k=place.moe.top_k,
+        top_k=place.moe.top_k * place.slices,
         **({"eps": place.model.norm_eps} if has_post(place) else {}),
         **exit_of(place),
     )

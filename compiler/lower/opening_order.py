@@ -35,7 +35,7 @@ def _needed(plan: Plan, programs: Iterable[Program]) -> Iterator[Opening]:
     mesh = plan.mesh
     for edge in edges(programs):
         yield Opening("edge", edge, "each")
-    if mesh.ep > 1:
+    if mesh.expert_group > 1:
         for rank in range(mesh.pp):
             yield from _of_experts(plan, rank)
     if mesh.tp > 1:

@@ -62,6 +62,12 @@ def _infer_permute_placed(x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, slot
     return _infer_permute(x_TD, gate_TK, expert_TK, slots_E.shape[0])
 
 
+def _infer_slices(gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor, slices: int, apart: int) -> tuple[Tensor, ...]:
+    T, K = gate_TK.shape
+    assert slots_E.shape[0] % apart == 0, (slots_E, apart)
+    return Tensor((T, K * slices), gate_TK.dtype), Tensor((T, K * slices), INDEX)
+
+
 def _infer_unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> tuple[Tensor, ...]:
     return (Tensor((y_SD.shape[0] // top_k, y_SD.shape[1]), y_SD.dtype),)
 
@@ -148,6 +154,20 @@ SIGMOID_GATE = Rule(
     dgrad=Gradient("sigmoid_gate_dgrad", reads=("d_gate", "gate"), gives=("logit",), flops=elementwise("d_gate", 3)),
 )
 
+SLICE_CHOICES = Rule(
+    args=("gate", "expert", "slots", "slices", "apart"),
+    outputs=("slice_gate", "place"),
+    infer=_infer_slices,
+    kernel_class="router",
+    differentiable=("slice_gate",),
+    dgrad=Gradient(
+        "slice_choices_dgrad",
+        reads=("d_slice_gate", "slices"),
+        gives=("gate",),
+        flops=elementwise("d_slice_gate", 1),
+    ),
+)
+
 PERMUTE = Rule(
     args=("x", "gate", "expert", "num_experts"),
     outputs=("rows", "row_gate", "order", "counts"),
@@ -190,6 +210,7 @@ RULES = {
     "balance_scores": BALANCE_SCORES,
     "sigmoid_gate": SIGMOID_GATE,
     "sqrt_softplus": SQRT_SOFTPLUS,
+    "slice_choices": SLICE_CHOICES,
     "permute": PERMUTE,
     "permute_placed": PERMUTE_PLACED,
     "unpermute": UNPERMUTE,

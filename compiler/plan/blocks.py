@@ -182,7 +182,8 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
     y, returned = f"{name}_expert_rows", f"{name}_returned_rows"
     shared = (f"{name}_shared",) if place.moe.shared else ()
     normed = tuple(values[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
-    S, D, experts, alignment = place.S, place.D, place.moe.experts, place.spec.row_alignment
+    S, D, alignment = place.S, place.D, place.spec.row_alignment
+    slices = place.moe.experts * place.spec.parallel.expert_tensor
     there, here, wide = to_experts(place), back(place), place.wide_dtype
     order = values["order"] if place.spec.by_nodes else ""
     copies = place.T * copies_of(place.spec, place.moe) if order else 0
@@ -191,8 +192,8 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
         gates = (ir.Buffer(f"{value}_gate", ("X",), wide),) if gate else ()
         return (*_rows(f"{value}_rows", count, D, dtype), *gates) if order else ()
 
-    stays = place.spec.parallel.expert == alignment == 1  # nothing moves: rows come as the tensors that were sent
-    counts, returns = ir.Buffer(values["counts"], (experts,), "int64"), f"d_{returned}"
+    stays = place.spec.parallel.expert_group == alignment == 1  # nothing moves: rows come as the tensors that were sent
+    counts, returns = ir.Buffer(values["counts"], (slices,), "int64"), f"d_{returned}"
     dispatch = ir.Communication(
         kind="dispatch",
         site=name,
@@ -281,19 +282,22 @@ def mixtures(spec: Spec) -> tuple[Moe, ...]:
     return tuple(layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe))
 
 
+def sent_rows(spec: Spec, moe: Moe) -> int:
+    """Rows that a rank sends in a layer and micro-batch: one to each slice of each chosen expert of each token."""
+    return spec.tokens_of_rank * moe.top_k * spec.parallel.expert_tensor
+
+
 def balanced_rows(spec: Spec) -> int:
     """Rows an expert rank receives in a layer when the experts' load is even: as many as it sends, padded."""
-    tokens, ranks = spec.tokens_of_rank, spec.parallel.expert
-    alignment = spec.row_alignment
-    found = (even_rows(tokens * moe.top_k, moe.experts // ranks, alignment) for moe in mixtures(spec))
+    ranks, alignment = spec.parallel.expert, spec.row_alignment
+    found = (even_rows(sent_rows(spec, moe), moe.experts // ranks, alignment) for moe in mixtures(spec))
     return max(found, default=0)
 
 
 def held_rows(spec: Spec) -> int:
     """Rows that memory is planned for: as many as an expert rank sends, with as much padding as those can need."""
-    tokens, ranks = spec.tokens_of_rank, spec.parallel.expert
-    alignment = spec.row_alignment
-    found = (most_rows(tokens * moe.top_k, moe.experts // ranks, alignment) for moe in mixtures(spec))
+    ranks, alignment = spec.parallel.expert, spec.row_alignment
+    found = (most_rows(sent_rows(spec, moe), moe.experts // ranks, alignment) for moe in mixtures(spec))
     return max(found, default=0)
 
 
@@ -302,9 +306,8 @@ def held(spec: Spec) -> Received:
     rows = held_rows(spec)
     if not spec.by_nodes:
         return Received(rows)
-    tokens = spec.tokens_of_rank
     copies = max(copies_of(spec, moe) for moe in mixtures(spec))
-    return Received(rows, tokens * copies, tokens * max(moe.top_k for moe in mixtures(spec)))
+    return Received(rows, spec.tokens_of_rank * copies, max(sent_rows(spec, moe) for moe in mixtures(spec)))
 
 
 def copies_of(spec: Spec, moe: Moe) -> int:
@@ -323,4 +326,4 @@ def most_held(spec: Spec, rows: int) -> Received:
         return Received(rows)
     tokens, nodes = spec.tokens_of_rank, _group_nodes(spec)
     most = max(min(moe.top_k, moe.experts // nodes) for moe in mixtures(spec))
-    return Received(rows, nodes * tokens, nodes * tokens * most)
+    return Received(rows, nodes * tokens, nodes * tokens * most * spec.parallel.expert_tensor)

@@ -56,7 +56,8 @@ def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, in
     for use in (step for step in steps if isinstance(step, Use)):
         quantised = {each.param: each.num_bytes for each in model.cuts[use.site].quantised}
         for param, (_, tensor) in zip(use.segment.params, use.params, strict=True):
-            holders = copies * (p.data if param.split else p.columns) // (p.expert if param.stack else 1)
+            groups = p.expert_group if param.stack else p.tensor if param.split else 1
+            holders = copies * p.columns // groups
             frozen = param.role == "frozen"
             elements = prod(param.shape) if param.grad or frozen else 0
             part = -(-elements // max(1, holders)) if p.zero else elements

@@ -33,7 +33,8 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
     """
     parallel = spec.parallel
     node = spec.cluster.node.devices if spec.by_nodes else 0
-    mesh = Mesh(parallel.pipeline, parallel.data, parallel.expert, parallel.tensor, parallel.context, node)
+    degrees = parallel.pipeline, parallel.data, parallel.expert, parallel.tensor, parallel.context
+    mesh = Mesh(*degrees, node, parallel.expert_tensor)
     stage_placement = stage_placement_of_spec(spec)
     model = cut_model(spec, cuts_by_key)
     stages = build_stages(model, stage_placement.num_stages(mesh.pp), stage_placement)
@@ -44,8 +45,8 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
     }
     rows = tensors(spec, (step for stage in stages for step in stage.steps))
     expert_placement = expert_placement_of(spec)
-    owners: Owners | None = expert_placement.owners if expert_placement else None
-    owned = {row.name: _owners(row, mesh.ep, owners or {}) for row in rows if row.num_experts is not None}
+    owners: Owners = expert_placement.owners if expert_placement else {}
+    owned = {row.name: _owners(row, mesh.ep, owners) for row in rows if row.num_experts is not None}
     replicas = tuple(
         each for row in rows for each in replicas_of(row, ranks_of[users[row.name]], mesh, owned.get(row.name, ()))
     )
@@ -64,7 +65,9 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
             *_assumptions(spec, len(stages), bool(owned)),
             *(expert_placement.evenness if expert_placement else ()),
         ),
-        slots=tuple((row.name, slots_of(owners[block_of(row.name)])) for row in rows if owners and row.role == "slots"),
+        slots=tuple(
+            (row.name, slots_of(_owners(row, mesh.ep, owners), mesh.etp)) for row in rows if row.role == "slots"
+        ),
         zero=parallel.zero,
         sharded=sharded_segments(spec, replicas, grouped),
         overlap_reduce=parallel.overlap_reduce,
@@ -92,18 +95,18 @@ def block_of(tensor: str) -> str:
     return tensor.partition(".ffn.")[0]
 
 
-def slots_of(owners: Sequence[int]) -> tuple[int, ...]:
-    """The place of each expert in its layer: ranks one after the other, the experts of a rank in their order."""
+def slots_of(owners: Sequence[int], slices: int = 1) -> tuple[int, ...]:
+    """The place of each expert in its layer: ranks one after the other, the experts of a rank in their order. Of those
+    that ranks split, of the first of so many slices: the next one is as many places further as a rank has experts."""
     order = sorted(range(len(owners)), key=lambda expert: (owners[expert], expert))
-    places = {expert: place for place, expert in enumerate(order)}
-    return tuple(places[expert] for expert in range(len(owners)))
+    places, local = {expert: place for place, expert in enumerate(order)}, len(owners) // (max(owners) + 1)
+    return tuple(places[expert] + owner * local * (slices - 1) for expert, owner in enumerate(owners))
 
 
 def _owners(tensor: Tensor, num_ranks: int, owners: Owners) -> tuple[int, ...]:
-    """The expert rank of each expert."""
-    assert tensor.num_experts is not None
-    given = owners.get(block_of(tensor.name))
-    return given or tuple(e // (tensor.num_experts // num_ranks) for e in range(tensor.num_experts))
+    """The expert rank of each expert of the layer of a tensor that is stacked by experts, or has a place for each."""
+    num_experts, given = tensor.num_experts or tensor.shape[0], owners.get(block_of(tensor.name))
+    return given or tuple(e // (num_experts // num_ranks) for e in range(num_experts))
 
 
 def stages_of_tensors(stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
@@ -124,16 +127,19 @@ def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, own
     def every(step: int, first: int = 0) -> Holders:
         return Holders(pipeline_ranks, range(first, mesh.columns, step), mesh.columns)
 
-    row = (tensor.shape, tensor.role, tensor.init, tensor.decay)
-    if (split := tensor.split) is not None:
-        assert tensor.num_experts is None, "experts are not split"
-        held = [(every(split.ranks, rank), split.slice_of(rank)) for rank in range(split.ranks)]
-        return [Replica(tensor.name, tensor.name, *row, holders, tensor.uniform, of) for holders, of in held]
-    holders = [every(1)] * len(names := tensor.names())
+    row, split = (tensor.shape, tensor.role, tensor.init, tensor.decay), tensor.split
+    slices = [split.slice_of(rank) for rank in range(split.ranks)] if split else [None]
+    names = tensor.names()
+    group, places = len(slices), tuple(0 for _ in names)
     if tensor.num_experts is not None:
-        ranks = [every(mesh.ep, rank) for rank in range(mesh.ep)]
-        holders = [ranks[owner] for owner in owners]
-    return [Replica(name, tensor.name, *row, each, tensor.uniform) for name, each in zip(names, holders, strict=True)]
+        assert len(slices) == mesh.etp, f"{tensor.name} is not split as experts are"
+        group, places = mesh.expert_group, tuple(owners)
+    holders = [every(group, place) for place in range(group)]
+    return [
+        Replica(name, tensor.name, *row, holders[place * len(slices) + at], tensor.uniform, of)
+        for name, place in zip(names, places, strict=True)
+        for at, of in enumerate(slices)
+    ]
 
 
 def buckets(

@@ -96,7 +96,8 @@ def _of_rates(spec: Spec, plan: Plan, rates: Sequence[Rates]) -> tuple[str, ...]
 def _classes(spec: Spec, plan: Plan, rates: Rates) -> set[tuple[str, str]]:
     """Class and dtype of every kernel and transfer of a step."""
     rows, p = balanced_rows(spec), spec.parallel
-    links = {"message": p.pipeline > 1, "all_reduce": p.columns > 1, "dispatch": p.expert > 1, "combine": p.expert > 1}
+    several = p.expert_group > 1
+    links = {"message": p.pipeline > 1, "all_reduce": p.columns > 1, "dispatch": several, "combine": several}
     found = {(kind, "any") for kind in LINKS if links[kind.rpartition("_")[0]]}
     found |= {("optimizer", "any"), ("copy", "any")} | ({(HOST, "any")} if offloaded_bytes(spec) else set())
     for use in plan.uses:

@@ -123,9 +123,9 @@ def curve_of(values: RankValues, program: Program, schedule: Schedule) -> Curve:
 
 def worst_rows(spec: Spec) -> int:
     """Rows it receives if every token of its expert group chooses as many of its experts as a token can."""
-    ranks = spec.parallel.expert
-    most = max((min(moe.top_k, moe.experts // ranks) for moe in mixtures(spec)), default=0)
-    return ranks * spec.tokens_of_rank * most
+    p = spec.parallel
+    most = max((min(moe.top_k, moe.experts // p.expert) for moe in mixtures(spec)), default=0)
+    return p.expert_group * spec.tokens_of_rank * most
 
 
 def worst_held_rows(spec: Spec) -> int:

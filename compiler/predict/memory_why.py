@@ -98,7 +98,7 @@ def gib(num_bytes: int) -> str:
 
 def memory_assumptions(spec: Spec, plan: Plan, memories: Sequence[RankMemory]) -> tuple[str, ...]:
     """What the memory of a plan takes for granted, for people."""
-    mixed = any(isinstance(layers.ffn, Moe) for layers in spec.model.layers) and spec.parallel.expert > 1
+    mixed = any(isinstance(layers.ffn, Moe) for layers in spec.model.layers) and spec.parallel.expert_group > 1
     rows = "every expert rank receives as many rows as it sends; " if mixed else ""
     lines = [
         f"memory: {rows}allocators lose nothing to fragments; contexts and libraries take none",
@@ -124,12 +124,12 @@ def _of_eight_bits(spec: Spec, plan: Plan) -> list[str]:
 def _of_rows(spec: Spec, memories: Sequence[RankMemory]) -> list[str]:
     """The worst case, and how likely it is if every token chose its experts evenly and by itself."""
     mixtures = [layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)]
-    ranks = spec.parallel.expert
+    ranks, group = spec.parallel.expert, spec.parallel.expert_group
     worst = max((memory.worst_bytes or 0 for memory in memories), default=0)
-    if not mixtures or ranks == 1 or worst == 0:
+    if not mixtures or group == 1 or worst == 0:
         return []
     moe = max(mixtures, key=lambda each: min(each.top_k, each.experts // ranks))
-    local, tokens = moe.experts // ranks, ranks * spec.tokens_of_rank
+    local, tokens = moe.experts // ranks, group * spec.tokens_of_rank
     ways = comb(moe.experts - local, moe.top_k - local) if moe.top_k >= local else comb(local, moe.top_k)
     chance = tokens * (log10(ways) - log10(comb(moe.experts, moe.top_k))) + log10(ranks)
     return [

@@ -134,7 +134,7 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         device=" and ".join(dict.fromkeys(device.name for _, device in devices)),
         degrees=(
             ("pipeline", p.pipeline), ("expert", p.expert), ("data", p.data), ("tensor", p.tensor),
-            ("context", p.context),
+            ("context", p.context), ("expert_tensor", p.expert_tensor),
         ),
         stage_placement=plan.stage_placement,
         rates=" and ".join(dict.fromkeys(one.table for one in each)),

@@ -187,7 +187,7 @@ class Prediction:
     cluster: str
     num_devices: int
     device: str
-    degrees: tuple[tuple[str, int], ...]  # pipeline, expert, data, tensor, context
+    degrees: tuple[tuple[str, int], ...]  # pipeline, expert, data, tensor, context, expert_tensor
     stage_placement: StagePlacement
     rates: str  # which table they are from
     parameters: int

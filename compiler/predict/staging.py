@@ -22,7 +22,7 @@ INTEGERS = ("int32", "int64")  # tables and counts, which are not moved
 
 def staging_of(spec: Spec) -> Staging | None:
     """What each exchange of a spec's program stages; None where none stages anything."""
-    if spec.parallel.expert == spec.parallel.tensor == 1 and spec.parallel.zero < 2:
+    if spec.parallel.expert_group == spec.parallel.tensor == 1 and spec.parallel.zero < 2:
         return None
     across = _crosses_nodes(spec)
     collective = spec.has_hosts or (across and not spec.by_nodes)
@@ -34,7 +34,7 @@ def staging_of(spec: Spec) -> Staging | None:
             # gloo has no reduce-scatter: the parts of the other holders come to a second buffer
             several = not spec.has_hosts and spec.cluster.num_nodes > 1
             return Staged(sum(each.bytes_at(*rows) for each in read) if several else 0)
-        if start.kind not in ("dispatch", "combine") or spec.parallel.expert == 1:
+        if start.kind not in ("dispatch", "combine") or spec.parallel.expert_group == 1:
             return Staged()
         forward = (start.kind == "dispatch") == (start.phase == "F")
         if not spec.by_nodes:
@@ -81,4 +81,4 @@ def _bytes(tensor: Buffer, count: int, rows: Received) -> int:
 
 def _crosses_nodes(spec: Spec) -> bool:
     """Whether an expert group lies on several nodes."""
-    return any(group_nodes(node.devices, spec.parallel.expert) != 1 for _, node in spec.cluster.parts)
+    return any(group_nodes(node.devices, spec.parallel.expert_group) != 1 for _, node in spec.cluster.parts)

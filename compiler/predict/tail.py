@@ -74,7 +74,7 @@ def tensors_of(plan: Plan) -> dict[str, Tensor]:
             tuple(sorted(ranks[name])),
             tuple(stages[name]),
             prod(param.shape),
-            plan.mesh.ep if param.stack else plan.mesh.tp if param.split else 1,
+            plan.mesh.expert_group if param.stack else plan.mesh.tp if param.split else 1,
         )
         for name, param in params.items()
     }

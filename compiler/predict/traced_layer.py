@@ -232,7 +232,7 @@ def uncalibrated(table: Table, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) 
     rates = rates_of(spec, table)
     if rates.rope and "attention" in used:
         used.add("rope")
-    if spec.parallel.expert > 1:
+    if spec.parallel.expert_group > 1:
         used |= set(_exchanged(rates))
     scaled = {factor.kind for factor in with_base(table).factors}
     return tuple(kind for kind in CLASSES if kind in used - scaled)

@@ -21,7 +21,7 @@ def check_holders(plan: Plan) -> None:
     right: set[Hashable] = set()  # what experts of one rank have in common is looked at once
     for replica in plan.replicas:
         users, param = uses.get(replica.tensor, frozenset()), params.get(replica.tensor)
-        every = plan.mesh.ep if param and param.stack else plan.mesh.tp if replica.slice else 1
+        every = plan.mesh.expert_group if param and param.stack else plan.mesh.tp if replica.slice else 1
         common = (replica.holders, users, every)
         if common not in right:
             _check_holders(plan, replica, users, every)
@@ -63,7 +63,8 @@ def _check_holders(plan: Plan, replica: Replica, users: frozenset[int], every: i
 
 
 def _check_slices(plan: Plan, params: Mapping[str, Param]) -> None:
-    """The slices of a parameter are all of it, on different ranks, and each is as large as what segments take."""
+    """The slices of a parameter are all of it. Neighbouring columns have them, each the one that segments take there:
+    what one product gives is what the next one reads."""
     table: dict[str, list[Replica]] = defaultdict(list)
     for replica in plan.replicas:
         table[replica.name].append(replica)
@@ -71,12 +72,14 @@ def _check_slices(plan: Plan, params: Mapping[str, Param]) -> None:
         first = rows[0]
         if problem := tiling_problem(first.shape, [row.slice for row in rows]):
             raise ProofError(f"hold {name}: {problem}")
-        if first.slice is None:
+        split = params[first.tensor].split if first.tensor in params else None
+        if split is None and first.slice is None:
             continue
-        places = {row.holders.columns.start % plan.mesh.tp for row in rows}
-        shapes = {(row.shape, row.held_shape) for row in rows}
-        if len(places) < len(rows) or shapes != {(first.shape, params[first.tensor].shape)}:
-            raise ProofError(f"hold {name}: its slices are not those of the tensor ranks")
+        held = {row.holders.columns.start: (row.slice, row.shape) for row in rows}
+        at, ranks = min(held), split.ranks if split else 0
+        taken = {at + rank: (split.slice_of(rank), first.shape) for rank in range(ranks) if split}
+        if len(held) < len(rows) or held != taken or at % ranks:
+            raise ProofError(f"hold {name}: its slices are not those of the ranks that split it")
 
 
 def _check_buckets(plan: Plan, stages: Mapping[str, frozenset[int]]) -> None:

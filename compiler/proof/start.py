@@ -54,7 +54,7 @@ def used(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
         for _, i in body.messages:
             if i.peer != rank:
                 found.add(Opening("edge", (rank, i.peer) if i.kind == "send" else (i.peer, rank), "each"))
-    if plan.mesh.ep > 1:
+    if plan.mesh.expert_group > 1:
         for rank in range(plan.mesh.pp):
             found |= _of_exchanges(plan, rank)
     if plan.mesh.tp > 1:

@@ -68,7 +68,7 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
         experts=experts_of(spec, fabric, rank),
         tensor=Holders((rank,), range(spec.parallel.tensor), spec.parallel.columns),
         launch_s=_seconds(at)["launch"],
-        host_read_s=_seconds(at)["host_read"] if spec.parallel.expert > 1 else 0.0,
+        host_read_s=_seconds(at)["host_read"] if spec.parallel.expert_group > 1 else 0.0,
         linear=precision.linear,
         plain=precision.compute,
         cores=at.device.cores if node.device.bf16 is None else None,
@@ -242,10 +242,10 @@ def _seconds(table: Table) -> dict[str, float]:
 
 def experts_of(spec: Spec, fabric: Fabric, rank: int) -> Experts:
     """The expert group of a pipeline rank that lies on the most nodes: groups go in step."""
-    columns, expert, precision = spec.parallel.columns, spec.parallel.expert, spec.precision
+    columns, group, precision = spec.parallel.columns, spec.parallel.expert_group, spec.precision
     devices = spec.cluster.parts[part_of(spec, rank)][1].devices
-    alike = expert * devices // gcd(expert, devices)  # from here on groups lie as those before
-    groups = [Holders((rank,), range(at, at + expert), columns) for at in range(0, min(columns, alike), expert)]
+    alike = group * devices // gcd(group, devices)  # from here on groups lie as those before
+    groups = [Holders((rank,), range(at, at + group), columns) for at in range(0, min(columns, alike), group)]
     spread, members = max(((fabric.spread(each), each) for each in groups), key=lambda one: (one[0].nodes, one[0].most))
     return Experts(
         members,
@@ -267,4 +267,4 @@ def copies_per_row(spec: Spec, nodes: int) -> float:
         return 0.0
     if not spec.by_nodes:
         return 1.0
-    return min(moe.top_k, reached(moe.groups, moe.top_groups, nodes)) / moe.top_k
+    return min(moe.top_k, reached(moe.groups, moe.top_groups, nodes)) / (moe.top_k * spec.parallel.expert_tensor)

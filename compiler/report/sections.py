@@ -99,27 +99,29 @@ def _rank(plan: Plan, rank: int, parameters: int, memory: Memory) -> RankRow:
 def _degrees(mesh: Mesh) -> str:
     """The ranks of a world, and what they are made of."""
     tensor = f" · tensor {mesh.tp}" if mesh.tp > 1 else ""
-    return f"{mesh.world} = pipeline {mesh.pp} · data {mesh.dp}{tensor}, expert {mesh.ep}"
+    slices = f" · expert_tensor {mesh.etp}" if mesh.etp > 1 else ""
+    return f"{mesh.world} = pipeline {mesh.pp} · data {mesh.dp}{tensor}, expert {mesh.ep}{slices}"
 
 
 def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
     """Which experts live on which expert rank: the same split in every MoE layer, but for a placement of a file."""
-    if plan.slots:
+    if any(slots != tuple(sorted(slots)) for _, slots in plan.slots):
         return ()
-    columns, ep = plan.mesh.columns, plan.mesh.ep
+    mesh = plan.mesh
+    rank_of = {column: column % mesh.expert_group // mesh.etp for column in range(mesh.columns)}
     rows: dict[int, set[int]] = defaultdict(set)
     for bucket in plan.held:  # what is in one has the same holders
         numbers = {
             int(name.partition(".experts.")[2].partition(".")[0]) for name in bucket.replicas if ".experts." in name
         }
         if numbers:
-            rows[plan.mesh.coordinates(bucket.holders[0])[1] % ep] |= numbers
+            rows[rank_of[mesh.coordinates(bucket.holders[0])[1]]] |= numbers
     return tuple(
         ExpertRow(
             rank,
             min(experts),
             max(experts),
-            tuple(dict.fromkeys(column // plan.mesh.tp for column in range(rank, columns, ep))),
+            tuple(dict.fromkeys(column // mesh.tp for column, other in rank_of.items() if other == rank)),
         )
         for rank, experts in sorted(rows.items())
     )

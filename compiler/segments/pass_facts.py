@@ -48,8 +48,8 @@ def logits(segment: Segment, trained: bool, part: bool) -> int:
 
 
 def scored(segment: Segment) -> bool:
-    """Whether a router scores and chooses in one op."""
-    return segment.kind == "router" and "sqrt_softplus" not in dict(segment.constants)
+    """Whether a router scores and chooses in one op, and permutes rows by what it chose."""
+    return segment.kind == "router" and {"sqrt_softplus", "slices"}.isdisjoint(dict(segment.constants))
 
 
 def placed(segment: Segment) -> bool:

@@ -34,7 +34,7 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
     for rank, row in enumerate(schedule.actions):
         actions = [action for step in row for action in actions_of(step) if action.kind != "W"]
         exchanged = sum(sent[action.stage] for action in actions)
-        for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.ep, copied).items():
+        for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.expert_group, copied).items():
             experts[level] += round(exchanged * share * mesh.columns)
         # Where results go depends on the direction of a micro-batch alone.
         ways = Counter([(action.kind, action.stage, action.micro_batch >= back) for action in actions])

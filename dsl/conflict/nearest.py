@@ -10,7 +10,7 @@ from math import log
 
 from dsl import memory, ramp
 from dsl.conflict.numbers import around, common, divisors, lcm
-from dsl.conflict.sheet import CHUNKS, DATA, SCHEDULE, Sheet, Value, checked
+from dsl.conflict.sheet import CHUNKS, DATA, SCHEDULE, Sheet, Value, checked, expert_widths
 from dsl.rules.parallel import MAX_PLANNED
 from dsl.schedules import DEFAULT, PLAIN, facts_of
 from dsl.schema import Batch
@@ -20,7 +20,8 @@ from dsl.schema.run import MAX_CHUNKS
 
 ORDER = checked((
     "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "cluster.nodes",
-    "cluster.node.devices", "parallel.data", "schedule.name", "schedule.chunks", "last", "parallel.expert", "experts",
+    "cluster.node.devices", "parallel.data", "schedule.name", "schedule.chunks", "last", "parallel.expert",
+    "parallel.expert_tensor", "experts",
     "groups", "top_groups", "top_k", "train.micro_batch", "train.batch.end", "train.batch.start", "kv_heads", "heads",
     "cluster.node.device.sms", "sm.communication", "model.vocab", "data.tokenizer.vocab", "train.sequence",
     "cluster.node.device.memory", "model", "precision",
@@ -28,6 +29,7 @@ ORDER = checked((
 WINDOW = 16  # multiples tried, where the numbers that would say which are unknown
 BOUNDS = checked({  # of the schema
     "parallel.pipeline": (1, MAX_LAYER + 3), "parallel.data": (1, MAX_DEGREE), "parallel.expert": (1, MAX_DEGREE),
+    "parallel.expert_tensor": (1, MAX_DEGREE),
     "cluster.nodes": (1, 1_000_000), "cluster.node.devices": (1, 65536), "train.micro_batch": (1, 1_000_000),
     "train.batch.end": (1, 100_000_000), "train.batch.start": (1, 100_000_000), "experts": (1, 65536),
     "groups": (1, 65536), "top_groups": (1, 65536), "top_k": (1, 1024), "heads": (1, 65536), "kv_heads": (1, 65536),
@@ -103,6 +105,11 @@ class _View:
     def stages(self) -> int:
         return self["parallel.pipeline"] * facts_of(self.values.get(SCHEDULE)).stages_per_rank(self[CHUNKS])
 
+    def groups_over(self, path: str) -> int:
+        """The number that the other degree of expert groups must divide; 0 where it is not known."""
+        columns, other = self[DATA] * self.one("parallel.tensor"), self.one(path)
+        return columns // other if columns % other == 0 else 1
+
     def batch_over(self, unit: int) -> int:
         """The number that data must divide; 0 where the batch or the micro-batch are not known."""
         sizes = [self["train.batch.start"], self["train.batch.end"]]
@@ -121,7 +128,9 @@ def _values(path: str, old: int, view: _View, sheet: Sheet) -> Iterable[Value]:
     if path == CHUNKS:
         return range(2, old + 1)
     if path == "parallel.expert":
-        return divisors(common(view[DATA] * view.one("parallel.tensor"), *view.all(".experts")) or 1)
+        return divisors(common(view.groups_over("parallel.expert_tensor"), *view.all(".experts")) or 1)
+    if path == "parallel.expert_tensor":
+        return divisors(common(view.groups_over("parallel.expert"), *expert_widths(sheet.spec)) or 1)
     if path.startswith("train."):
         return _batches(path, old, view)
     if path == "cluster.node.device.memory":
@@ -156,8 +165,8 @@ def _degrees(path: str, old: int, view: _View) -> Iterable[int]:
             return [each for world in rest for each in (_exactly(world, other) if other else divisors(world))]
         if path == "parallel.pipeline":
             return range(1, MAX_LAYER + 4)
-        expert = view.one("parallel.expert")
-        return _multiples(old, expert // common(expert, tensor))
+        group = view.one("parallel.expert") * view.one("parallel.expert_tensor")
+        return _multiples(old, group // common(group, tensor))
     other = devices if path == "cluster.nodes" else nodes
     pipeline *= tensor
     if pipeline and data:

@@ -16,8 +16,9 @@ Names = TypeVar("Names", bound=Collection[str])
 
 PLAIN = checked_paths(
     "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "parallel.expert", "parallel.data",
-    "cluster.nodes", "cluster.node.devices", "cluster.node.device.memory", "cluster.node.device.sms",
-    "schedule.name", "schedule.chunks", "sm.communication", "train.micro_batch", "train.sequence",
+    "parallel.expert_tensor",
+    "cluster.nodes", "cluster.node.devices", "cluster.node.device.memory", "cluster.node.device.sms", "schedule.name",
+    "schedule.chunks", "sm.communication", "train.micro_batch", "train.sequence",
     "train.batch.start", "train.batch.end", "model.vocab",
 )  # fmt: skip
 MODEL, PRECISION = checked_paths("model", "precision")  # named as a whole, by one line of the run
@@ -111,6 +112,13 @@ def value_at(spec: Spec, path: str) -> Any:
         values = vars(node) if isinstance(node, Node) else {}
         node = node[int(part)] if isinstance(node, tuple) else values.get(part)
     return node
+
+
+def expert_widths(spec: Spec) -> list[int]:
+    """The inner widths of the routed experts of a spec, which may lack values."""
+    experts = (vars(span).get("ffn") for span in value_at(spec, "model.layers") or ())
+    widths = (vars(each).get("inner") for each in experts if isinstance(each, Moe))
+    return [each for each in widths if isinstance(each, int)]
 
 
 def _bare(text: str) -> str:

@@ -3,8 +3,8 @@
 `weakest(path, view)` gives values for a variable that nobody has fixed, when those before it in ORDER are chosen. If
 the lines that are fixed can hold together at all, they can with one of these values, because
 
-- a free schedule is the plain one, which asks nothing; chunks are 2, context 1; there are 1,000 layers where they are
-  free; tensor is 1 where another degree of the world is free;
+- a free schedule is the plain one, which asks nothing; chunks are 2, context and expert_tensor 1; there are 1,000
+  layers where they are free; tensor is 1 where another degree of the world is free;
 - the bias of divisibility is downward: a free degree is the smallest that fits what is fixed, unless memory is at
   stake, which larger degrees divide: then every value that fits is tried, or the largest beside the smallest;
 - a batch that is free is the smallest one that fits, and does not grow;
@@ -24,10 +24,10 @@ from dsl.schema.parallel import MAX_DEGREE
 
 ORDER = checked((
     "schedule.name", "schedule.chunks", "parallel.tensor", "parallel.context", "parallel.zero", "model", "precision",
-    "parallel.expert", "parallel.pipeline", "parallel.data", "cluster.nodes", "cluster.node.devices",
-    "train.micro_batch", "train.batch.end", "train.batch.start", "train.sequence", "cluster.node.device.memory",
-    "cluster.node.device.sms", "sm.communication", "model.vocab", "data.tokenizer.vocab",
-    "last", "top_k", "top_groups", "groups", "experts", "heads", "kv_heads",
+    "parallel.expert_tensor", "parallel.expert", "parallel.pipeline", "parallel.data",
+    "cluster.nodes", "cluster.node.devices", "train.micro_batch", "train.batch.end", "train.batch.start",
+    "train.sequence", "cluster.node.device.memory", "cluster.node.device.sms", "sm.communication",
+    "model.vocab", "data.tokenizer.vocab", "last", "top_k", "top_groups", "groups", "experts", "heads", "kv_heads",
 ))  # fmt: skip
 MAX_EXPERTS, MAX_BATCH, MAX_NODES, MAX_DEVICES, MAX_MEMORY = 65536, 100_000_000, 1_000_000, 65536, 2**60
 MOST_NEEDED = max(facts.fewest for facts in FACTS.values())  # micro-batches for each rank, whatever the schedule
@@ -95,6 +95,7 @@ SINGLE: dict[str, Value] = checked(
         "schedule.name": PLAIN,
         "schedule.chunks": 2,
         "parallel.context": 1,
+        "parallel.expert_tensor": 1,
         "parallel.zero": 1,
         "train.sequence": 1,
         "cluster.node.device.memory": MAX_MEMORY,
@@ -119,7 +120,10 @@ def _expert(view: View) -> Iterable[int]:
     assert isinstance(data, int)
     if not view.memory:
         return (1,)
-    return reversed(divisors(common(*experts, data * view.one("parallel.tensor")))) if experts else (1,)
+    columns, split = data * view.one("parallel.tensor"), view.one("parallel.expert_tensor")
+    return (
+        reversed(divisors(common(*experts, columns // common(columns, split) if columns else 0))) if experts else (1,)
+    )
 
 
 def _tensor(view: View) -> Iterable[int]:
@@ -154,8 +158,8 @@ def _data(view: View) -> Iterable[int]:
     if nodes and devices:
         return (nodes * devices // ranks,) if nodes * devices % ranks == 0 else ()
     anchor = nodes or devices or 1
-    expert = view.one("parallel.expert")
-    base = lcm(expert // common(expert, view.one("parallel.tensor")), anchor // common(anchor, ranks))
+    group = view.one("parallel.expert") * view.one("parallel.expert_tensor")
+    base = lcm(group // common(group, view.one("parallel.tensor")), anchor // common(anchor, ranks))
     sizes = [view.fixed[each] for each in SIZES if each in view.fixed]
     if sizes:
         unit = view.one("train.micro_batch") * view.even

@@ -163,7 +163,7 @@ def communicating_sms(context: Context) -> int:
     0 where nothing is exchanged."""
     try:
         divides = peek(context, "parallel.zero") > 1 and peek(context, "parallel.data") > 1
-        if peek(context, "parallel.expert") < 2 and peek(context, "parallel.tensor") < 2 and not divides:
+        if not divides and all(peek(context, f"parallel.{key}") < 2 for key in ("expert", "expert_tensor", "tensor")):
             return 0
         sms, more = [peek(context, "cluster.node.device").sms], peek(context, "cluster.more")
         while more is not None:

@@ -22,7 +22,9 @@ WORLD = (
     "cluster.node.devices",
     "cluster.more",
 )
+EXPERT = ("parallel.expert", "parallel.expert_tensor")
 COLUMNS = tuple(f"parallel.{degree}" for degree in ("data", "tensor", "context"))
+TENSOR = ("parallel.tensor", "parallel.expert_tensor")
 FP8 = tuple(f"precision.{key}" for key in ("linear", "activation_tile", "weight_tile"))
 LAYERS = "model.layers.*"
 ATTENTIONS = ("model.attention", f"{LAYERS}.attention")
@@ -34,8 +36,8 @@ Row = tuple[tuple[str, ...], Rule]
 # Rules that numbers of several lines satisfy together, or cannot: of these `dsl.conflict` finds the smallest sets.
 JOINT: tuple[Row, ...] = (
     (WORLD, parallel.world_is_used),
-    (("parallel.expert", *COLUMNS), parallel.expert_divides_columns),
-    (("parallel.expert", *COLUMNS, f"{LAYERS}.ffn.experts"), parallel.experts_are_spread),
+    ((*EXPERT, *COLUMNS), parallel.expert_divides_columns),
+    ((*EXPERT, *COLUMNS, f"{LAYERS}.ffn.experts"), parallel.experts_are_spread),
     (("parallel.pipeline", "schedule"), parallel.even_pipeline),
     (("train.batch", "train.micro_batch", "parallel.data"), phases.batch_grows),
     (("train.micro_batch", "train.batch"), parallel.batch_is_of_micro_batches),
@@ -121,13 +123,13 @@ RULES: tuple[Row, ...] = (
     (("parallel.placement", "parallel.expert", f"{LAYERS}.ffn.experts"), parallel.placement_has_experts),
     (
         (
-            *("parallel.expert", "parallel.placement", *WORLD[-3:]),
+            *(*EXPERT, "parallel.placement", *WORLD[-3:]),
             *(f"{LAYERS}.ffn.{key}" for key in ("experts", "groups", "top_groups", "top_k", "max_nodes")),
         ),
         model.experts_keep_to_nodes,
     ),
     (
-        ("parallel.route", "parallel.expert", *WORLD[-3:], "precision.combine", f"{LAYERS}.ffn.kind"),
+        ("parallel.route", *EXPERT, *WORLD[-3:], "precision.combine", f"{LAYERS}.ffn.kind"),
         parallel.rows_go_through_nodes,
     ),
     (
@@ -135,9 +137,10 @@ RULES: tuple[Row, ...] = (
         tensor.layers_are_split,
     ),
     (("parallel.tensor", "train.micro_batch", "train.sequence"), tensor.rows_are_split),
-    (("parallel.tensor", "adapter"), tensor.adapters_are_whole),
-    (("parallel.tensor", "precision"), tensor.products_are_split),
-    (("parallel.tensor", "train.optimizer"), tensor.matrices_are_updated_whole),
+    (("parallel.expert_tensor", *COLUMNS, f"{LAYERS}.ffn"), tensor.experts_are_split),
+    ((*TENSOR, "adapter"), tensor.adapters_are_whole),
+    ((*TENSOR, "precision"), tensor.products_are_split),
+    ((*TENSOR, "train.optimizer"), tensor.matrices_are_updated_whole),
     (WORLD, parallel.ranks_are_of_one_kind),
     (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
     (("cluster.node.device", "cluster.more"), resources.devices_have_a_pace),

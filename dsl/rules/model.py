@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 
 from dsl.nodes import group_nodes, groups_fall, reached
 from dsl.rules.finding import Finding, nearest_divisor
@@ -55,8 +56,7 @@ def parts_of_a_layer_go_together(spec: Spec) -> Iterator[Finding]:
 
 def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
     """The groups of which a token chooses its experts lie on at most `max_nodes` of the nodes of an expert group."""
-    expert = spec.parallel.expert
-    nodes = spec.group_nodes
+    expert, nodes = spec.parallel.expert_group, spec.group_nodes
     for index, span in enumerate(spec.model.layers):
         ffn, at = span.ffn, f"model.layers.{index}.ffn"
         if not isinstance(ffn, Moe) or ffn.max_nodes is None or ffn.experts % ffn.groups:
@@ -64,8 +64,9 @@ def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
         at, notes = f"{at}.max_nodes", (("the expert ranks", "parallel.expert"), ("the groups", f"{at}.groups"))
         if nodes is None:
             devices = min(node.devices for _, node in spec.cluster.parts if group_nodes(node.devices, expert) is None)
-            message = f"expert = {expert}: expert groups do not lie on whole nodes of {devices} devices"
-            yield Finding("E0922", message, "parallel.expert", f"write `expert = {devices}`", (("the limit", at),))
+            message = f"expert groups of {expert} ranks do not lie on whole nodes of {devices} devices"
+            hint = f"write `expert = {devices // gcd(devices, spec.parallel.expert_tensor)}`"
+            yield Finding("E0922", message, "parallel.expert", hint, (("the limit", at),))
         elif nodes <= ffn.max_nodes:
             continue
         elif spec.parallel.placement is not None:

@@ -59,18 +59,23 @@ def ranks_are_of_one_kind(spec: Spec) -> Iterator[Finding]:
 def expert_divides_columns(spec: Spec) -> Iterator[Finding]:
     """Expert groups are made of neighbouring ranks of a stage: to experts, a tensor rank is a data rank."""
     p = spec.parallel
-    if p.columns % p.expert:
+    if p.columns % p.expert_group:
         degrees = {"data": p.data} | {name: n for name in ("tensor", "context") if (n := getattr(p, name)) > 1}
-        message = f"expert = {p.expert} does not divide {'·'.join(degrees)} = {p.columns}"
-        hint = f"write `expert = {nearest_divisor(p.columns, p.expert)}`"
-        notes = tuple((f"{name} is given here", f"parallel.{name}") for name in degrees)
+        split = p.expert_tensor > 1
+        group = f"·expert_tensor = {p.expert}·{p.expert_tensor}" if split else ""
+        message = f"expert{group} = {p.expert_group} does not divide {'·'.join(degrees)} = {p.columns}"
+        hint = f"write `expert = {nearest_divisor(p.columns // gcd(p.columns, p.expert_tensor), p.expert)}`"
+        hint += " and `expert_tensor = 1`" if p.columns % p.expert_tensor else ""
+        names = [*degrees, *(["expert_tensor"] if split else [])]
+        notes = tuple((f"{name} is given here", f"parallel.{name}") for name in names)
         yield Finding("E0802", message, "parallel.expert", hint, notes)
 
 
 def experts_are_spread(spec: Spec) -> Iterator[Finding]:
     """Each expert rank holds the same number of experts, in every layer."""
     expert = spec.parallel.expert
-    possible = gcd(spec.parallel.columns, *(s.ffn.experts for s in spec.model.layers if isinstance(s.ffn, Moe)))
+    columns = spec.parallel.columns // gcd(spec.parallel.columns, spec.parallel.expert_tensor)
+    possible = gcd(columns, *(s.ffn.experts for s in spec.model.layers if isinstance(s.ffn, Moe)))
     for index, span in enumerate(spec.model.layers):
         if isinstance(span.ffn, Moe) and span.ffn.experts % expert:
             message = f"{span.ffn.experts} experts cannot be spread over expert = {expert} ranks"
@@ -81,14 +86,19 @@ def experts_are_spread(spec: Spec) -> Iterator[Finding]:
 
 def rows_go_through_nodes(spec: Spec) -> Iterator[Finding]:
     """`route = nodes`: a rank has a partner of its index on each node of its group, which adds rows that come back."""
-    expert = spec.parallel.expert
+    group, split = spec.parallel.expert_group, spec.parallel.expert_tensor
     if spec.parallel.route != "nodes" or all(not isinstance(span.ffn, Moe) for span in spec.model.layers):
         return
-    sizes = [node.devices for _, node in spec.cluster.parts if group_nodes(node.devices, expert) is None]
+    devices = [node.devices for _, node in spec.cluster.parts]
+    sizes = [each for each in devices if group_nodes(each, group) is None]
     if sizes:
-        message = f"route = nodes, but groups of {expert} expert ranks do not fill nodes of {sizes[0]} devices"
+        message = f"route = nodes, but groups of {group} expert ranks do not fill nodes of {sizes[0]} devices"
         hint = f"write `route = flat`, or a multiple of {sizes[0]} expert ranks"
         yield Finding("E0818", message, "parallel.route", hint, (("the expert ranks", "parallel.expert"),))
+    elif sizes := [each for each in devices if each % split]:
+        message = f"route = nodes, but nodes of {sizes[0]} devices do not have whole experts of {split} ranks each"
+        note = ("the ranks of an expert", "parallel.expert_tensor")
+        yield Finding("E0818", message, "parallel.route", "write `route = flat`", (note,))
     elif spec.precision.combine == "e4m3" and spec.by_nodes:
         message = "route = nodes adds rows on their way back, and combine = e4m3 sends them in eight bits"
         notes = (("the way back", "precision.combine"),)

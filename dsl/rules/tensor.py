@@ -9,7 +9,7 @@ from math import gcd
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import CustomAttention, Dense, Gqa, Mla, Model, Moe, Spec
 
-ONE = "write `tensor = 1`"
+TENSOR, EXPERT = "tensor", "expert_tensor"  # keys of `parallel` that split layers
 
 
 def layers_are_split(spec: Spec) -> Iterator[Finding]:
@@ -23,23 +23,23 @@ def _layers(spec: Spec, code: str) -> Iterator[Finding]:
     for path, attention in _attentions(spec.model):
         if isinstance(attention, Mla):
             if attention.heads % tensor:
-                yield _uneven(code, tensor, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
+                yield _uneven(code, TENSOR, spec, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
         elif not isinstance(attention, Gqa):
-            yield _whole(code, tensor, "a module is not split over ranks yet", path)
+            yield _whole(code, TENSOR, spec, "a module is not split over ranks yet", path)
         elif attention.qk_norm == "width":
-            yield _whole(code, tensor, "a norm over all heads is not split over ranks", f"{path}.qk_norm")
+            yield _whole(code, TENSOR, spec, "a norm over all heads is not split over ranks", f"{path}.qk_norm")
         elif attention.kv_heads % tensor or attention.heads % tensor:
             what = f"{attention.kv_heads:,} heads of keys and values, and {attention.heads:,} of queries"
             heads = gcd(attention.heads, attention.kv_heads)
-            yield _uneven(code, tensor, what, heads, f"{path}.kv_heads")
+            yield _uneven(code, TENSOR, spec, what, heads, f"{path}.kv_heads")
     for index, span in enumerate(spec.model.layers):
         path, ffn = f"model.layers.{index}.ffn", span.ffn
         if isinstance(ffn, Moe):
             yield from _experts(spec, code, ffn, path)
         elif not isinstance(ffn, Dense):
-            yield _whole(code, tensor, "a module is not split over ranks yet", path)
+            yield _whole(code, TENSOR, spec, "a module is not split over ranks yet", path)
         elif ffn.inner % tensor:
-            yield _uneven(code, tensor, f"inner = {ffn.inner:,}", ffn.inner, f"{path}.inner")
+            yield _uneven(code, TENSOR, spec, f"inner = {ffn.inner:,}", ffn.inner, f"{path}.inner")
 
 
 def _attentions(model: Model) -> Iterator[tuple[str, Mla | Gqa | CustomAttention]]:
@@ -66,35 +66,61 @@ def rows_are_split(spec: Spec) -> Iterator[Finding]:
     rows = train.micro_batch * train.sequence
     if rows % tensor:
         what = f"micro_batch · sequence = {rows:,} tokens"
-        yield _uneven("E0819", tensor, what, rows, "train.sequence")
+        yield _uneven("E0819", TENSOR, spec, what, rows, "train.sequence")
+
+
+def experts_are_split(spec: Spec) -> Iterator[Finding]:
+    """Each rank of an expert has as much of its width as any other; a bias that is added once has no rank."""
+    p = spec.parallel
+    if p.expert_tensor == 1:
+        return
+    for index, span in enumerate(spec.model.layers):
+        ffn, path = span.ffn, f"model.layers.{index}.ffn"
+        if isinstance(ffn, Moe) and ffn.inner % p.expert_tensor:
+            yield _uneven("E0819", EXPERT, spec, f"inner = {ffn.inner:,}", gcd(ffn.inner, p.columns), f"{path}.inner")
+            return
+        if isinstance(ffn, Moe) and ffn.bias:
+            why = "the bias of `down` is added once, and not by each rank of an expert"
+            yield _whole("E0819", EXPERT, spec, why, f"{path}.bias")
+            return
 
 
 def adapters_are_whole(spec: Spec) -> Iterator[Finding]:
     """Adapters are whole on each rank: of a weight that is split, A or B would be split too, and the other not."""
-    if spec.parallel.tensor > 1 and spec.adapter is not None:
-        yield _whole("E0819", spec.parallel.tensor, "adapters are not split over ranks yet", "adapter")
+    if spec.adapter is not None:
+        yield from _refused("E0819", spec, "adapters are not split over ranks yet", "adapter")
 
 
 def products_are_split(spec: Spec) -> Iterator[Finding]:
     """Products read what is gathered as it is: quantised rows are not exchanged between tensor ranks."""
-    if spec.parallel.tensor > 1 and spec.precision.linear != spec.precision.compute:
-        why = f"products in {spec.precision.linear} are not split over ranks yet"
-        yield _whole("E0819", spec.parallel.tensor, why, "precision")
+    linear = spec.precision.linear
+    if linear != spec.precision.compute:
+        yield from _refused("E0819", spec, f"products in {linear} are not split over ranks yet", "precision")
 
 
 def matrices_are_updated_whole(spec: Spec) -> Iterator[Finding]:
     """An optimizer of matrices needs all of one; tensor ranks hold slices."""
     optimizer = spec.train.optimizer
-    if spec.parallel.tensor > 1 and optimizer.unit == "matrix":
-        why = f"{optimizer.kind} updates whole matrices, and tensor ranks hold slices of them"
-        yield _whole("E0819", spec.parallel.tensor, why, "train.optimizer")
+    if optimizer.unit == "matrix":
+        why = f"{optimizer.kind} updates whole matrices, and {{}} ranks hold slices of them"
+        yield from _refused("E0819", spec, why, "train.optimizer")
 
 
-def _whole(code: str, tensor: int, why: str, of: str) -> Finding:
-    return Finding(code, f"tensor = {tensor}: {why}", "parallel.tensor", ONE, (("which is given here", of),))
+def _refused(code: str, spec: Spec, why: str, of: str) -> Iterator[Finding]:
+    """A finding where something is split that cannot be yet; `{}` in the reason is the key that splits it."""
+    for key in (TENSOR, EXPERT):
+        if getattr(spec.parallel, key) > 1:
+            yield _whole(code, key, spec, why.format(key), of)
+            return
 
 
-def _uneven(code: str, tensor: int, what: str, whole: int, of: str) -> Finding:
-    message = f"tensor = {tensor} ranks cannot have equal parts of {what}"
-    hint = f"write `tensor = {nearest_divisor(whole, tensor)}`"
-    return Finding(code, message, "parallel.tensor", hint, (("this is split", of),))
+def _whole(code: str, key: str, spec: Spec, why: str, of: str) -> Finding:
+    message = f"{key} = {getattr(spec.parallel, key)}: {why}"
+    return Finding(code, message, f"parallel.{key}", f"write `{key} = 1`", (("which is given here", of),))
+
+
+def _uneven(code: str, key: str, spec: Spec, what: str, whole: int, of: str) -> Finding:
+    ranks = getattr(spec.parallel, key)
+    message = f"{key} = {ranks} ranks cannot have equal parts of {what}"
+    hint = f"write `{key} = {nearest_divisor(whole, ranks)}`"
+    return Finding(code, message, f"parallel.{key}", hint, (("this is split", of),))

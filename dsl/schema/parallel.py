@@ -14,12 +14,18 @@ Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 
 
 class Parallel(Node):
-    """Degrees of parallelism. world = pipeline·data·tensor·context; expert divides data·tensor·context."""
+    """Degrees of parallelism. world = pipeline·data·tensor·context, and expert·expert_tensor divides
+    data·tensor·context."""
 
     @property
     def columns(self) -> int:
         """Devices of a pipeline rank."""
         return self.data * self.tensor * self.context
+
+    @property
+    def expert_group(self) -> int:
+        """Devices that have all experts of a layer once, and exchange rows for them."""
+        return self.expert * self.expert_tensor
 
     pipeline: Annotated[
         Degree, Field(description=f"ranks a pipeline has; {PLANNED}", examples=["pipeline = 16", "pipeline = auto"])
@@ -29,6 +35,14 @@ class Parallel(Node):
         Field(
             description=f"ranks the experts of a layer are spread over; {PLANNED}",
             examples=["expert = 64", "expert = auto"],
+        ),
+    ] = 1
+    expert_tensor: Annotated[
+        Degree,
+        Field(
+            description="ranks that the width of each routed expert is split over, apart from `tensor`; neighbours "
+            "among those of an expert group",
+            examples=["expert_tensor = 2"],
         ),
     ] = 1
     data: Annotated[

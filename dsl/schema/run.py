@@ -293,14 +293,16 @@ class Spec(Node):
     @property
     def group_nodes(self) -> int | None:
         """The most nodes that an expert group lies on; None where groups begin or end inside of nodes."""
-        return most_group_nodes((node.devices for _, node in self.cluster.parts), self.parallel.expert)
+        return most_group_nodes((node.devices for _, node in self.cluster.parts), self.parallel.expert_group)
 
     @property
     def by_nodes(self) -> bool:
         """Whether a token goes to each node once: as `route` says; else where an expert group has several whole nodes,
-        and rows come back in a dtype in which they can be added."""
-        found = {group_nodes(node.devices, self.parallel.expert) for _, node in self.cluster.parts}
+        each with whole experts, and rows come back in a dtype in which they can be added."""
+        sizes = [node.devices for _, node in self.cluster.parts]
+        found = {group_nodes(devices, self.parallel.expert_group) for devices in sizes}
         several = found.isdisjoint({None, 1}) and len(found) == 1
+        several = several and all(devices % self.parallel.expert_tensor == 0 for devices in sizes)
         if self.parallel.route is None:
             return several and self.precision.combine != "e4m3"
         return several and self.parallel.route == "nodes"

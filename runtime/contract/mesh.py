@@ -20,11 +20,12 @@ Degree = Annotated[int, Range(1, MAX_RANKS)]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Degrees of parallelism. World ranks are pp-major, tp is innermost, and ep divides dp·tp·cp.
+    """Degrees of parallelism. World ranks are pp-major, tp is innermost, and ep·etp divides dp·tp·cp.
 
     A column is what one rank of each pipeline rank has in common: its place in dp·tp·cp.
 
     `node`: ranks of an expert group on each of its nodes, where a token goes to a node once; 0: rows go by themselves.
+    `etp`: neighbouring ranks of an expert group that have the slices of the same experts.
     """
 
     pp: Degree
@@ -33,6 +34,7 @@ class Mesh:
     tp: Degree
     cp: Degree
     node: Annotated[int, Range(0, MAX_RANKS)] = 0
+    etp: Degree = 1
 
     @property
     def world(self) -> int:
@@ -42,6 +44,11 @@ class Mesh:
     def columns(self) -> int:
         """Ranks of a pipeline rank."""
         return self.dp * self.tp * self.cp
+
+    @property
+    def expert_group(self) -> int:
+        """Ranks that have all experts of a layer once."""
+        return self.ep * self.etp
 
 
 class Opening(NamedTuple):
@@ -79,15 +86,15 @@ class Opening(NamedTuple):
 
     def _with(self, mesh: Mesh, column: int) -> tuple[int, ...]:
         """The channel that has a column."""
-        width, ep, tp, node = mesh.columns, mesh.ep, mesh.tp, mesh.node or mesh.ep
-        first = column - column % ep
+        width, group, tp, node = mesh.columns, mesh.expert_group, mesh.tp, mesh.node or mesh.expert_group
+        first = column - column % group
         of_node = column - column % node
         columns = {
             "each": range(column, column + 1),
-            "block": range(first, first + ep),
+            "block": range(first, first + group),
             "node": range(of_node, of_node + node),
-            "across": range(first + column % node, first + ep, node),
-            "member": range(column % ep, width, ep),
+            "across": range(first + column % node, first + group, node),
+            "member": range(column % group, width, group),
             "tensor": range(column - column % tp, column - column % tp + tp),
             "slice": range(column % tp, width, tp),
             "all": range(width),

@@ -248,8 +248,8 @@ class Message:
 class MoeLayer:
     """A MoE layer as the end of a step sees it.
 
-    `bias`: the tensor of the balancing bias, if it has one. `slots`: the place of each expert, where a file says so;
-    loads are counted by place.
+    `bias`: the tensor of the balancing bias, if it has one. `slots`: the place of each expert, or of its first slice,
+    where a file says so or experts are split; loads are counted by place.
     """
 
     site: Name  # L3
@@ -328,7 +328,7 @@ class Plan:
 def _check_parts(plan: Plan) -> None:
     """Raise FormError where two parts of a plan contradict each other. O(size of the plan)."""
     mesh, layers, batches = plan.mesh, plan.model.layers, plan.batches
-    demand(mesh.world <= MAX_RANKS and mesh.columns % mesh.ep == 0, "mesh")
+    demand(mesh.world <= MAX_RANKS and mesh.columns % mesh.expert_group == 0, "mesh")
     demand(layers and layers[0].first == 0, "model.layers")
     for span, after in zip(layers, [*layers[1:], None], strict=True):
         demand(span.first <= span.last, "model.layers")
@@ -336,7 +336,7 @@ def _check_parts(plan: Plan) -> None:
     demand(len(plan.memory) == mesh.pp, "memory")
     demand(sum(kind.nodes * kind.devices for kind in plan.cluster) == mesh.world, "cluster")
     demand(all(kind.sms is None or kind.sms > plan.communication_sms for kind in plan.cluster), "communication_sms")
-    demand(mesh.node == 0 or mesh.ep % mesh.node == 0, "mesh")
+    demand(mesh.node == 0 or mesh.expert_group % mesh.node == 0, "mesh")
     for opening in plan.openings:
         ends = opening.ranks
         demand(ends and len({*ends}) == len(ends) and max(ends) < mesh.pp, "openings")

@@ -26,7 +26,8 @@ from dsl.source import OVERRIDE
 
 UI = Path(__file__).parent.parent / "ui"
 PATHS = {
-    "pipeline": "parallel.pipeline", "data": "parallel.data", "expert": "parallel.expert", "nodes": "cluster.nodes",
+    "pipeline": "parallel.pipeline", "data": "parallel.data", "expert": "parallel.expert",
+    "expert_tensor": "parallel.expert_tensor", "nodes": "cluster.nodes",
     "devices": "cluster.node.devices", "micro_batch": "train.micro_batch", "batch": "train.batch.end",
     "schedule": "schedule.name", "experts": "model.layers.1.ffn.experts", "groups": "model.layers.1.ffn.groups",
     "last": "model.layers.1.last",
@@ -37,7 +38,7 @@ Numbers = Mapping[str, int | str]
 TEXT = """
 run random extends base {{
   model = random, cluster = random
-  parallel {{ pipeline = {pipeline}, data = {data}, expert = {expert} }}
+  parallel {{ pipeline = {pipeline}, data = {data}, expert = {expert}, expert_tensor = {expert_tensor} }}
   schedule {{ name = {schedule} }}
   train {{ micro_batch = {micro_batch}, batch = {batch} }}
 }}
@@ -55,11 +56,12 @@ def allowed(n: Numbers) -> bool:
     """The rules of these numbers, written down once more and in other words."""
     p, d, e, b = (int(n[key]) for key in ("pipeline", "data", "expert", "micro_batch"))
     batch, experts, groups = (int(n[key]) for key in ("batch", "experts", "groups"))
+    group = e * int(n["expert_tensor"])
     per_rank, rest = divmod(batch, d * b)
     mirrored, folded = n["schedule"] == "dualpipe", n["schedule"] == "dualpipev"
     return (
         p * d == int(n["nodes"]) * int(n["devices"])
-        and d % e == 0
+        and d % group == 0
         and experts % e == 0
         and experts % groups == 0
         and p * (2 if folded else 1) <= int(n["last"]) + 3
@@ -70,7 +72,8 @@ def allowed(n: Numbers) -> bool:
 
 
 DOMAIN: dict[str, tuple[int | str, ...]] = {
-    "pipeline": (1, 2, 3, 4), "data": (1, 2, 3, 4), "expert": (1, 2, 3), "nodes": (1, 2, 3), "devices": (1, 2, 3, 4),
+    "pipeline": (1, 2, 3, 4), "data": (1, 2, 3, 4), "expert": (1, 2, 3), "expert_tensor": (1, 2), "nodes": (1, 2, 3),
+    "devices": (1, 2, 3, 4),
     "micro_batch": (1, 2), "batch": (3, 4, 6, 8, 12, 16, 24, 32), "schedule": ("1f1b", "dualpipe", "dualpipev"),
     "experts": (2, 3, 4, 6), "groups": (1, 2, 3), "last": (3,),
 }  # fmt: skip
@@ -201,7 +204,8 @@ def about_of(item: Diagnostic, n: Numbers) -> set[str]:
     """The keys of the lines that a message is about."""
     batch = {"pipeline", "data", "nodes", "devices", "micro_batch", "batch", "schedule"}
     about = {
-        "E0801": {"pipeline", "data", "nodes", "devices"}, "E0802": {"expert", "data"}, "E0803": {"expert", "experts"},
+        "E0801": {"pipeline", "data", "nodes", "devices"}, "E0802": {"expert", "expert_tensor", "data"},
+        "E0803": {"expert", "experts"},
         "E0804": {"pipeline", "schedule"}, "E0808": {"pipeline", "last", "schedule"}, "E0901": {"experts", "groups"},
     }.get(item.code, batch)  # fmt: skip
     return about | ({"pipeline", "nodes", "devices"} if n["data"] == "auto" and "data" in about else set())
@@ -250,6 +254,7 @@ def numbers_of(spec: Spec) -> dict[str, int | str]:
     assert moe.kind == "moe"
     return {
         "pipeline": spec.parallel.pipeline, "data": spec.parallel.data, "expert": spec.parallel.expert,
+        "expert_tensor": spec.parallel.expert_tensor,
         "nodes": spec.cluster.nodes, "devices": spec.cluster.node.devices, "micro_batch": spec.train.micro_batch,
         "batch": spec.train.batch.end, "schedule": str(spec.schedule.name), "experts": moe.experts,
         "groups": moe.groups, "last": spec.model.layers[1].last,

@@ -212,7 +212,7 @@ def test_defaults(tmp_path: Path) -> None:
       cluster one extends four { node { devices = 1 } }
     """
     spec = read(tmp_path, text, run="a")
-    degrees = {"pipeline": 1, "expert": 1, "data": 1, "tensor": 1, "context": 1, "zero": 0}
+    degrees = {"pipeline": 1, "expert": 1, "expert_tensor": 1, "data": 1, "tensor": 1, "context": 1, "zero": 0}
     assert spec.parallel.model_dump() == degrees | {
         "layout": None,
         "placement": None,

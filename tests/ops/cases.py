@@ -164,6 +164,12 @@ def permute_placed(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 
     return *permute(source, T, D, E, K)[:3], torch.randperm(E, generator=source.generator)
 
 
+def slice_choices(source: Source, T: int = 6, E: int = 8, K: int = 3, slices: int = 2, apart: int = 4) -> Args:
+    local_E = torch.randperm(E, generator=source.generator)  # which of the `apart` experts of which rank each is
+    slots_E = local_E // apart * apart * slices + local_E % apart
+    return source.normal(T, K), source.choices(T, E, K), slots_E, slices, apart
+
+
 def unpermute(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 3) -> Args:
     return source.normal(T * K, D), source.order(T, E, K), K
 
@@ -283,6 +289,7 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "route_scores": route_scores,
     "sequence_balance": sequence_balance,
     "scale": scale,
+    "slice_choices": slice_choices,
     "sigmoid_gate": sigmoid_gate,
     "softcap": scale,
     "sqrt_softplus": sqrt_softplus,

@@ -10,6 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.ops.routing_references import (
+    balance_scores,
+    permute,
+    permute_placed,
+    route,
+    route_scores,
+    sequence_balance,
+    sigmoid_gate,
+    slice_choices,
+    sqrt_softplus,
+    unpermute,
+)
+
 
 def linear(x_TK: Tensor, w_NK: Tensor) -> Tensor:
     return torch.einsum("tk,nk->tn", x_TK, w_NK)
@@ -215,88 +228,6 @@ def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> Tensor:
     return torch.cat([rmsnorm(x_TC, w_C, eps) for x_TC in x_TW.split(w_C.shape[0], dim=1)], dim=1)
 
 
-def scores(logits: Tensor, softmax: bool) -> Tensor:
-    """Scores over the last dim: softmax or sigmoid."""
-    return torch.exp(logits) / torch.exp(logits).sum(-1, keepdim=True) if softmax else 1 / (1 + torch.exp(-logits))
-
-
-def route(
-    logits_TE: Tensor,
-    bias_E: Tensor | None,
-    softmax: bool,
-    groups: int,
-    top_groups: int,
-    top_k: int,
-    normalize: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    num_best = 1 if softmax else 2
-    return chosen(scores(logits_TE, softmax), bias_E, num_best, groups, top_groups, top_k, normalize, scale)
-
-
-def chosen(
-    score_TE: Tensor,
-    bias_E: Tensor | None,
-    num_best: int,
-    groups: int,
-    top_groups: int,
-    top_k: int,
-    normalize: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Token by token, with Python's sort; experts of a token in descending order of score + bias."""
-    size = score_TE.shape[1] // groups
-    gates, experts = [], []
-    for score_E in score_TE:
-        choice = (score_E if bias_E is None else score_E + bias_E).tolist()
-        best = [sum(sorted(choice[group * size : (group + 1) * size])[-num_best:]) for group in range(groups)]
-        kept = sorted(range(groups), key=lambda group, best=best: -best[group])[:top_groups]
-        candidates = [expert for expert in range(len(choice)) if expert // size in kept]
-        best_ones = sorted(candidates, key=lambda expert, of=choice: -of[expert])[:top_k]
-        gate_K = score_E[best_ones]
-        gates.append((gate_K / (gate_K.sum() + 1e-20) if normalize else gate_K) * scale)
-        experts.append(best_ones)
-    return torch.stack(gates), torch.tensor(experts)
-
-
-def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax: bool) -> Tensor:
-    return sequence_loss(scores(logits_TE, softmax), expert_TK, sequence)
-
-
-def sequence_loss(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
-    (T, E), K = score_TE.shape, expert_TK.shape[1]
-    loss = score_TE.new_zeros(())
-    for start in range(0, T, sequence):
-        score_SE = score_TE[start : start + sequence]
-        chosen = expert_TK[start : start + sequence].flatten().tolist()
-        for expert in range(E):
-            frequency = E / (K * sequence) * chosen.count(expert)
-            loss = loss + frequency * (score_SE[:, expert] / score_SE.sum(1)).mean()
-    return loss
-
-
-def permute(
-    x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, num_experts: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    top_k, chosen = expert_TK.shape[1], expert_TK.flatten().tolist()
-    order = sorted(range(len(chosen)), key=lambda choice: (chosen[choice], choice))
-    rows = torch.stack([x_TD[choice // top_k] for choice in order])
-    gates = torch.stack([gate_TK[choice // top_k, choice % top_k] for choice in order])
-    return rows, gates, torch.tensor(order), torch.tensor([chosen.count(expert) for expert in range(num_experts)])
-
-
-def permute_placed(
-    x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    places = [[int(slots_E[expert]) for expert in row] for row in expert_TK.tolist()]
-    return permute(x_TD, gate_TK, torch.tensor(places).reshape(expert_TK.shape), len(slots_E))
-
-
-def unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
-    back = functional.one_hot(order_S // top_k, y_SD.shape[0] // top_k).to(y_SD.dtype)
-    return back.T @ y_SD
-
-
 def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
     rows = torch.arange(x_RK.shape[0], dtype=torch.int32)
     expert_R = (rows[:, None] >= offsets_E[None, :]).sum(1)
@@ -336,30 +267,6 @@ def gate_rows(x_RI: Tensor, gate_R: Tensor) -> Tensor:
     return torch.diag(gate_R) @ x_RI
 
 
-def sqrt_softplus(logits_TE: Tensor) -> Tensor:
-    return torch.log1p(torch.exp(logits_TE)) ** 0.5
-
-
-def route_scores(
-    score_TE: Tensor,
-    bias_E: Tensor | None,
-    groups: int,
-    top_groups: int,
-    top_k: int,
-    normalize: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    return chosen(score_TE, bias_E, 2, groups, top_groups, top_k, normalize, scale)
-
-
-def balance_scores(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
-    return sequence_loss(score_TE, expert_TK, sequence)
-
-
-def sigmoid_gate(logit_T1: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-logit_T1.flatten()))
-
-
 REFERENCES: dict[str, Callable[..., Any]] = {
     "add_bias": add_bias,
     "bounded_attention": bounded_attention,
@@ -373,6 +280,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "relu2": lambda h_TI: torch.where(h_TI > 0, h_TI * h_TI, 0.0),
     "route_scores": route_scores,
     "scale": lambda x_TN, factor: x_TN + (factor - 1) * x_TN,
+    "slice_choices": slice_choices,
     "sigmoid_gate": sigmoid_gate,
     "softcap": lambda x_TN, cap: cap * (torch.exp(2 * x_TN / cap) - 1) / (torch.exp(2 * x_TN / cap) + 1),
     "sqrt_softplus": sqrt_softplus,

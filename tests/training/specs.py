@@ -156,6 +156,12 @@ MODELS = {
         update={"norm": "post"}
     ),
     "split": split(),
+    "plain": model(  # experts without a gate, which are chosen as those of DeepSeek-V4 are
+        gqa(qk_norm=None),
+        Dense(inner=22),
+        MOE.model_copy(update={"inner": 12, "score": "sqrt_softplus", "activation": "relu2"}),
+        mtp=True,
+    ),
     "sinks": model(  # as "everything", without the norm over all heads
         EVERYTHING.model_copy(update={"qk_norm": "head"}), Dense(inner=22, bias=True), BIASED_MOE, mtp=False
     ).model_copy(update={"norm": "post"}),
@@ -183,9 +189,11 @@ def spec(
     documents: Literal["joined", "masked"] = "joined",
     tensor: int = 1,
     vocab: int | None = None,
+    expert_tensor: int = 1,
 ) -> Spec:
-    """`dp` data ranks per pipeline rank, which `ep` divides; each pipeline runs `num_micro_batches`. One rank runs
-    1f1b. Where none is given, several tensor ranks have a vocabulary that they divide, and others the model's."""
+    """`dp` data ranks per pipeline rank, of whose columns expert groups are made; each pipeline runs
+    `num_micro_batches`. One rank runs 1f1b. Where none is given, several tensor ranks have a vocabulary that they
+    divide, and others the model's."""
     vocab = vocab or (60 if tensor > 1 else MODELS[of].vocab)
     batch = num_micro_batches * dp * MICRO_BATCH
     tokens = steps * batch * SEQUENCE
@@ -196,7 +204,7 @@ def spec(
             name="c", nodes=1, node=Machine(devices=pp * dp * tensor, device=Device(name="cpu", memory=4 * 10**9))
         ),
         precision=BUILT_IN[precision],
-        parallel=Parallel(pipeline=pp, expert=ep, data=dp, tensor=tensor, zero=zero),
+        parallel=Parallel(pipeline=pp, expert=ep, expert_tensor=expert_tensor, data=dp, tensor=tensor, zero=zero),
         schedule=Schedule(name="1f1b" if pp == 1 else schedule),
         train=Train(
             sequence=SEQUENCE,

@@ -1,5 +1,5 @@
 # constructed by dsc: segment attention, T=256 D=192, float32
-# from spec.resolved:65: attention mla
+# from spec.resolved:66: attention mla
 # eps=1e-06 query_rank=96 kv_rank=64 sequence=128 heads=4 nope=32 rope=16 value=32 theta=10000.0
 
 import torch

@@ -1,5 +1,5 @@
 # constructed by dsc: segment dense, T=256 D=192, float32
-# from spec.resolved:78: layers 0..0
+# from spec.resolved:79: layers 0..0
 # eps=1e-06
 
 import torch

@@ -1,5 +1,5 @@
 # constructed by dsc: segment embed, T=256, float32
-# from spec.resolved:61: vocab = 4096
+# from spec.resolved:62: vocab = 4096
 
 from runtime.kernels import on_cuda
 from runtime.ops import embedding, embedding_wgrad_

@@ -1,5 +1,5 @@
 # constructed by dsc: segment experts, D=192 E=8, float32
-# from spec.resolved:83: layers 1..3
+# from spec.resolved:84: layers 1..3
 # R: rows received, any number
 
 from runtime.kernels import on_cuda

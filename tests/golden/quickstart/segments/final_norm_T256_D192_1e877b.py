@@ -1,5 +1,5 @@
 # constructed by dsc: segment final_norm, T=256 D=192, float32
-# from spec.resolved:64: norm_eps = 1e-06
+# from spec.resolved:65: norm_eps = 1e-06
 # eps=1e-06 copies=2
 
 import torch

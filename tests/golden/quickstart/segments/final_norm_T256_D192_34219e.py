@@ -1,5 +1,5 @@
 # constructed by dsc: segment final_norm, T=256 D=192, float32
-# from spec.resolved:100: mtp
+# from spec.resolved:101: mtp
 # eps=1e-06 copies=1
 
 from runtime.kernels import on_cuda

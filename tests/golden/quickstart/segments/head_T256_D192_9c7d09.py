@@ -1,5 +1,5 @@
 # constructed by dsc: segment head, T=256 D=192, float32
-# from spec.resolved:61: vocab = 4096
+# from spec.resolved:62: vocab = 4096
 
 from runtime.kernels import on_cuda
 from runtime.ops import cross_entropy, cross_entropy_dgrad, linear, linear_dgrad, linear_wgrad_

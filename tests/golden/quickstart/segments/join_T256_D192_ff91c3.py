@@ -1,5 +1,5 @@
 # constructed by dsc: segment join, T=256 D=192, float32
-# from spec.resolved:83: layers 1..3
+# from spec.resolved:84: layers 1..3
 # top_k=4
 
 from runtime.kernels import on_cuda

@@ -1,5 +1,5 @@
 # constructed by dsc: segment mtp_input, T=256 D=192, float32
-# from spec.resolved:100: mtp
+# from spec.resolved:101: mtp
 # eps=1e-06
 
 import torch

@@ -1,5 +1,5 @@
 # constructed by dsc: segment router, T=256 D=192, float32
-# from spec.resolved:83: layers 1..3
+# from spec.resolved:84: layers 1..3
 # eps=1e-06 biased=True softmax=False groups=4 top_groups=2 top_k=4 normalize=True scale=2.5 sequence=128 shared=True
 # balance=True
 

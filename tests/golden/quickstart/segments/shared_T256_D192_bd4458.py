@@ -1,5 +1,5 @@
 # constructed by dsc: segment shared, T=256 D=192, float32
-# from spec.resolved:83: layers 1..3
+# from spec.resolved:84: layers 1..3
 
 from runtime.kernels import on_cuda
 from runtime.ops import linear, linear_dgrad, linear_wgrad_, swiglu, swiglu_dgrad

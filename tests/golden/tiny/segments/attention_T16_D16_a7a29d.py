@@ -1,5 +1,5 @@
 # constructed by dsc: segment attention, T=16 D=16, float32
-# from spec.resolved:53: attention mla
+# from spec.resolved:54: attention mla
 # eps=1e-06 query_rank=8 kv_rank=8 sequence=16 heads=2 nope=8 rope=4 value=8 theta=10000.0
 
 import torch

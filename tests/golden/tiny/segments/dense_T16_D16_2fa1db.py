@@ -1,5 +1,5 @@
 # constructed by dsc: segment dense, T=16 D=16, float32
-# from spec.resolved:66: layers 0..0
+# from spec.resolved:67: layers 0..0
 # eps=1e-06
 
 import torch

@@ -1,5 +1,5 @@
 # constructed by dsc: segment experts, D=16 E=4, float32
-# from spec.resolved:71: layers 1..1
+# from spec.resolved:72: layers 1..1
 # R: rows received, any number
 
 from runtime.kernels import on_cuda

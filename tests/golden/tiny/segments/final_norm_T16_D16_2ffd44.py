@@ -1,5 +1,5 @@
 # constructed by dsc: segment final_norm, T=16 D=16, float32
-# from spec.resolved:52: norm_eps = 1e-06
+# from spec.resolved:53: norm_eps = 1e-06
 # eps=1e-06 copies=2
 
 import torch

@@ -1,5 +1,5 @@
 # constructed by dsc: segment final_norm, T=16 D=16, float32
-# from spec.resolved:88: mtp
+# from spec.resolved:89: mtp
 # eps=1e-06 copies=1
 
 from runtime.kernels import on_cuda

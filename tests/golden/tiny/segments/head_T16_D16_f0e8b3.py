@@ -1,5 +1,5 @@
 # constructed by dsc: segment head, T=16 D=16, float32
-# from spec.resolved:49: vocab = 512
+# from spec.resolved:50: vocab = 512
 
 from runtime.kernels import on_cuda
 from runtime.ops import cross_entropy, cross_entropy_dgrad, linear, linear_dgrad, linear_wgrad_

@@ -1,5 +1,5 @@
 # constructed by dsc: segment mtp_input, T=16 D=16, float32
-# from spec.resolved:88: mtp
+# from spec.resolved:89: mtp
 # eps=1e-06
 
 import torch

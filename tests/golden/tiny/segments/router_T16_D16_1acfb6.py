@@ -1,5 +1,5 @@
 # constructed by dsc: segment router, T=16 D=16, float32
-# from spec.resolved:71: layers 1..1
+# from spec.resolved:72: layers 1..1
 # eps=1e-06 biased=True softmax=False groups=2 top_groups=1 top_k=2 normalize=True scale=2.5 sequence=16 shared=True
 # balance=True
 

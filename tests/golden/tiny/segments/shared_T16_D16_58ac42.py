@@ -1,5 +1,5 @@
 # constructed by dsc: segment shared, T=16 D=16, float32
-# from spec.resolved:71: layers 1..1
+# from spec.resolved:72: layers 1..1
 
 from runtime.kernels import on_cuda
 from runtime.ops import linear, linear_dgrad, linear_wgrad_, swiglu, swiglu_dgrad

@@ -1,0 +1,121 @@
+"""Every op of routing written again: token by token, with Python's sort and by lists."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def scores(logits: Tensor, softmax: bool) -> Tensor:
+    """Scores over the last dim: softmax or sigmoid."""
+    return torch.exp(logits) / torch.exp(logits).sum(-1, keepdim=True) if softmax else 1 / (1 + torch.exp(-logits))
+
+
+def route(
+    logits_TE: Tensor,
+    bias_E: Tensor | None,
+    softmax: bool,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    num_best = 1 if softmax else 2
+    return chosen(scores(logits_TE, softmax), bias_E, num_best, groups, top_groups, top_k, normalize, scale)
+
+
+def chosen(
+    score_TE: Tensor,
+    bias_E: Tensor | None,
+    num_best: int,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Token by token, with Python's sort; experts of a token in descending order of score + bias."""
+    size = score_TE.shape[1] // groups
+    gates, experts = [], []
+    for score_E in score_TE:
+        choice = (score_E if bias_E is None else score_E + bias_E).tolist()
+        best = [sum(sorted(choice[group * size : (group + 1) * size])[-num_best:]) for group in range(groups)]
+        kept = sorted(range(groups), key=lambda group, best=best: -best[group])[:top_groups]
+        candidates = [expert for expert in range(len(choice)) if expert // size in kept]
+        best_ones = sorted(candidates, key=lambda expert, of=choice: -of[expert])[:top_k]
+        gate_K = score_E[best_ones]
+        gates.append((gate_K / (gate_K.sum() + 1e-20) if normalize else gate_K) * scale)
+        experts.append(best_ones)
+    return torch.stack(gates), torch.tensor(experts)
+
+
+def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax: bool) -> Tensor:
+    return sequence_loss(scores(logits_TE, softmax), expert_TK, sequence)
+
+
+def sequence_loss(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
+    (T, E), K = score_TE.shape, expert_TK.shape[1]
+    loss = score_TE.new_zeros(())
+    for start in range(0, T, sequence):
+        score_SE = score_TE[start : start + sequence]
+        chosen = expert_TK[start : start + sequence].flatten().tolist()
+        for expert in range(E):
+            frequency = E / (K * sequence) * chosen.count(expert)
+            loss = loss + frequency * (score_SE[:, expert] / score_SE.sum(1)).mean()
+    return loss
+
+
+def permute(
+    x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, num_experts: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    top_k, chosen = expert_TK.shape[1], expert_TK.flatten().tolist()
+    order = sorted(range(len(chosen)), key=lambda choice: (chosen[choice], choice))
+    rows = torch.stack([x_TD[choice // top_k] for choice in order])
+    gates = torch.stack([gate_TK[choice // top_k, choice % top_k] for choice in order])
+    return rows, gates, torch.tensor(order), torch.tensor([chosen.count(expert) for expert in range(num_experts)])
+
+
+def permute_placed(
+    x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    places = [[int(slots_E[expert]) for expert in row] for row in expert_TK.tolist()]
+    return permute(x_TD, gate_TK, torch.tensor(places).reshape(expert_TK.shape), len(slots_E))
+
+
+def slice_choices(
+    gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor, slices: int, apart: int
+) -> tuple[Tensor, Tensor]:
+    gates = torch.stack([gate for gate in gate_TK.unbind(1) for _ in range(slices)], 1)
+    places = [[int(slots_E[e]) + j * apart for e in row for j in range(slices)] for row in expert_TK.tolist()]
+    return gates, torch.tensor(places).reshape(gates.shape)
+
+
+def unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
+    back = functional.one_hot(order_S // top_k, y_SD.shape[0] // top_k).to(y_SD.dtype)
+    return back.T @ y_SD
+
+
+def sqrt_softplus(logits_TE: Tensor) -> Tensor:
+    return torch.log1p(torch.exp(logits_TE)) ** 0.5
+
+
+def route_scores(
+    score_TE: Tensor,
+    bias_E: Tensor | None,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    return chosen(score_TE, bias_E, 2, groups, top_groups, top_k, normalize, scale)
+
+
+def balance_scores(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
+    return sequence_loss(score_TE, expert_TK, sequence)
+
+
+def sigmoid_gate(logit_T1: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-logit_T1.flatten()))
