@@ -84,11 +84,13 @@ SOAK = (
     Row(
         "tests/runs/test_torchrun.py::test_ranks_that", 0, "tests/runtime/test_torchrun.py::test_ranks_that_are_started"
     ),
+    Row("tests/runs/test_tensor.py", 2),
     Row("tests/runs/test_verify.py", 3),
     Row("tests/test_extending_optimizer.py", 2),
     Row("tests/test_tutorial.py", 0, "tests/test_readme.py::test_commands_print"),
     # Training held to autograd, transformers and the ledger: each claim once in `test`, every model and plan in `soak`.
     Row("tests/experts/test_trained.py::test_training_equals_autograd", 3),
+    Row("tests/predict/test_foldings.py", 5),
     Row("tests/proof/test_alone.py", 2),
     Row("tests/proof/test_any_schedule.py::test_any_schedule", 4),
     Row("tests/proof/test_effects.py", 2),
@@ -101,6 +103,7 @@ SOAK = (
     Row("tests/training/test_bf16.py", 6),
     Row("tests/training/test_differential.py", 3),
     Row("tests/training/test_memory.py", 3),
+    Row("tests/training/test_expert_tensor.py", 3),
     Row("tests/training/test_nodes.py::test_forwarded", 4),
     Row("tests/training/test_nodes.py::test_training", 2),
     Row("tests/training/test_recompute.py", 8),

@@ -25,12 +25,13 @@ def layout_of(
     devices: int | None,
     per_node: int | None = None,
 ) -> Layout:
-    """Sizes of a layer; what is not given is the spec's: the expert ranks, which fill nodes one after the other.
+    """Sizes of a layer; what is not given is the spec's: the expert ranks, which fill nodes one after the other. One
+    of them is several devices where these split each expert.
 
     `per_node`: devices of a node where the layer runs; None: on all nodes equally many.
     """
     of = devices or spec.parallel.expert
-    per_node = per_node or spec.cluster.node.devices
+    per_node = max(1, (per_node or spec.cluster.node.devices) // spec.parallel.expert_tensor)
     filled = of // per_node if of > per_node and of % per_node == 0 else 1
     return Layout(ffn.experts, replicas or ffn.experts, groups or ffn.groups, nodes or filled, of)
 

@@ -84,10 +84,12 @@ def _assumptions(spec: Spec, num_stages: int, has_experts: bool) -> Iterator[str
             "layers are split so that the most loaded pipeline rank takes least, then the slowest stage; "
             f"of splits that take at most {1 / NEAR:.0%} more, the one whose fullest device holds least"
         )
+    ways = spec.parallel.expert_tensor
+    split = f", which is {ways} devices, each with a slice of its width" if ways > 1 else ""
     if has_experts and spec.parallel.placement is not None:
-        yield f"experts live on the expert ranks that {spec.parallel.placement} says"
-    elif has_experts and spec.parallel.expert > 1:
-        yield "expert e of E lives on expert rank e // (E / expert)"
+        yield f"experts live on the expert ranks that {spec.parallel.placement} says{split}"
+    elif has_experts and spec.parallel.expert_group > 1:
+        yield f"expert e of E lives on expert rank e // (E / expert){split}"
 
 
 def block_of(tensor: str) -> str:

@@ -16,7 +16,7 @@ from compiler.decide import lower_spec
 from compiler.emit.segment_cache import Segments
 from compiler.expert_placement import ExpertPlacement
 from compiler.experts.placement_file import layer_placement
-from compiler.experts.spec_experts import layers_with_experts
+from compiler.experts.spec_experts import layers_with_experts, layout_of
 from compiler.plan import make_plan
 from compiler.read_files import with_files
 from compiler.spec_files import with_expert_placement
@@ -24,8 +24,9 @@ from dsl.diagnostics import SpecError
 from dsl.load import load as load_spec
 from dsl.schema import Spec
 from tests.runs.place import FOUR_RANKS, Place, bits, saved
-from tests.training.specs import spec
+from tests.training.specs import MOE, spec
 from tests.training.test_differential import check
+from tests.training.test_nodes import on_nodes
 
 
 def scattered(chosen: Spec, seed: int = 0) -> tuple[Spec, ExpertPlacement]:
@@ -71,6 +72,13 @@ def test_experts_are_held_where_the_placement_says() -> None:
         assert sorted(slots) == list(range(len(slots)))
         assert [slot // (len(slots) // 2) for slot in slots] == list(owners)
     lower_spec(chosen)  # and the proof has nothing against it
+
+
+def test_an_expert_rank_may_be_several_devices() -> None:
+    """Two nodes of two devices, which have two expert ranks of two devices, or one group's four."""
+    split, whole = (on_nodes(spec(1, ep, 4, 2, expert_tensor=4 // ep), 2) for ep in (2, 4))
+    layouts = [layout_of(each, MOE, None, None, None, None) for each in (split, whole)]
+    assert [(layout.devices, layout.nodes) for layout in layouts] == [(2, 2), (4, 2)]
 
 
 # ---------------------------------------------------------------- from a run to its next resume
