@@ -36,6 +36,7 @@ SOAK = (
     Row("tests/training/test_formats.py::test_a_step_equals", 2),
     Row("tests/training/test_formats.py::test_the_loss", 2),
     Row("tests/training/test_fp8_meshes.py::test_proven_peak", 2),
+    Row("tests/training/test_tensor_fp8.py::test_a_step", 3),
     Row("tests/training/test_fp8.py::test_a_step", 3),
     Row("tests/training/test_fp8.py::test_adapters", 2),
     Row("tests/training/test_fp8_meshes.py::test_a_step_on_any_mesh", 2),

@@ -83,7 +83,7 @@ RULES: tuple[Row, ...] = (
     (tuple(f"precision.{role}" for role in precision.ALL_ROLES), precision.few_bits_have_a_role),
     ((*FP8, "precision.dispatch", "precision.combine"), precision.tiles_are_given),
     (
-        (*FP8, *ATTENTIONS, "model.hidden", f"{LAYERS}.ffn.inner", f"{LAYERS}.ffn.shared_inner"),
+        (*FP8, *ATTENTIONS, "model.hidden", f"{LAYERS}.ffn.inner", f"{LAYERS}.ffn.shared_inner", "parallel.tensor"),
         precision.operands_are_read_whole,
     ),
     ((*FP8, "precision.promote"), precision.sums_are_promoted),

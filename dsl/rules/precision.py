@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsl.formats import FP8 as BLOCKS
 from dsl.formats import PRODUCTS, Format, format_of
 from dsl.rules.finding import Finding, nearest_multiple
-from dsl.schema import Custom, Dtype, Gqa, Mla, Moe, Precision, Spec
+from dsl.schema import Custom, Dense, Dtype, Gqa, Mla, Moe, Precision, Spec
 from dsl.schema.run import WIDEST_NORM_GRADIENT
 
 FP8 = "e4m3"
@@ -108,41 +108,46 @@ def operands_are_read_whole(spec: Spec) -> Iterator[Finding]:
     if linear not in OPERANDS:
         return
     read = min((READ, *(tile.columns for name in TILES if (tile := getattr(precision, name)) is not None)))
-    for what, factor, width, at in _summed_widths(spec):
-        if width % read:
+    for what, factor, width, at, ranks in _summed_widths(spec):
+        if width % (read * ranks):
             value = width // factor
-            near = next(each for each in _outwards(value) if each * factor % read == 0)
+            near = next(each for each in _outwards(value, read * ranks) if each * factor % (read * ranks) == 0)
             reads = f"linear = {linear} reads {read} elements at a time"
-            message = f"{what} = {width:,} is no multiple of {read}, and {reads}"
+            on_each = f" on {ranks} tensor ranks, {width // ranks:,} on each," if ranks > 1 else ""
+            message = f"{what} = {width:,}{on_each} is no multiple of {read}, and {reads}"
             note = ("the dtype is given here", "precision.linear")
             yield Finding("E0910", message, at, f"write `{at.rpartition('.')[2]} = {near}`", (note,))
 
 
-def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str]]:
-    """(name, width of a value of its key, width, path) of what the forward of each linear sums over."""
-    model = spec.model
-    yield "hidden", 1, model.hidden, "model.hidden"
+def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str, int]]:
+    """(name, width of a value of its key, width, path, tensor ranks that divide it) of what the forward of each linear
+    sums over."""
+    model, tensor = spec.model, spec.parallel.tensor
+    yield "hidden", 1, model.hidden, "model.hidden", 1
     for at, attention in model.attentions:
         if isinstance(attention, Gqa):
             width = attention.head_dim
-            yield f"heads·head_dim = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads"
+            ranks = tensor if attention.heads % tensor == 0 else 1
+            yield f"heads·head_dim = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads", ranks
         elif isinstance(attention, Mla):
             width = attention.head_dim.value
             if attention.query_rank is not None:
-                yield "query_rank", 1, attention.query_rank, f"{at}.query_rank"
-            yield "kv_rank", 1, attention.kv_rank, f"{at}.kv_rank"
-            yield f"heads·value = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads"
+                yield "query_rank", 1, attention.query_rank, f"{at}.query_rank", 1
+            yield "kv_rank", 1, attention.kv_rank, f"{at}.kv_rank", 1
+            ranks = tensor if attention.heads % tensor == 0 else 1
+            yield f"heads·value = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads", ranks
     for index, span in enumerate(model.layers):
         if not isinstance(span.ffn, Custom):
-            yield "inner", 1, span.ffn.inner, f"model.layers.{index}.ffn.inner"
+            ranks = tensor if isinstance(span.ffn, Dense) and span.ffn.inner % tensor == 0 else 1
+            yield "inner", 1, span.ffn.inner, f"model.layers.{index}.ffn.inner", ranks
         if isinstance(span.ffn, Moe) and span.ffn.shared_inner is not None:
-            yield "shared_inner", 1, span.ffn.shared_inner, f"model.layers.{index}.ffn.shared_inner"
+            yield "shared_inner", 1, span.ffn.shared_inner, f"model.layers.{index}.ffn.shared_inner", 1
 
 
-def _outwards(value: int) -> Iterator[int]:
-    """`value`, and the numbers around it, the nearest first and of two the larger one."""
+def _outwards(value: int, most: int = READ) -> Iterator[int]:
+    """`value`, and the numbers up to `most` around it, the nearest first and of two the larger one."""
     yield value
-    for distance in range(1, READ + 1):
+    for distance in range(1, most + 1):
         yield value + distance
         if value > distance:
             yield value - distance

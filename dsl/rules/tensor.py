@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from math import gcd
 
+from dsl.formats import FP8, format_of
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import CustomAttention, Dense, Gqa, Mla, Model, Moe, Spec
 
@@ -92,10 +93,17 @@ def adapters_are_whole(spec: Spec) -> Iterator[Finding]:
 
 
 def products_are_split(spec: Spec) -> Iterator[Finding]:
-    """Products read what is gathered as it is: quantised rows are not exchanged between tensor ranks."""
-    linear = spec.precision.linear
-    if linear != spec.precision.compute:
-        yield from _refused("E0819", spec, f"products in {linear} are not split over ranks yet", "precision")
+    """Products read rows that are quantised behind `gather`, in blocks of FP8. Other formats are not split yet, nor
+    what is rotated or rounded at random (parts of a weight would have the same numbers), nor products of experts."""
+    precision = spec.precision
+    blocks = format_of(precision) is FP8 and not precision.hadamard and precision.gradient_rounding == "nearest"
+    why = f"products in {precision.linear} are not split over ranks yet"
+    if precision.linear == precision.compute:
+        return
+    if not blocks:
+        yield from _refused("E0819", spec, f"{why}, but for blocks of FP8", "precision")
+    elif getattr(spec.parallel, EXPERT) > 1:
+        yield _whole("E0819", EXPERT, spec, why, "precision")
 
 
 def matrices_are_updated_whole(spec: Spec) -> Iterator[Finding]:

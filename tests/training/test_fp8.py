@@ -24,8 +24,9 @@ from compiler.emit.segment_cache import Segments
 from dsl.schema import BUILT_IN, Batch, Dense, HeadDim, Lora, Mla, Rope, Spec
 from dsl.schema.run import Fusion
 from runtime.build import Build
+from runtime.comm.connect import Endpoint
 from runtime.launch.heartbeat import Board
-from runtime.trainer import Trainer
+from runtime.trainer import ON_CPU, Trainer
 from tests.segments.rounding import SPREADS, spread
 from tests.training.samples import RandomSamples, steady_weight
 from tests.training.specs import EVERYTHING, MOE, YARN, gqa, model, spec
@@ -69,11 +70,14 @@ def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(steady_weight(name, shape)).to(torch.bfloat16)
 
 
-def step(folder: Path, how: Rounding | None) -> dict[str, Tensor]:
-    """Gradients and losses of the first step of a build: as it runs, or in float64 under a way of rounding."""
+def step(
+    folder: Path, how: Rounding | None, rank: int = 0, board: Board | None = None, endpoint: Endpoint = ON_CPU
+) -> dict[str, Tensor]:
+    """Gradients and losses of the first step of a build, as a rank has them: as it runs, or in float64 under a way of
+    rounding."""
     build = Build.open(folder)
-    samples = RandomSamples(61, build.plan.train.sequence)
-    trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
+    samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
+    trainer = Trainer(build, rank, samples, samples, board or Board(1).bind(0), endpoint)
     for bucket in trainer.state.held:
         for entry in bucket.entries:
             bucket.set_weight(entry, value_of(entry.name, entry.shape))
