@@ -20,7 +20,7 @@ from runtime.comm.exchange import Exchange, Route
 from runtime.comm.transport import Edge, Pending
 from runtime.contract import Call
 from runtime.sharding import Sharding, Whole
-from runtime.tensor_rows import TensorRows
+from runtime.split_rows import Sequences, SplitRows
 from runtime.trace import Span
 
 
@@ -44,7 +44,8 @@ class Executor:
     edges_out: Mapping[int, Edge]
     exchange: Exchange
     sharding: Sharding
-    tensor_rows: TensorRows
+    tensor_rows: SplitRows
+    sequences: Sequences
     message: tuple[tuple[int, ...], torch.dtype]
     device: torch.device
     board: Board
@@ -152,18 +153,28 @@ class Executor:
         self.tensor_rows.gather(_name("gather_rows", action, micro_batch, site), rows)
 
     def wait_gather_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
-        name = _name("gather_rows", action, micro_batch, site)
-        self.board.set_action(name)
-        return self.tensor_rows.wait(name)
+        return self._wait_rows(self.tensor_rows, "gather_rows", action, micro_batch, site)
 
     def scatter_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """Sums of rows, or of gradients, over the tensor ranks, of which each gets its part."""
         self.tensor_rows.scatter(_name("scatter_rows", action, micro_batch, site), rows)
 
     def wait_scatter_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
-        name = _name("scatter_rows", action, micro_batch, site)
-        self.board.set_action(name)
-        return self.tensor_rows.wait(name)
+        return self._wait_rows(self.tensor_rows, "scatter_rows", action, micro_batch, site)
+
+    def gather_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
+        """The rows of whole sequences, such as keys, to all context ranks, each of which has a part of them."""
+        self.sequences.gather(_name("gather_sequences", action, micro_batch, site), rows)
+
+    def wait_gather_sequences(self, action: str, micro_batch: int, site: str) -> Tensor:
+        return self._wait_rows(self.sequences, "gather_sequences", action, micro_batch, site)
+
+    def scatter_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
+        """Sums of the gradients of these rows over the context ranks, of which each gets its part."""
+        self.sequences.scatter(_name("scatter_sequences", action, micro_batch, site), rows)
+
+    def wait_scatter_sequences(self, action: str, micro_batch: int, site: str) -> Tensor:
+        return self._wait_rows(self.sequences, "scatter_sequences", action, micro_batch, site)
 
     def gather(self, action: str, micro_batch: int, site: str) -> None:
         """The weights of a segment that data ranks divide."""
@@ -186,6 +197,18 @@ class Executor:
         name = _name("scatter", action, micro_batch, site)
         self.board.set_action(name)
         self.sharding.wait_scatter(name, site)
+
+    def gather_choices(self, action: str, micro_batch: int, site: str, counts: Tensor) -> None:
+        """How often each expert is chosen in parts of sequences, to all context ranks."""
+        self.sequences.gather(_name("gather_choices", action, micro_batch, site), counts, ordered=False)
+
+    def wait_gather_choices(self, action: str, micro_batch: int, site: str) -> Tensor:
+        return self._wait_rows(self.sequences, "gather_choices", action, micro_batch, site)
+
+    def _wait_rows(self, of: SplitRows, kind: str, action: str, micro_batch: int, site: str) -> Tensor:
+        name = _name(kind, action, micro_batch, site)
+        self.board.set_action(name)
+        return of.wait(name)
 
     def _start(
         self, kind: str, action: str, micro_batch: int, site: str, operands: Sequence[Tensor | Route], forward: bool

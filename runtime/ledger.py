@@ -113,7 +113,8 @@ class Ledger:
         for space in self.executor._values.values():
             yield from (value.flat if isinstance(value, Whole) else value for value in vars(space).values())
         yield from (each.whole.flat for each in self.executor.sharding.pending.values())
-        yield from (each.result for each in self.executor.tensor_rows.pending.values())
+        for rows in (self.executor.tensor_rows, self.executor.sequences):
+            yield from (each.result for each in rows.pending.values())
         pending: list[Pending] = [*self.executor._posted.values(), *self.executor._sent.values()]
         for name, exchanges in self.executor.exchange.pending.items():
             pending += [] if name.startswith("counts") else exchanges

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime import contract
+from runtime import contract, zigzag
 
 NO_TARGET = -1
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
@@ -32,20 +32,27 @@ class DocumentSource(Source, Protocol):
     def starts(self, index: int) -> np.ndarray: ...
 
 
+def unravel(column: int, mesh: contract.Mesh) -> tuple[int, int, int]:
+    """(data rank, context rank, tensor rank) of a column."""
+    return column // (mesh.cp * mesh.tp), column // mesh.tp % mesh.cp, column % mesh.tp
+
+
 def micro_batches(
     plan: contract.Plan, source: Source, samples: Indices, sequence: int, column: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """A column's micro-batches of the samples, [micro-batch, token]: its rows of them, where tensor ranks divide rows.
+    """A column's micro-batches of the samples, [micro-batch, token]: its rows of them, where context ranks divide
+    sequences and tensor ranks rows.
 
     A token below 0 is ~id of an input, and no target. Where documents are kept apart, a token of another document than
     the one that is to predict it is no target either, and `starts` says where the document of each token begins in its
-    sequence: of all rows, for attention sees all.
+    sequence: of all rows that a context rank has, for attention sees all. Context ranks also have `positions`, those of
+    their rows in their sequences.
 
     Where tensor ranks have parts of the vocabulary, a rank gets the tokens of all rows, and beside its targets those of
     all rows as `part_targets`, both less the first word that it has; below 0 are those that other ranks have.
     """
     mesh, size = plan.mesh, plan.train.micro_batch
-    data_rank, tensor_rank = divmod(column, mesh.tp)
+    data_rank, context_rank, tensor_rank = unravel(column, mesh)
     count = len(samples) // (mesh.dp * size)
     indices = samples.reshape(count, mesh.dp, size)[:, data_rank].reshape(-1)
 
@@ -67,10 +74,17 @@ def micro_batches(
         for name in ("targets", "mtp_targets"):
             data[name] = data[name].masked_fill(ahead(starts, AHEAD[name]) > position, NO_TARGET)
         whole["starts"] = ahead(starts, 0).to(torch.int32)
+    if mesh.cp > 1:
+        whole["positions"] = torch.arange(sequence, dtype=torch.int32, device=device).repeat(count, size)
+
+        def mine(rows: Tensor) -> Tensor:
+            return zigzag.of_rank(rows.flatten(), count * size, mesh.cp, context_rank).view(count, -1)
+
+        data, whole = ({name: mine(rows) for name, rows in of.items()} for of in (data, whole))
     if mesh.tp > 1:
-        mine = {name: v.chunk(mesh.tp, dim=1)[tensor_rank].contiguous() for name, v in data.items()}
+        rows = {name: v.chunk(mesh.tp, dim=1)[tensor_rank].contiguous() for name, v in data.items()}
         whole |= _of_part(data, plan.model.vocab, tensor_rank, mesh.tp) if plan.model.vocab % mesh.tp == 0 else {}
-        data = mine
+        data = rows
     return data | whole
 
 

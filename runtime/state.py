@@ -230,17 +230,22 @@ def shared_flats(plan: contract.Plan) -> dict[str, tuple[tuple[int, ...], int]]:
 
 def largest_parts(plan: contract.Plan) -> dict[Channel, int]:
     """The channels of holders that divide buckets → bytes of the largest part of gradients or weights; those of tensor
-    groups → bytes of the rows of one rank."""
+    and context groups → bytes of the rows of one rank."""
     size = max(DTYPES[each].itemsize for each in (plan.precision.parameter, plan.precision.gradients))
     found: dict[Channel, int] = {}
     for bucket in plan.buckets:
         if bucket.sites:
             part = padded_size(bucket, plan.zero) // len(bucket.holders) * size
             found["reduce", bucket.holders] = max(found.get(("reduce", bucket.holders), 0), part)
-    rows = plan.train.micro_batch * plan.train.sequence // plan.mesh.tp
+    rows = plan.train.micro_batch * plan.train.sequence // (plan.mesh.cp * plan.mesh.tp)
     row = plan.model.hidden * DTYPES[plan.precision.compute].itemsize
-    groups = (each for each in plan.openings if each.kind == "tensor")
-    return found | {("tensor", ranks): rows * row for group in groups for ranks in group.channels(plan.mesh)}
+    sizes = {"tensor": rows * row, "context": plan.sequence_part}
+    return found | {
+        (each.kind, ranks): sizes[each.kind]
+        for each in plan.openings
+        if each.kind in sizes
+        for ranks in each.channels(plan.mesh)
+    }
 
 
 def padded_size(bucket: contract.Bucket, zero: int) -> int:

@@ -34,8 +34,8 @@ from runtime.position import Position
 from runtime.quantised import quantised_weights
 from runtime.rate import batch_at, learning_rate, value_at
 from runtime.sharding import Sharding
+from runtime.split_rows import Sequences, SplitRows
 from runtime.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
-from runtime.tensor_rows import TensorRows
 from runtime.trace import Span
 
 ON_CPU = Endpoint()
@@ -102,8 +102,10 @@ class Trainer:
     def _executor(self, links: Links) -> Executor:
         mesh, edges, here = self.plan.mesh, self.plan.edges, self.pp_rank
         world = {r: r * mesh.columns + self.column for r in range(mesh.pp)}
-        first, split = (self.rank - self.column % degree for degree in (mesh.expert_group, mesh.tp))
-        members = tuple(range(first, first + mesh.expert_group))
+        degrees = mesh.expert_group, mesh.tp, mesh.cp * mesh.tp
+        first, split, of_data = (self.rank - self.column % degree for degree in degrees)
+        members, tensor = tuple(range(first, first + mesh.expert_group)), tuple(range(split, split + mesh.tp))
+        context = tuple(range(of_data + self.column % mesh.tp, of_data + mesh.cp * mesh.tp, mesh.tp))
         return Executor(
             rank=here,
             parameters=self.state.parameters,
@@ -112,7 +114,8 @@ class Trainer:
             edges_out={b: links.edge(self.rank, world[b]) for a, b in edges if a == here},
             exchange=self._exchange(members, links),
             sharding=Sharding(self.state, links),
-            tensor_rows=TensorRows(links, self.rank, tuple(range(split, split + mesh.tp))),
+            tensor_rows=SplitRows(links, self.rank, tensor),
+            sequences=Sequences(links, self.rank, context, self.plan.train.micro_batch),
             message=_message(self.plan.message),
             device=self.device,
             board=self.board,
@@ -124,7 +127,7 @@ class Trainer:
             return LocalExchange({layer.site: layer for layer in self.layers}, alignment)
         reads = HostReads(self.device)
         if plan.mesh.node:
-            tokens = plan.train.micro_batch * plan.train.sequence // plan.mesh.tp
+            tokens = plan.train.micro_batch * plan.train.sequence // (plan.mesh.cp * plan.mesh.tp)
             return nodes.exchange_of(self.rank, members, plan.mesh.node, links, reads, alignment, tokens)
         rows, counts = links.swap("expert", members), links.swap("counts", members)
         assert rows and counts, "a group of several ranks has both"

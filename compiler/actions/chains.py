@@ -163,12 +163,13 @@ class Chains:
         return Node(instruction, nanoseconds(time_s), (*writes, *forwarded))
 
     def _rows(self, step: Communication, phase: str) -> Node:
-        """Rows, or gradients, that tensor ranks put together or take apart."""
+        """Rows, or gradients, that tensor ranks or context ranks put together or take apart."""
         reads, writes = (step.sizes, step.outputs) if phase == "F" else (step.arriving, step.returned)
         kind = step.rows_kind(phase)
         whole = max(buffer.fixed_bytes for buffer in (*reads, *writes))
-        how: Reduction = "all_gather" if kind == "gather_rows" else "reduce_scatter"
-        time_s = self.rates.fabric.reduce_s(whole, self.rates.tensor, how)
+        how: Reduction = "all_gather" if kind.startswith("gather") else "reduce_scatter"
+        among = self.rates.tensor if step.axis == "tp" else self.rates.context
+        time_s = self.rates.fabric.reduce_s(whole, among, how)
         start = Instruction(kind, 0, "", phase, step.site, reads=tuple(buffer.name for buffer in reads))
         return Node(start, nanoseconds(time_s), writes)
 
@@ -200,7 +201,7 @@ class Chains:
     def _exchange_backward(self, step: Communication) -> list[Node]:
         """The gradient of an exchange goes the other way: from its outputs' gradients to its inputs'."""
         if step.moves_rows:
-            return [self._rows(step, "I")]
+            return [self._rows(step, "I")] if step.returned else []
         reads = (*(b.name for b in (*step.arriving, *self._maps(step))), f"{step.site}_route")
         return [self._exchange(step.kind, "I", step.site, reads, step.returned, step.forwarded_back)]
 

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 from compiler.ir import Buffer, Instruction
 
-EXCHANGES = ("counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather", "scatter")
+EXCHANGES = (
+    *("counts", "dispatch", "combine"),
+    *("gather_rows", "scatter_rows", "gather_sequences", "scatter_sequences", "gather_choices"),
+    *("gather", "scatter"),
+)
 Key = tuple[str, str, str]  # kind, phase and site of an instruction
 
 

@@ -60,7 +60,15 @@ def contract_plan(
         biases=tuple(_bias(r) for r in plan.replicas if r.role == "bias"),
         quantised=quantised,
         host=recipe.host(spec, lowered.memories),
+        sequence_part=_sequence_part(plan),
     )
+
+
+def _sequence_part(plan: Plan) -> int:
+    """Bytes of the largest part of sequences that a context rank gives the others."""
+    steps = (step for stage in plan.stages for step in stage.steps if isinstance(step, Communication))
+    parts = (min(b.fixed_bytes for b in (*step.sizes, *step.outputs)) for step in steps if step.axis == "cp")
+    return max(parts, default=0)
 
 
 def _message(plan: Plan) -> contract.Message | None:

@@ -34,12 +34,20 @@ class Use:
         }
 
 
+RowsKind = Literal["gather_rows", "scatter_rows", "gather_sequences", "scatter_sequences", "gather_choices"]
+ROWS: Mapping[str, tuple[RowsKind, RowsKind]] = {  # by mesh axis: what puts rows together, and what sums them
+    "tp": ("gather_rows", "scatter_rows"),
+    "cp": ("gather_sequences", "scatter_sequences"),
+}
+
+
 @dataclass(frozen=True)
 class Communication:
     """An exchange between segments.
 
     gather: the rows of a micro-batch that each tensor rank has, put together on all of them; scatter: sums of what they
-    have of all rows, of which each gets its rows. Each is the gradient of the other.
+    have of all rows, of which each gets its rows. Each is the gradient of the other. Between context ranks rows are put
+    together in the order of their sequences. choices: counts that have no gradient, put together rank after rank.
 
     dispatch: (rows, gate, counts) -> (rows_R, gate_R, offsets_E); combine: y_R -> y. Rows of 8 bits are two tensors,
     data and scales, as gradients may be. Of the R rows those of an expert lie together, padded to a multiple of
@@ -50,9 +58,9 @@ class Communication:
     two tables more, `maps`, which every later exchange of the layer takes.
     """
 
-    kind: Literal["dispatch", "combine", "gather", "scatter"]
-    site: str  # "L17", or of tensor ranks that of the segment between: "L3.attention"
-    axis: str  # mesh axis, "ep" or "tp"; expert slices are spread as experts are
+    kind: Literal["dispatch", "combine", "gather", "scatter", "choices"]
+    site: str  # "L17", or of tensor ranks that of the segment between: "L3.attention"; of context ranks "L3.keys"
+    axis: Literal["ep", "tp", "cp"]  # of the mesh; expert slices are spread as experts are
     inputs: tuple[str, ...]
     outputs: tuple[Buffer, ...]
     sizes: tuple[Buffer, ...]  # the inputs' buffers, for memory and cost
@@ -66,12 +74,15 @@ class Communication:
 
     @property
     def moves_rows(self) -> bool:
-        """Whether tensor ranks exchange rows of the residual stream."""
-        return self.axis == "tp"
+        """Whether tensor ranks or context ranks exchange rows of a micro-batch."""
+        return self.axis in ROWS
 
-    def rows_kind(self, phase: str) -> Literal["gather_rows", "scatter_rows"]:
+    def rows_kind(self, phase: str) -> RowsKind:
         """The instruction that moves rows in a phase: a backward moves gradients the other way."""
-        return "gather_rows" if (self.kind == "gather") == (phase == "F") else "scatter_rows"
+        if self.kind == "choices":
+            return "gather_choices"
+        gathers, scatters = ROWS[self.axis]
+        return gathers if (self.kind == "gather") == (phase == "F") else scatters
 
 
 @dataclass(frozen=True)
@@ -92,9 +103,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes pp dp ep tp cp etp. world = pp·dp·tp·cp; ep·etp divides dp·tp·cp. World ranks are pp-major, tp innermost.
+    """Axes pp dp ep tp cp etp. world = pp·dp·cp·tp; ep·etp divides dp·cp·tp. World ranks are pp-major, tp innermost, cp
+    around it.
 
-    A column is what one rank of each pipeline rank has in common: its place in dp·tp·cp.
+    A column is what one rank of each pipeline rank has in common: its place in dp·cp·tp.
     """
 
     pp: int

@@ -11,8 +11,8 @@ from compiler.ir.segment import Buffer
 from compiler.stage_placement import StagePlacement
 
 Kind = Literal[
-    "load", "receive", "run", "counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather", "zeros",
-    "scatter", "wait", "send", "record", "constant", "free",
+    "load", "receive", "run", "counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather_sequences",
+    "scatter_sequences", "gather_choices", "gather", "zeros", "scatter", "wait", "send", "record", "constant", "free",
 ]  # fmt: skip
 
 
@@ -28,7 +28,8 @@ class Instruction:
     rank keeps the value for the receive there: its storage changes hands, nothing is copied, posted or released.
 
     Tensor ranks put the rows of a micro-batch together by `gather_rows`, and take apart what they sum by
-    `scatter_rows`, on the communication lane too.
+    `scatter_rows`, on the communication lane too. Context ranks do so by `gather_sequences` and `scatter_sequences`,
+    with the rows of sequences in their order; `gather_choices` puts counts together.
 
     Where data ranks divide what a segment has (`Plan.sharded`), `gather` starts to put its weights together, on the
     communication lane too; `zeros` makes its accumulators, for one micro-batch; and behind its W `scatter` starts to

@@ -142,6 +142,11 @@ class Segment:
     fused: tuple[str, ...] = ()  # passes that make one op of several: compiler/segments/fuse.py
 
     @property
+    def repeats(self) -> bool:
+        """Whether the backward computes the whole segment again. Context ranks have attention in two."""
+        return {"project": "attention", "attend": "attention"}.get(self.kind, self.kind) in self.recompute
+
+    @property
     def key(self) -> tuple[Any, ...]:
         again = (*self.recompute, *self.remade, *self.stored)
         return (self.kind, self.params, self.inputs, self.outputs, self.constants, *again, self.fused)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import BYTES, FUSION, LEGS, Choice, Name, begins, in_name, power_of_two
+from compiler.kernels.kernel import BYTES, FUSION, LEGS, Choice, Name, in_name, places, power_of_two
 
 _ONCE = "ld.global.L1::evict_first"  # queries, or keys and values, that only one tile is made of
 STREAMS = {
@@ -193,22 +193,29 @@ def _power_within(size: int) -> int:
 def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) -> Choice | None:
     S, H, nope, rope, value, *_ = sizes
     template = "attention_dgrad" if "_dgrad" in op else "attention"
-    more: dict[str, Any] = {"kept": "e5m6" in op, "both": "both" in op, "documents": begins(sizes)}
+    documents, positions = places(sizes)
+    if positions:
+        return None
+    more: dict[str, Any] = {"kept": "e5m6" in op, "both": "both" in op, "documents": documents}
     return _choose(template, op, {q.dtype, kv.dtype, k_rope.dtype}, sms, S, H, 1, nope, rope, value, **more)
 
 
 def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Choice | None:
     S, H, G, *_ = sizes
     width, template = int(q.shape[1]) // H, op.replace("gqa_", "")
-    dtypes = {q.dtype, k.dtype, v.dtype}
-    return _choose(template, op, dtypes, sms, S, H, H // G, 0, width, width, documents=begins(sizes))
+    dtypes, (documents, positions) = {q.dtype, k.dtype, v.dtype}, places(sizes)
+    if positions:
+        return None
+    return _choose(template, op, dtypes, sms, S, H, H // G, 0, width, width, documents=documents)
 
 
 def _bounded(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *sizes: Any) -> Choice | None:
     S, H, G, _, window, softcap, *_ = sizes
     width, template = int(q.shape[1]) // H, op.replace("bounded_", "")
-    bounds = Bounds(min(window or S, S), softcap, sinks)
-    more: dict[str, Any] = {"bounds": bounds, "documents": begins(sizes)}
+    bounds, (documents, positions) = Bounds(min(window or S, S), softcap, sinks), places(sizes)
+    if positions:
+        return None
+    more: dict[str, Any] = {"bounds": bounds, "documents": documents}
     return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width, **more)
 
 

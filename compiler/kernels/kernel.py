@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
@@ -43,9 +43,24 @@ class KernelFile:
     source: str
 
 
-def begins(arguments: Sequence[Any]) -> bool:
-    """Whether the last of an op's arguments says where documents begin."""
-    return bool(arguments) and isinstance(arguments[-1], Buffer) and arguments[-1].dtype == "int32"
+class Places(NamedTuple):
+    """What an op is told of where its rows stand: where their documents begin, and their positions."""
+
+    documents: bool
+    positions: bool
+
+    def __str__(self) -> str:
+        """The end of a kernel's name."""
+        return "_documents" * self.documents + "_positions" * self.positions
+
+
+def places(arguments: Sequence[Any]) -> Places:
+    """Which of the two the last arguments of an op are; positions come behind starts, or behind None."""
+    told = [isinstance(each, Buffer) and each.dtype == "int32" for each in arguments[-2:]]
+    if not told or not told[-1]:
+        return Places(documents=False, positions=False)
+    positions = len(told) > 1 and (told[0] or arguments[-2] is None)
+    return Places(documents=told[0] if positions else True, positions=positions)
 
 
 def power_of_two(size: int) -> int:

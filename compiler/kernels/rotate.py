@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import BYTES, FUSION, Choice, begins, power_of_two
+from compiler.kernels.kernel import BYTES, FUSION, Choice, Places, places, power_of_two
 
 STREAMS = {"_turn": ("ld.global.L1::evict_first",)}
 TILE = 2048  # columns of several heads of several tokens that a program owns
 
 
-def choose(x: Buffer, heads: int, first: int, width: int, documents: bool) -> Choice | None:
+def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> Choice | None:
     """Heads whose columns fit into a program; rotated columns begin with an even one, so that pairs lie together."""
     columns = int(x.shape[1]) // heads
     block = power_of_two(columns)
@@ -21,10 +21,11 @@ def choose(x: Buffer, heads: int, first: int, width: int, documents: bool) -> Ch
     num = min(power_of_two(heads), TILE // block)
     launch = {"TOKENS": TILE // (block * num), "HEADS": num, "num_warps": 4, **FUSION}
     return Choice(
-        name=f"rotate_h{heads}_c{columns}_f{first}_r{width}_{x.dtype}{'_documents' * documents}",
+        name=f"rotate_h{heads}_c{columns}_f{first}_r{width}_{x.dtype}{where}",
         template="rotate",
         values=(
-            ("documents", documents),
+            ("documents", where.documents),
+            ("positions", where.positions),
             ("HEADS", heads),
             ("C", columns),
             ("BLOCK", block),
@@ -36,7 +37,7 @@ def choose(x: Buffer, heads: int, first: int, width: int, documents: bool) -> Ch
 
 
 def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *how: Any) -> Choice | None:
-    return choose(x, heads, first, width, documents=begins(how))
+    return choose(x, heads, first, width, places(how))
 
 
 OPS: dict[str, Callable[..., Choice | None]] = {"rotate": _row, "rotate_dgrad": _row}

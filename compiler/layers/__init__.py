@@ -60,6 +60,8 @@ LAYERS: dict[str, Layer] = {
         ("rmsnorm", "mla_up", "attention"),
         ("residual_norm", "quantise", "norm_gradient"),
     ),
+    "attend": Layer(attention.build_attend, attention.PARAMETERS, ("mla_up", "attention"), ("quantise",)),
+    "balance": Layer(moe.build_balance, {}),
     "between": Layer(stream.build_between, stream.BETWEEN_PARAMETERS, (), ("residual_norm", "norm_gradient")),
     "dense": Layer(
         dense.build, dense.PARAMETERS, ("rmsnorm", "swiglu", "dense"), ("residual_norm", "quantise", "norm_gradient")
@@ -73,6 +75,12 @@ LAYERS: dict[str, Layer] = {
     "leave": Layer(stream.build_leave, stream.LEAVE_PARAMETERS),
     "loss": Layer(ends.build_loss, {}),
     "mtp_input": Layer(mtp.build, mtp.PARAMETERS, ("rmsnorm",)),
+    "project": Layer(
+        attention.build_project,
+        attention.PARAMETERS,
+        ("rmsnorm", "mla_up", "attention"),
+        ("quantise", "norm_gradient"),
+    ),
     "router": Layer(
         moe.build_router,
         moe.ROUTER_PARAMETERS,

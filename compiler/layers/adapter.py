@@ -16,9 +16,12 @@ from compiler import ir
 from dsl.schema import Lora
 from runtime.adapter_names import A, B
 
+ATTENTION = ("q", "q_down", "q_up", "kv_down", "kv_up", "qkv", "out")
 # By kind of segment, the names in `on` of the weights that may have an adapter.
 ON: dict[str, dict[str, str]] = {
-    "attention": {name: name for name in ("q", "q_down", "q_up", "kv_down", "kv_up", "qkv", "out")},
+    "attention": {name: name for name in ATTENTION},
+    "project": {name: name for name in ATTENTION},
+    "attend": {name: name for name in ATTENTION},
     "dense": {name: name for name in ("up", "down")},
     "shared": {name: name for name in ("up", "down")},
     "experts": {"up": "expert_up", "down": "expert_down"},

@@ -8,9 +8,27 @@ from __future__ import annotations
 from compiler import ir
 from compiler.layers import custom, gqa, mla
 from compiler.layers.builder import Place
-from dsl.schema import CustomAttention, Mla
+from dsl.schema import CustomAttention, Gqa, Mla
 
 PARAMETERS = mla.PARAMETERS | gqa.PARAMETERS
+
+
+def build_project(place: Place) -> ir.Segment:
+    """The first of two segments of attention of context ranks: queries, and what keys and values are made of."""
+    sizes = _sizes(place)
+    return mla.build_project(place, sizes) if isinstance(sizes, Mla) else gqa.build_project(place, sizes)
+
+
+def build_attend(place: Place) -> ir.Segment:
+    """The second of them: from queries, and keys and values of whole sequences, to what is added to the stream."""
+    sizes = _sizes(place)
+    return mla.build_attend(place, sizes) if isinstance(sizes, Mla) else gqa.build_attend(place, sizes)
+
+
+def _sizes(place: Place) -> Mla | Gqa:
+    sizes = place.attention or place.model.attention
+    assert not isinstance(sizes, CustomAttention), "a module has whole sequences"
+    return sizes
 
 
 def build(place: Place) -> ir.Segment:

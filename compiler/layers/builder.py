@@ -34,9 +34,18 @@ class Place:
 
     @property
     def T(self) -> int:
-        """Tokens of a micro-batch that the segment sees: all, or those of a tensor rank."""
-        train = self.spec.train
-        return train.micro_batch * train.sequence if self.part else self.spec.tokens_of_rank
+        """Tokens of a micro-batch that the segment sees: those of a context rank, or of one of its tensor ranks."""
+        return self.of_tensor_ranks if self.part else self.spec.tokens_of_rank
+
+    @property
+    def of_tensor_ranks(self) -> int:
+        """Tokens of a micro-batch that the tensor ranks of a context rank have together."""
+        return self.keys // self.spec.parallel.context
+
+    @property
+    def keys(self) -> int:
+        """Tokens of a micro-batch on all ranks."""
+        return self.spec.train.micro_batch * self.spec.train.sequence
 
     @property
     def ways(self) -> int:
@@ -83,9 +92,11 @@ class Place:
         return statistics_dtype(self.dtype)
 
     @property
-    def starts(self) -> tuple[ir.Input, ...]:
-        """Where the document of each token begins in its sequence, if attention keeps documents apart."""
-        return (index("starts", self.T, dtype="int32"),) if self.spec.data.masks_documents else ()
+    def places(self) -> tuple[ir.Input, ...]:
+        """What attention is told of where tokens stand: where the document of each begins in its sequence, if documents
+        are kept apart, and its position, if context ranks have parts of sequences."""
+        starts = (index("starts", self.T, dtype="int32"),) if self.spec.data.masks_documents else ()
+        return (*starts, *((index("positions", self.T, dtype="int32"),) if self.spec.parallel.context > 1 else ()))
 
     def weight(self, name: str, *shape: int, stack: int = 0) -> ir.Param:
         """A matrix, random at first and decayed; of `stack` > 0 experts, each of `shape`."""

@@ -2,6 +2,10 @@
 
 T tokens of a micro-batch · D hidden · C rank of keys and values. Queries are of low rank too, if the model says so.
 `rotation` says how the rope parts are rotated in front of attention, if it does not rotate them itself.
+
+Where context ranks have parts of sequences, latents and rope keys are put together on all of them between two segments:
+`project` makes them, and `attend` makes keys and values of those of whole sequences. Latents are much smaller than what
+is made of them: 576 numbers a token in DeepSeek-V3, for 32,768 and 64.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from typing import Any
 from compiler import ir
 from compiler.layers.builder import Place, segment
 from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
-from compiler.layers.rotation import Rotation, constants, rotated
+from compiler.layers.rotation import Rotation, constants, placed, rotated
 from dsl.schema import Mla
 
 PARAMETERS = {
@@ -32,7 +36,7 @@ def mla(
     ops: Any,
     p: Any,
     h_TD: Any,
-    *starts_T: Any,
+    *places_T: Any,
     eps: float,
     query_rank: int,
     kv_rank: int,
@@ -50,53 +54,104 @@ def mla(
     part: bool = False,
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, [k_nope | v], k_rope)): keys and values from a normed latent, one rope key
-    for all heads. `starts_T`: where documents begin, if sequences hold several. The `part` of a tensor rank is what its
+    for all heads. `places_T`: where documents begin, if sequences hold several. The `part` of a tensor rank is what its
     heads add to the sum; latents are of all heads, and each rank computes them."""
     x_TD = entering(ops, p, h_TD, eps, pre)
+    how = sequence, heads, nope, rotation, query_scale
+    q_T, latent_TC, k_rope_T = _projected(ops, p, x_TD, places_T, eps, query_rank, kv_rank, *how)
+    kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, eps), p.kv_up)
+    o_T = ops.mla_attention(q_T, kv_T, k_rope_T, sequence, heads, nope, rope, value, theta, *places_T)
+    y_TD = ops.linear(o_T, p.out)
+    return (y_TD,) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor))
+
+
+def project(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    *places_T: Any,
+    eps: float,
+    query_rank: int,
+    kv_rank: int,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rotation: Rotation = (),
+    query_scale: float = 1.0,
+    pre: bool = True,
+    part: bool = False,
+) -> tuple[Any, ...]:
+    """h, handed through, queries, and latents and rope keys side by side, of the rows that a context rank has."""
+    x_TD = entering(ops, p, h_TD, eps, pre)
+    how = sequence, heads, nope, rotation, query_scale
+    q_T, latent_TC, k_rope_T = _projected(ops, p, x_TD, placed(places_T), eps, query_rank, kv_rank, *how)
+    return *(() if part else (h_TD,)), q_T, ops.cat2(latent_TC, k_rope_T)
+
+
+def attend(
+    ops: Any,
+    p: Any,
+    q_T: Any,
+    kv_K: Any,
+    *places_T: Any,
+    eps: float,
+    kv_rank: int,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rope: int,
+    value: int,
+    post: bool = False,
+    factor: float = 1.0,
+    part: bool = False,
+) -> tuple[Any, ...]:
+    """out(attend(q, [k_nope | v], k_rope)) of the rows that a context rank has as queries, and of all rows K as keys
+    and values, which each rank makes of the latents."""
+    latent_KC, k_rope_K = ops.split2(kv_K, kv_rank)
+    up_K = ops.linear(ops.rmsnorm(latent_KC, p.kv_norm, eps), p.kv_up)
+    o_T = ops.mla_attention(q_T, up_K, k_rope_K, sequence, heads, nope, rope, value, 0.0, *placed(places_T))
+    y_TD = ops.linear(o_T, p.out)
+    return (y_TD if part else leaving(ops, p, y_TD, eps, post, factor),)
+
+
+def _projected(
+    ops: Any,
+    p: Any,
+    x_TD: Any,
+    places_T: tuple[Any, ...],
+    eps: float,
+    query_rank: int,
+    kv_rank: int,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rotation: Rotation,
+    query_scale: float,
+) -> tuple[Any, Any, Any]:
+    """Queries, latents of keys and values, and rope keys, rotated as far as this is done in front of attention."""
     if query_rank:
         q_T = ops.linear(ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, eps), p.q_up)
     else:
         q_T = ops.linear(x_TD, p.q)
     latent_TC, k_rope_T = ops.split2(ops.linear(x_TD, p.kv_down), kv_rank)
-    q_T = rotated(ops, q_T, starts_T, sequence, heads, nope, rotation, query_scale)
-    k_rope_T = rotated(ops, k_rope_T, starts_T, sequence, 1, 0, rotation)
-    kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, eps), p.kv_up)
-    o_T = ops.mla_attention(q_T, kv_T, k_rope_T, sequence, heads, nope, rope, value, theta, *starts_T)
-    y_TD = ops.linear(o_T, p.out)
-    return (y_TD,) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor))
+    q_T = rotated(ops, q_T, places_T, sequence, heads, nope, rotation, query_scale)
+    k_rope_T = rotated(ops, k_rope_T, places_T, sequence, 1, 0, rotation)
+    return q_T, latent_TC, k_rope_T
 
 
 def build(place: Place, sizes: Mla) -> ir.Segment:
-    D, weight, gain = place.D, place.weight, place.gain
     nope, rope, value = sizes.head_dim.nope, sizes.head_dim.rope, sizes.head_dim.value
-    heads = sizes.heads // place.ways
-    query_width, kv_width = heads * (nope + rope), heads * (nope + value)
-    query: tuple[ir.Param, ...] = place.rows((weight("q", query_width, D),), query_width)
-    if sizes.query_rank:
-        query = (
-            weight("q_down", sizes.query_rank, D),
-            gain("q_norm", sizes.query_rank),
-            *place.rows((weight("q_up", query_width, sizes.query_rank),), query_width),
-        )
     return segment(
         "attention",
         mla,
-        (
-            *pre_gain(place),
-            *query,
-            weight("kv_down", sizes.kv_rank + rope, D),
-            gain("kv_norm", sizes.kv_rank),
-            *place.rows((weight("kv_up", kv_width, sizes.kv_rank),), kv_width),
-            *place.columns((weight("out", D, heads * value),)),
-            *post_gain(place),
-        ),
-        (place.input("h", place.T, D), *place.starts),
+        (*pre_gain(place), *_projecting(place, sizes), *_attending(place, sizes), *post_gain(place)),
+        (place.input("h", place.T, place.D), *place.places),
         ("y",) if place.part else ("entered", "y"),
         eps=place.model.norm_eps,
         query_rank=sizes.query_rank or 0,
         kv_rank=sizes.kv_rank,
         sequence=place.spec.train.sequence,
-        heads=heads,
+        heads=sizes.heads // place.ways,
         nope=nope,
         rope=rope,
         value=value,
@@ -104,4 +159,71 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
         **({"part": True} if place.part else {}),
         **entrance(place),
         **exit_of(place),
+    )
+
+
+def build_project(place: Place, sizes: Mla) -> ir.Segment:
+    how = constants(sizes, apart=True)
+    return segment(
+        "project",
+        project,
+        (*pre_gain(place), *_projecting(place, sizes)),
+        (place.input("h", place.T, place.D), *place.places),
+        ("queries", "keys") if place.part else ("entered", "queries", "keys"),
+        eps=place.model.norm_eps,
+        query_rank=sizes.query_rank or 0,
+        kv_rank=sizes.kv_rank,
+        sequence=place.spec.train.sequence,
+        heads=sizes.heads // place.ways,
+        nope=sizes.head_dim.nope,
+        **{name: given for name, given in how.items() if name != "theta"},
+        **({"part": True} if place.part else {}),
+        **entrance(place),
+    )
+
+
+def build_attend(place: Place, sizes: Mla) -> ir.Segment:
+    nope, rope, value = sizes.head_dim.nope, sizes.head_dim.rope, sizes.head_dim.value
+    heads = sizes.heads // place.ways
+    q = place.input("queries", place.T, heads * (nope + rope))
+    return segment(
+        "attend",
+        attend,
+        (*_attending(place, sizes), *post_gain(place)),
+        (q, place.input("keys", place.keys, sizes.kv_rank + rope), *place.places),
+        ("y",),
+        eps=place.model.norm_eps,
+        kv_rank=sizes.kv_rank,
+        sequence=place.spec.train.sequence,
+        heads=heads,
+        nope=nope,
+        rope=rope,
+        value=value,
+        **({"part": True} if place.part else {}),
+        **exit_of(place),
+    )
+
+
+def _projecting(place: Place, sizes: Mla) -> tuple[ir.Param, ...]:
+    """The parameters of queries, and of latents of keys and values."""
+    D, nope, rope = place.D, sizes.head_dim.nope, sizes.head_dim.rope
+    query_width = sizes.heads // place.ways * (nope + rope)
+    query: tuple[ir.Param, ...] = place.rows((place.weight("q", query_width, D),), query_width)
+    if sizes.query_rank:
+        query = (
+            place.weight("q_down", sizes.query_rank, D),
+            place.gain("q_norm", sizes.query_rank),
+            *place.rows((place.weight("q_up", query_width, sizes.query_rank),), query_width),
+        )
+    return *query, place.weight("kv_down", sizes.kv_rank + rope, D)
+
+
+def _attending(place: Place, sizes: Mla) -> tuple[ir.Param, ...]:
+    """The parameters of keys and values of latents, and of what comes behind attention."""
+    heads, value = sizes.heads // place.ways, sizes.head_dim.value
+    kv_width = heads * (sizes.head_dim.nope + value)
+    return (
+        place.gain("kv_norm", sizes.kv_rank),
+        *place.rows((place.weight("kv_up", kv_width, sizes.kv_rank),), kv_width),
+        *place.columns((place.weight("out", place.D, heads * value),)),
     )

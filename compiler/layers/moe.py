@@ -56,12 +56,14 @@ def router(
     slices: int = 1,
     apart: int = 0,
     sqrt_softplus: bool = False,
+    counted: int = 0,
     pre: bool = True,
 ) -> tuple[Any, ...]:
     """Chooses experts and puts the rows in their order, or `by_slots`, in that of their places in the layer; one row
     for each of the `slices` of an expert, whose places are `apart`. The residual h + y, of which attention gave y, is
     for the join, the normed `x` for the shared experts; with `balance` there is the sequence-wise loss, without its
-    weight."""
+    weight. Where ranks have parts of sequences, `balance` makes it, of the scores and of the choices that are counted,
+    in so many rows of each."""
     residual_TD = ops.add(h_TD, y_TD)
     x_TD = entering(ops, p, residual_TD, eps, pre)
     logits_TE = ops.linear_wide(x_TD, p.weight)
@@ -83,7 +85,9 @@ def router(
     rows_SD, gate_S, order_S, counts_E = permuted
     x = (x_TD,) if shared else ()
     loss: tuple[Any, ...] = ()
-    if balance and sqrt_softplus:
+    if counted:
+        loss = (logits_TE, ops.choice_counts(expert_TK, p.weight.shape[0], counted))
+    elif balance and sqrt_softplus:
         loss = (ops.balance_scores(logits_TE, expert_TK, sequence),)
     elif balance:
         loss = (ops.sequence_balance(logits_TE, expert_TK, sequence, softmax),)
@@ -92,7 +96,8 @@ def router(
 
 def build_router(place: Place) -> ir.Segment:
     moe, D = place.moe, place.D
-    shared, balance = moe.shared > 0, moe.balance.sequence_loss > 0 and not place.mtp
+    shared, balance = moe.shared > 0, has_balance(place)
+    counted = balance and place.spec.parallel.context > 1
     biased = moe.balance.bias_rate is not None
     bias = (
         (ir.Param("bias", (moe.experts,), TORCH_DTYPE[place.spec.precision.master], grad=False, role="bias"),)
@@ -114,7 +119,7 @@ def build_router(place: Place) -> ir.Segment:
             "gate",
             ir.Output("order", grad=False),
             ir.Output("counts", grad=False),
-            *(("sequence_loss",) if balance else ()),
+            *(("scores", ir.Output("choices", grad=False)) if counted else ("sequence_loss",) if balance else ()),
         ),
         eps=place.model.norm_eps,
         biased=biased,
@@ -131,9 +136,46 @@ def build_router(place: Place) -> ir.Segment:
         **({"by_slots": True} if by_slots else {}),
         **({"slices": place.slices, "apart": place.experts_local} if place.slices > 1 else {}),
         **({"sqrt_softplus": True} if moe.score == "sqrt_softplus" else {}),
+        **({"counted": _rows_of_sequence(place)} if counted else {}),
         **entrance(place),
     )
     return replace(of, remade=_normed(place, "residual") if shared else ())
+
+
+def has_balance(place: Place) -> bool:
+    """Whether a layer has a sequence-wise loss."""
+    return place.moe.balance.sequence_loss > 0 and not place.mtp
+
+
+def _rows_of_sequence(place: Place) -> int:
+    """The rows that a context rank has of each sequence."""
+    return place.spec.train.sequence // place.spec.parallel.context
+
+
+def balance(
+    ops: Any, p: Any, scores_TE: Any, choices_NE: Any, *, rows: int, sequence: int, softmax: bool, given: bool
+) -> tuple[Any, ...]:
+    """What a context rank has of the sequence-wise loss: with the choices of all context ranks, N counts. `given`:
+    scores come as they are, and not as logits."""
+    if given:
+        return (ops.counted_balance_scores(scores_TE, choices_NE, rows, sequence),)
+    return (ops.counted_balance(scores_TE, choices_NE, rows, sequence, softmax),)
+
+
+def build_balance(place: Place) -> ir.Segment:
+    moe, rows = place.moe, _rows_of_sequence(place)
+    counts = place.T // rows * place.spec.parallel.context
+    return segment(
+        "balance",
+        balance,
+        (),
+        (ir.Input("scores", (place.T, moe.experts), place.wide_dtype), index("choices", counts, moe.experts)),
+        ("sequence_loss",),
+        rows=rows,
+        sequence=place.spec.train.sequence,
+        softmax=moe.score == "softmax",
+        given=moe.score == "sqrt_softplus",
+    )
 
 
 def _normed(place: Place, residual: str) -> tuple[ir.Remade, ...]:

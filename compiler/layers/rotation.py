@@ -30,9 +30,14 @@ def rotation(attention: Mla | Gqa) -> Rotation:
     return (width, rope.theta, *_frequencies(rope, width))
 
 
-def constants(attention: Mla | Gqa) -> dict[str, float | Rotation]:
-    """The constants of a segment that say how it rotates: theta alone where attention does all of it."""
+def constants(attention: Mla | Gqa, apart: bool = False) -> dict[str, float | Rotation]:
+    """The constants of a segment that say how it rotates: theta alone where attention does all of it.
+
+    `apart`: it never does, for its queries and keys are those of different rows.
+    """
     how, scale = rotation(attention), query_scale(attention)
+    if apart and not how and attention.rope is not None:
+        how = (_rotated_width(attention), attention.rope.theta, *_PLAIN)
     if not how:
         return {"theta": attention.rope.theta if attention.rope else 0.0}
     found: dict[str, float | Rotation] = {"theta": 0.0, "rotation": how}
@@ -42,7 +47,7 @@ def constants(attention: Mla | Gqa) -> dict[str, float | Rotation]:
 def rotated(
     ops: Any,
     x_T: Any,
-    starts_T: tuple[Any, ...],
+    places_T: tuple[Any, ...],
     sequence: int,
     heads: int,
     first: int,
@@ -52,7 +57,13 @@ def rotated(
     """x with the columns from `first` on of each head rotated, and all of them scaled; x itself if neither is to be."""
     if not rotation or (scale == 1 and not rotation[0]):
         return x_T
-    return ops.rotate(x_T, sequence, heads, first, *rotation, scale, *starts_T)
+    return ops.rotate(x_T, sequence, heads, first, *rotation, scale, *places_T)
+
+
+def placed(places_T: tuple[Any, ...]) -> tuple[Any, ...]:
+    """(starts, positions) of a context rank, whose segments are always given positions, and starts in front of them
+    where sequences hold several documents."""
+    return places_T if len(places_T) == 2 else (None, *places_T)
 
 
 _PLAIN = (1.0, 0.0, 1.0, 0.0, 1.0)

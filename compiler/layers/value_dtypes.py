@@ -8,7 +8,7 @@ from dsl.formats import E5M6, FP8, format_of
 from dsl.schema import Dtype, Precision, Tile
 
 # Whose products may be in eight bits: neither those of the gate nor those of the head, arXiv 2412.19437, §3.3.1.
-PRODUCTS = ("attention", "dense", "experts", "mtp_input", "shared")
+PRODUCTS = ("attention", "project", "attend", "dense", "experts", "mtp_input", "shared")
 # Values of rows that are exchanged: those that go to the experts, and those that come back, gradients among both.
 TO_EXPERTS = {"router": ("rows",), "experts": ("rows", "d_y"), "join": ("d_rows",)}
 BACK = {"router": ("d_rows",), "experts": ("y", "d_rows"), "join": ("rows",)}
@@ -23,7 +23,7 @@ def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
         result += [("operands", _operand(precision, precision.activation_tile))]
         result += [("weights", _operand(precision, precision.weight_tile))]
         result += [("columns", word) for word in _how(precision)]
-    if precision.attention_output == E5M6.element and kind == "attention" and not traced:
+    if precision.attention_output == E5M6.element and kind in ("attention", "attend") and not traced:
         result += [("attention_output", str(Packed(E5M6.name, *E5M6.tile)))]
     result += [(value, to_experts(place)) for value in TO_EXPERTS.get(kind, ())]
     result += [(value, back(place)) for value in BACK.get(kind, ())]

@@ -41,6 +41,9 @@ def _needed(plan: Plan, programs: Iterable[Program]) -> Iterator[Opening]:
     if mesh.tp > 1:
         for rank in range(mesh.pp):
             yield Opening("tensor", (rank,), "tensor")
+    if mesh.cp > 1:
+        for rank in range(mesh.pp):
+            yield Opening("context", (rank,), "context")
     yield from dict.fromkeys(_of_holders(plan))
     if mesh.world > 1:
         yield Opening("world", tuple(range(mesh.pp)), "all")

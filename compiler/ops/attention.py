@@ -3,6 +3,10 @@
 With theta = 0 there is no RoPE inside: queries and keys come rotated, or have no position. Where sequences hold several
 documents, `starts` has for each token the position of the first of its document in its sequence: a query sees the keys
 of its document alone, and positions count in it. FLOPs are those of sequences of one document, the most there are.
+
+Where a rank has some rows of each sequence as queries, and all as keys, `positions` has for each query its position in
+its sequence. These rows are as many from the front of a sequence as from its end, so that half of their products are
+masked, too.
 """
 
 from __future__ import annotations
@@ -10,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from compiler.ops.rule import STARTS, Gradient, Rule, Shape, Tensor, elementwise, is_starts, statistics_dtype
+from compiler.ops.rule import PLACES, Gradient, Rule, Shape, Tensor, are_places, elementwise, statistics_dtype
 
-_MLA = ("sequence", "heads", "nope", "rope", "value", "theta", *STARTS)
-_GQA = ("sequence", "heads", "kv_heads", "theta", *STARTS)
-_BOUNDED = ("sequence", "heads", "kv_heads", "theta", "window", "softcap", *STARTS)
+_MLA = ("sequence", "heads", "nope", "rope", "value", "theta", *PLACES)
+_GQA = ("sequence", "heads", "kv_heads", "theta", *PLACES)
+_BOUNDED = ("sequence", "heads", "kv_heads", "theta", "window", "softcap", *PLACES)
 
 
 def _infer_mla(
@@ -28,12 +32,24 @@ def _infer_mla(
     value: int,
     theta: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    T = q.shape[0]
-    assert is_starts(starts, T), starts
-    assert q.shape[1] == heads * (nope + rope) and kv.shape == (T, heads * (nope + value)), (q, kv)
-    assert k_rope.shape == (T, rope) and T % sequence == 0, (k_rope, sequence)
-    return Tensor((T, heads * value), q.dtype), Tensor((T // sequence, heads, sequence), statistics_dtype(q.dtype))
+    B, queries = _queries(q, kv, sequence, theta, starts, positions)
+    assert q.shape[1] == heads * (nope + rope) and kv.shape[1] == heads * (nope + value), (q, kv)
+    assert k_rope.shape == (kv.shape[0], rope), (k_rope, kv)
+    return Tensor((q.shape[0], heads * value), q.dtype), Tensor((B, heads, queries), statistics_dtype(q.dtype))
+
+
+def _queries(
+    q: Tensor, k: Tensor, sequence: int, theta: float, starts: Tensor | None, positions: Tensor | None
+) -> tuple[int, int]:
+    """(sequences, queries of each): all rows, or with positions some of them, whose keys come rotated."""
+    B = k.shape[0] // sequence
+    assert k.shape[0] % sequence == 0 and q.shape[0] % B == 0, (q, k, sequence)
+    assert are_places((starts, positions), q.shape[0]), (starts, positions)
+    assert q.shape[0] == k.shape[0] or positions, (q, k)
+    assert not (positions and theta), "queries and keys of different rows are rotated in front of attention"
+    return B, q.shape[0] // B
 
 
 def _infer_gqa(
@@ -45,12 +61,12 @@ def _infer_gqa(
     kv_heads: int,
     theta: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    T, C = q.shape[0], q.shape[1] // heads
-    assert is_starts(starts, T), starts
+    C, (B, queries) = q.shape[1] // heads, _queries(q, k, sequence, theta, starts, positions)
     assert heads % kv_heads == 0 and q.shape[1] == heads * C and C % 2 == 0, (q, heads, kv_heads)
-    assert k.shape == v.shape == (T, kv_heads * C) and T % sequence == 0, (k, v, sequence)
-    return q, Tensor((T // sequence, kv_heads, sequence, heads // kv_heads), statistics_dtype(q.dtype))
+    assert k.shape == v.shape and k.shape[1] == kv_heads * C, (k, v)
+    return q, Tensor((B, kv_heads, queries, heads // kv_heads), statistics_dtype(q.dtype))
 
 
 def _infer_bounded(
@@ -65,9 +81,10 @@ def _infer_bounded(
     window: int,
     softcap: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     assert sinks is None or sinks.shape == (heads,), (sinks, heads)
-    return _infer_gqa(q, k, v, sequence, heads, kv_heads, theta, starts)
+    return _infer_gqa(q, k, v, sequence, heads, kv_heads, theta, starts, positions)
 
 
 def _mla_flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:
@@ -113,7 +130,7 @@ def _bounded_kernel(n: SimpleNamespace) -> Shape:
 
 MLA_ATTENTION = Rule(
     args=("q", "kv", "k_rope", *_MLA),
-    optional=STARTS,
+    optional=PLACES,
     outputs=("o", "lse"),
     hidden=1,
     differentiable=("o",),
@@ -133,7 +150,7 @@ MLA_ATTENTION = Rule(
 
 GQA_ATTENTION = Rule(
     args=("q", "k", "v", *_GQA),
-    optional=STARTS,
+    optional=PLACES,
     outputs=("o", "lse"),
     hidden=1,
     differentiable=("o",),
@@ -153,7 +170,7 @@ GQA_ATTENTION = Rule(
 
 BOUNDED_ATTENTION = Rule(
     args=("q", "k", "v", "sinks", *_BOUNDED),
-    optional=STARTS,
+    optional=PLACES,
     outputs=("o", "lse"),
     hidden=1,
     differentiable=("o",),

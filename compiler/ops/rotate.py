@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from compiler.ops.rule import STARTS, Gradient, Rule, Tensor, elementwise, is_starts
+from compiler.ops.rule import PLACES, Gradient, Rule, Tensor, are_places, elementwise
 
 # Which columns, by which angles (`compiler.layers.rotation`), factors of the rotated columns and of all of them, and
-# where documents begin.
+# where rows stand.
 _HOW = (
     *("sequence", "heads", "first", "width"),
     *("theta", "factor", "low", "high", "original", "magnitude", "scale"),
-    *STARTS,
+    *PLACES,
 )
 
 
@@ -27,10 +27,11 @@ def _infer(
     magnitude: float,
     scale: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    assert is_starts(starts, x.shape[0]), starts
+    assert are_places((starts, positions), x.shape[0]), (starts, positions)
     T, C = x.shape[0], x.shape[1] // heads
-    assert x.shape[1] == heads * C and T % sequence == 0, (x, heads, sequence)
+    assert x.shape[1] == heads * C and (positions or T % sequence == 0), (x, heads, sequence)
     assert width % 2 == 0 and first >= 0 and first + width <= C, (x, first, width)
     assert low != high, (low, high)
     return (x,)
@@ -39,7 +40,7 @@ def _infer(
 RULES = {
     "rotate": Rule(
         args=("x", *_HOW),
-        optional=STARTS,
+        optional=PLACES,
         outputs=("y",),
         infer=_infer,
         kernel_class="rope",

@@ -52,6 +52,23 @@ def _infer_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax:
     return (Tensor((), statistics_dtype(logits_TE.dtype)),)
 
 
+def _infer_counts(expert_TK: Tensor, num_experts: int, rows: int) -> tuple[Tensor, ...]:
+    assert expert_TK.shape[0] % rows == 0, (expert_TK, rows)
+    return (Tensor((expert_TK.shape[0] // rows, num_experts), INDEX),)
+
+
+def _infer_counted(
+    logits_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int, softmax: bool = False
+) -> tuple[Tensor, ...]:
+    (T, E), (N, _) = logits_TE.shape, counts_NE.shape
+    assert T % rows == 0 and N % (T // rows) == 0 and counts_NE.shape[1] == E, (logits_TE, counts_NE, rows)
+    return (Tensor((), statistics_dtype(logits_TE.dtype)),)
+
+
+def _infer_counted_scores(score_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int) -> tuple[Tensor, ...]:
+    return _infer_counted(score_TE, counts_NE, rows, sequence)
+
+
 def _infer_permute(x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, num_experts: int) -> tuple[Tensor, ...]:
     T, K = gate_TK.shape
     rows_SD = Tensor((T * K, x_TD.shape[1]), x_TD.dtype)
@@ -144,6 +161,45 @@ BALANCE_SCORES = Rule(
     ),
 )
 
+CHOICE_COUNTS = Rule(
+    args=("expert", "num_experts", "rows"),
+    outputs=("counts",),
+    infer=_infer_counts,
+    kernel_class="router",
+    flops=elementwise("expert", 1),
+    differentiable=(),
+)
+
+COUNTED_BALANCE = Rule(
+    args=("logits", "counts", "rows", "sequence", "softmax"),
+    outputs=("loss",),
+    infer=_infer_counted,
+    kernel_class="router",
+    flops=elementwise("logits", 8),
+    differentiable=("loss",),
+    dgrad=Gradient(
+        "counted_balance_dgrad",
+        reads=("d_loss", "logits", "counts", "rows", "sequence", "softmax"),
+        gives=("logits",),
+        flops=elementwise("logits", 10),
+    ),
+)
+
+COUNTED_BALANCE_SCORES = Rule(
+    args=("score", "counts", "rows", "sequence"),
+    outputs=("loss",),
+    infer=_infer_counted_scores,
+    kernel_class="router",
+    flops=elementwise("score", 4),
+    differentiable=("loss",),
+    dgrad=Gradient(
+        "counted_balance_scores_dgrad",
+        reads=("d_loss", "score", "counts", "rows", "sequence"),
+        gives=("score",),
+        flops=elementwise("score", 6),
+    ),
+)
+
 SIGMOID_GATE = Rule(
     args=("logit",),
     outputs=("gate",),
@@ -208,6 +264,9 @@ RULES = {
     "route_scores": ROUTE_SCORES,
     "sequence_balance": SEQUENCE_BALANCE,
     "balance_scores": BALANCE_SCORES,
+    "choice_counts": CHOICE_COUNTS,
+    "counted_balance": COUNTED_BALANCE,
+    "counted_balance_scores": COUNTED_BALANCE_SCORES,
     "sigmoid_gate": SIGMOID_GATE,
     "sqrt_softplus": SQRT_SOFTPLUS,
     "slice_choices": SLICE_CHOICES,

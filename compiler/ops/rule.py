@@ -17,7 +17,9 @@ from typing import Any
 Shape = tuple[Any, ...]  # of int, or "R" in dimension 0
 
 INDEX = "int64"  # tokens, chosen experts, orders, counts
-STARTS = ("starts",)  # the last argument of ops that know of documents; left out where a sequence is one
+# The last arguments of ops that know where rows stand in their sequences: where the document of a row begins, and the
+# position of a row. Left out where a sequence is one document, and where all its rows are there in their order.
+PLACES = ("starts", "positions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +119,9 @@ class Rule:
         return tuple(call if alone and index == 0 else f"{call}_{output}" for index, output in enumerate(self.outputs))
 
 
-def is_starts(tensor: Tensor | None, tokens: int) -> bool:
-    """Whether a tensor may say of so many tokens where their documents begin; none may."""
-    return tensor is None or (tensor.shape == (tokens,) and tensor.dtype == "int32")
+def are_places(tensors: tuple[Tensor | None, ...], tokens: int) -> bool:
+    """Whether tensors may say of so many tokens where they, or their documents, are; none may."""
+    return all(tensor is None or (tensor.shape == (tokens,) and tensor.dtype == "int32") for tensor in tensors)
 
 
 def statistics_dtype(dtype: str) -> str:

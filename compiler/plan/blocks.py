@@ -15,7 +15,7 @@ from compiler.ir.received_rows import Received, even_rows, most_rows
 from compiler.layers import LAYERS, Place
 from compiler.layers.stream import is_changed
 from compiler.layers.value_dtypes import back, to_experts
-from compiler.plan.split_blocks import gather, scatter, scatter_parts
+from compiler.plan.split_blocks import gather, gather_choices, gather_sequences, scatter, scatter_parts
 from compiler.segments.interpret import cut
 from dsl.nodes import reached
 from dsl.schema import Moe, Spec
@@ -139,11 +139,26 @@ def _layer(place: Place, name: str, prefix: str, h: str) -> Block:
     if place.spec.parallel.tensor > 1:
         return Block(_split_layer(place, name, prefix, h), f"{name}_h")
     attended, out = (f"{name}_entered", f"{name}_attended"), f"{name}_h"
-    read = (h, *(each.name for each in place.starts))
-    attention = _use(place, "attention", f"{name}.attention", prefix, read, attended)
+    attention = _attention(place, name, prefix, h, attended[1], attended[:1])
     if not isinstance(place.ffn, Moe):
-        return Block((attention, _use(place, "dense", f"{name}.dense", prefix, attended, (out,))), out)
-    return Block((attention, *_mixture(place, name, prefix, attended, out)), out)
+        return Block((*attention, _use(place, "dense", f"{name}.dense", prefix, attended, (out,))), out)
+    return Block((*attention, *_mixture(place, name, prefix, attended, out)), out)
+
+
+def _attention(
+    place: Place, name: str, prefix: str, x: str, out: str, handed: tuple[str, ...] = ()
+) -> tuple[Step, ...]:
+    """Attention, from `x` to `out`; `handed`: what it hands through. Context ranks put keys and values together in the
+    middle of it."""
+    told, context = tuple(each.name for each in place.places), place.spec.parallel.context
+    if context == 1:
+        return (_use(place, "attention", f"{name}.attention", prefix, (x, *told), (*handed, out)),)
+    queries, keys, whole = (f"{name}_{each}" for each in ("queries", "keys", "whole_keys"))
+    project = _use(place, "project", f"{name}.project", prefix, (x, *told), (*handed, queries, keys))
+    attend = _use(place, "attend", f"{name}.attend", prefix, (queries, whole, *told), (out,))
+    width = attend.segment.inputs[1].shape[1]
+    given = ir.Buffer(keys, (place.T, width), place.dtype)
+    return project, gather_sequences(f"{name}.keys", given, whole, context), attend
 
 
 def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ...]:
@@ -154,15 +169,18 @@ def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ..
     def between(kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
         steps.append(_use(place, kind, f"{name}.{kind}", prefix, inputs, outputs))
 
-    def split(kind: str, x: str, out: str, *read: str) -> None:
+    def split(kind: str, x: str, out: str) -> None:
         site, whole, sums = f"{name}.{kind}", f"{name}_{kind}_rows", f"{name}_{kind}_sums"
         steps.append(gather(place, site, x, whole))
-        steps.append(_use(part, kind, site, prefix, (whole, *read), (sums,)))
+        if kind == "attention":
+            steps.extend(_attention(part, name, prefix, whole, sums))
+        else:
+            steps.append(_use(part, kind, site, prefix, (whole,), (sums,)))
         steps.append(scatter(place, site, sums, out))
 
     entered, attended, residual, fed = (f"{name}_{each}" for each in ("entered", "attended", "residual", "fed"))
     between("enter", (h,), (entered, f"{name}_attention_x"))
-    split("attention", f"{name}_attention_x", attended, *(each.name for each in place.starts))
+    split("attention", f"{name}_attention_x", attended)
     if isinstance(place.ffn, Moe):
         if is_changed(place):
             attended, y = f"{name}_added", attended
@@ -231,14 +249,38 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
         forwarded=passed(f"{name}_added", "X", here, gate=False),
         forwarded_back=passed(f"d_{name}_added", "P", there, gate=False),
     )
+    counted, balance = _balance(place, name, prefix, values)
     return (
         _use(place, "router", f"{name}.router", prefix, attended, tuple(values.values())),
+        *counted,
         dispatch,
         *(_use(place, "shared", f"{name}.shared", prefix, normed, (value,)) for value in shared),
+        *balance,
         _use(place, "experts", f"{name}.experts", prefix, (rows, gate, offsets), (y,)),
         combine,
         _use(place, "join", f"{name}.join", prefix, (values["residual"], *shared, returned, values["order"]), (out,)),
     )
+
+
+def _balance(
+    place: Place, name: str, prefix: str, values: Mapping[str, str]
+) -> tuple[tuple[ir.Communication, ...], tuple[ir.Use, ...]]:
+    """Where ranks have parts of sequences: choices that are put together, and the sequence-wise loss that is made of
+    them. `values`: of the router, by its names."""
+    if "choices" not in values:
+        return (), ()
+    use = _use(
+        place,
+        "balance",
+        f"{name}.balance",
+        prefix,
+        (values["scores"], f"{name}_all_choices"),
+        (f"{name}_sequence_loss",),
+    )
+    counts, experts = use.segment.inputs[1].shape
+    context = place.spec.parallel.context
+    given = ir.Buffer(values["choices"], (int(counts) // context, experts), "int64")
+    return (gather_choices(f"{name}.choices", given, f"{name}_all_choices", context),), (use,)
 
 
 def _rows(name: str, count: int | str, columns: int, dtype: str, alias: str = "") -> tuple[ir.Buffer, ...]:

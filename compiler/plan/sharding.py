@@ -89,6 +89,6 @@ def crossing_of(plan: Plan, rank: int, num_micro_batches: int) -> Crossing:
         for step in plan.stages[stage].steps:
             if isinstance(step, Communication) and step.moves_rows:
                 parts = (*step.sizes, *step.outputs), (*step.arriving, *step.returned)  # of a forward, of a backward
-                ours = sum(min(each.fixed_bytes for each in part) for part in parts)
-                rows += runs * (plan.mesh.tp - 1) * ours
+                ours = sum(min(each.fixed_bytes for each in part) for part in parts if part)
+                rows += runs * ((plan.mesh.tp if step.axis == "tp" else plan.mesh.cp) - 1) * ours
     return Crossing(gradients, weights, rows)

@@ -1,7 +1,9 @@
-"""What tensor ranks split: its parts, and the rows that are put together in front of them and summed behind.
+"""What ranks exchange inside of a model: rows that tensor ranks, or context ranks, put together and take apart.
 
-Of a layer: enter | gather | attention | scatter | between | gather | dense | scatter | leave. Of the ends:
-embed | scatter, and final_norm | gather | head | scatter | loss.
+Tensor ranks split the parts of a layer:
+enter | gather | attention | scatter | between | gather | dense | scatter | leave,
+and the ends: embed | scatter, and final_norm | gather | head | scatter | loss.
+Context ranks put together what keys and values of whole sequences are made of: project | gather | attend.
 """
 
 from __future__ import annotations
@@ -14,39 +16,58 @@ from compiler.layers import Place
 
 def gather(place: Place, site: str, x: str, out: str) -> Communication:
     """The rows `x` of every tensor rank, put together as `out`."""
-    return _communication(place, "gather", site, (x, out))
+    given, taken = _rows(place, x, place.T), _rows(place, out, place.of_tensor_ranks)
+    return _communication("gather", site, "tp", given, taken)
 
 
 def scatter(place: Place, site: str, y: str, out: str) -> Communication:
     """The sum of what every tensor rank has as `y`; each gets its rows, as `out`."""
-    return _communication(place, "scatter", site, (y, out))
+    given, taken = _rows(place, y, place.of_tensor_ranks), _rows(place, out, place.T)
+    return _communication("scatter", site, "tp", given, taken)
+
+
+def gather_sequences(site: str, given: Buffer, out: str, context: int) -> Communication:
+    """The rows `given` of every context rank, put together in the order of their sequences."""
+    return _communication("gather", site, "cp", given, _of_all(given, out, context))
+
+
+def gather_choices(site: str, given: Buffer, out: str, context: int) -> Communication:
+    """The counts `given` of every context rank, one after the other."""
+    return _communication("choices", site, "cp", given, _of_all(given, out, context))
+
+
+def _of_all(given: Buffer, out: str, context: int) -> Buffer:
+    count, *columns = given.shape
+    assert isinstance(count, int), given
+    return Buffer(out, (count * context, *columns), given.dtype)
+
+
+def _rows(place: Place, name: str, count: int) -> Buffer:
+    return Buffer(name, (count, place.D), place.dtype)
 
 
 def scatter_parts(place: Place, site: str, y: str, out: str) -> Communication:
     """The parts of the cross entropy that every tensor rank has as `y`, side by side; each gets its rows, as `out`."""
-    return _communication(place, "scatter", site, (y, out), place.spec.parallel.tensor + 1, place.wide_dtype)
+    columns, dtype = place.spec.parallel.tensor + 1, place.wide_dtype
+    given, taken = (Buffer(y, (place.of_tensor_ranks, columns), dtype), Buffer(out, (place.T, columns), dtype))
+    return _communication("scatter", site, "tp", given, taken)
 
 
 def _communication(
-    place: Place,
-    kind: Literal["gather", "scatter"],
+    kind: Literal["gather", "scatter", "choices"],
     site: str,
-    names: tuple[str, str],
-    columns: int = 0,
-    dtype: str = "",
+    axis: Literal["tp", "cp"],
+    given: Buffer,
+    taken: Buffer,
 ) -> Communication:
-    """An exchange of rows, of `columns` numbers of a dtype; if none are said, rows of the residual stream."""
-    width, each = columns or place.D, dtype or place.dtype
-    all_rows = place.spec.train.micro_batch * place.spec.train.sequence
-    counts = (place.T, all_rows) if kind == "gather" else (all_rows, place.T)
-    given, taken = (Buffer(name, (count, width), each) for name, count in zip(names, counts, strict=True))
+    grad = kind != "choices"
     return Communication(
         kind=kind,
         site=site,
-        axis="tp",
+        axis=axis,
         inputs=(given.name,),
         outputs=(taken,),
         sizes=(given,),
-        arriving=(taken.named(f"d_{taken.name}"),),
-        returned=(given.named(f"d_{given.name}"),),
+        arriving=(taken.named(f"d_{taken.name}"),) if grad else (),
+        returned=(given.named(f"d_{given.name}"),) if grad else (),
     )

@@ -84,7 +84,7 @@ def _hidden(spec: Spec, value: str) -> ir.Buffer:
 
 def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
     """The data tensors a stage reads, each once."""
-    data = ("tokens", "starts", "targets", "mtp_tokens", "mtp_targets", *PARTS)
+    data = ("tokens", "starts", "positions", "targets", "mtp_tokens", "mtp_targets", *PARTS)
     found = (
         ir.Buffer(value, argument.shape, argument.dtype)
         for use in steps

@@ -109,10 +109,12 @@ def predict(spec: Spec, rates: Rates | None = None) -> Prediction:
 
 
 def _of_one(spec: Spec, steps: Sequence[Use | Communication]) -> Sequence[Use | Communication]:
-    """The steps of a model that no tensor ranks split: its FLOPs are the same, whoever computes them, and how often."""
-    if spec.parallel.tensor == 1:
+    """The steps of a model that no tensor or context ranks split: its FLOPs are the same, whoever computes them, and
+    how often."""
+    if spec.parallel.tensor == spec.parallel.context == 1:
         return steps
-    return model_steps(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"tensor": 1})}))
+    whole = spec.parallel.model_copy(update={"tensor": 1, "context": 1})
+    return model_steps(spec.model_copy(update={"parallel": whole}))
 
 
 def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:

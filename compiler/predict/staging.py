@@ -22,7 +22,8 @@ INTEGERS = ("int32", "int64")  # tables and counts, which are not moved
 
 def staging_of(spec: Spec) -> Staging | None:
     """What each exchange of a spec's program stages; None where none stages anything."""
-    if spec.parallel.expert_group == spec.parallel.tensor == 1 and spec.parallel.zero < 2:
+    parallel = spec.parallel
+    if parallel.expert_group == parallel.tensor == parallel.context == 1 and parallel.zero < 2:
         return None
     across = _crosses_nodes(spec)
     collective = spec.has_hosts or (across and not spec.by_nodes)
@@ -30,6 +31,10 @@ def staging_of(spec: Spec) -> Staging | None:
     def staged(start: Instruction, read: Sequence[Buffer], written: Sequence[Buffer], rows: Received) -> Staged:
         if start.kind == "scatter_rows":  # the sums are made in a room as large as what is summed
             return Staged(sum(each.bytes_at(*rows) for each in read))
+        if start.kind == "gather_sequences":  # which are put in the order of sequences when they are there
+            return Staged(at_wait=sum(each.bytes_at(*rows) for each in written))
+        if start.kind == "scatter_sequences":  # which is put in the order of ranks first
+            return Staged(2 * sum(each.bytes_at(*rows) for each in read))
         if start.kind == "scatter":
             # gloo has no reduce-scatter: the parts of the other holders come to a second buffer
             several = not spec.has_hosts and spec.cluster.num_nodes > 1

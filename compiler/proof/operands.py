@@ -94,7 +94,7 @@ def _of_sharded(instruction: Instruction, here: Sharded) -> Of:
 def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -> Of:
     kind, phase = instruction.kind, instruction.phase
     exchanged = instruction.wait or kind
-    if exchanged in ("gather_rows", "scatter_rows"):
+    if exchanged in ("gather_rows", "scatter_rows", "gather_sequences", "scatter_sequences", "gather_choices"):
         return _of_rows(instruction, steps)
     if kind in ("send", "receive"):
         message = stage.output if (kind == "send") == (phase == "F") else stage.input
@@ -116,10 +116,10 @@ def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) 
 
 
 def _of_rows(instruction: Instruction, steps: Steps) -> Of:
-    """Rows that tensor ranks put together in a forward are taken apart, as gradients, in its backward."""
-    puts_together = (instruction.wait or instruction.kind) == "gather_rows"
-    forward = instruction.phase == "F"
-    step = steps[instruction.site, "gather" if puts_together == forward else "scatter"]
+    """Rows that ranks put together in a forward are taken apart, as gradients, in its backward."""
+    kind, forward = instruction.wait or instruction.kind, instruction.phase == "F"
+    gathers = kind.startswith("gather") == forward
+    step = steps[instruction.site, "choices" if kind == "gather_choices" else "gather" if gathers else "scatter"]
     assert isinstance(step, Communication)
     (given,), (taken,) = (step.sizes, step.outputs) if forward else (step.arriving, step.returned)
     return (given.name,), (), (), (taken,) if instruction.wait else ()

@@ -20,7 +20,11 @@ Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or what 
 Waits: TypeAlias = dict[int, int]  # index of each exchange's start in a body -> that of the wait which ends it
 
 PHASES = {"F": "F", "B": "IW", "I": "I", "W": "W"}
-EXCHANGES = ("counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather", "scatter")
+EXCHANGES = (
+    *("counts", "dispatch", "combine"),
+    *("gather_rows", "scatter_rows", "gather_sequences", "scatter_sequences", "gather_choices"),
+    *("gather", "scatter"),
+)
 
 
 class Bodies:
@@ -201,7 +205,8 @@ def _exchange_keys(step: Communication, phase: str) -> list[Key]:
     if phase == "W":
         return []
     if step.moves_rows:
-        return _started(step.rows_kind(phase), phase, step.site)
+        moved = step.outputs if phase == "F" else step.returned
+        return _started(step.rows_kind(phase), phase, step.site) if moved else []
     kinds = ("counts", step.kind) if (step.kind, phase) == ("dispatch", "F") else (step.kind,)
     return [key for kind in kinds for key in _started(kind, phase, step.site)]
 

@@ -45,6 +45,7 @@ class Rates:
     pair: float = 1.0  # how much longer two overlapped actions take than their lanes
     table: str = ""
     tensor: Sequence[int] = ()  # whom one of these devices splits layers with: a tensor group
+    context: Sequence[int] = ()  # whom it splits sequences with
     assumptions: tuple[str, ...] = ()  # of what the table does not say of the device
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict, compare=False)  # what stands in for no rows
     _rates_at: dict[tuple[str, str, tuple[int, ...]], float] = field(default_factory=dict, compare=False, repr=False)

@@ -46,7 +46,7 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
     `table`: a table, or the name of a shipped one; None: that of the spec's file (compiler/spec_files.py), or the
     one of the device's name, calibrated on a traced layer if there is such a one, or else the nearest.
     """
-    table, precision = table or rate_table_of(spec), spec.precision
+    table, precision, tensor = table or rate_table_of(spec), spec.precision, spec.parallel.tensor
     parts = [(count, node, _table_of(node.device, table), _place(spec, node)) for count, node in spec.cluster.parts]
     fabric = Fabric(tuple(Nodes(count, node.devices, _links(at, place)) for count, node, at, place in parts))
     _, node, at, place = parts[part_of(spec, rank)]
@@ -66,7 +66,8 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
         points={each: points for each, (points, _) in found.items()},
         fabric=fabric,
         experts=experts_of(spec, fabric, rank),
-        tensor=Holders((rank,), range(spec.parallel.tensor), spec.parallel.columns),
+        tensor=Holders((rank,), range(tensor), spec.parallel.columns),
+        context=Holders((rank,), range(0, spec.parallel.context * tensor, tensor), spec.parallel.columns),
         launch_s=_seconds(at)["launch"],
         host_read_s=_seconds(at)["host_read"] if spec.parallel.expert_group > 1 else 0.0,
         linear=precision.linear,

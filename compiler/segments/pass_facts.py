@@ -19,7 +19,7 @@ def attended(segment: Segment) -> int | None:
 
 def residual(segment: Segment) -> int:
     """Segments whose input goes on in the residual stream: its gradient has a summand beside the norm's."""
-    return segment.kind in ("attention", "between", "dense", "enter", "router") and has_pre(segment)
+    return segment.kind in ("attention", "between", "dense", "enter", "project", "router") and has_pre(segment)
 
 
 def has_pre(segment: Segment) -> bool:
@@ -58,12 +58,13 @@ def placed(segment: Segment) -> bool:
 
 def again(segment: Segment, name: str) -> bool:
     """Whether the backward computes again what `name` says, or the whole segment."""
-    return name in segment.recompute or segment.kind in segment.recompute
+    return name in segment.recompute or segment.repeats
 
 
 def norms(segment: Segment) -> int:
     """Norms whose result is an operand of products alone: of attention those of rows, not those of each head."""
-    names = {param.name for param in segment.params} if segment.kind == "attention" else set()
+    of_attention = segment.kind in ("attention", "project", "attend")
+    names = {param.name for param in segment.params} if of_attention else set()
     return len(names & ({"norm"} if "k_norm" in names else {"norm", "q_norm", "kv_norm"}))
 
 
@@ -107,12 +108,12 @@ def swiglus(segment: Segment, gated: bool) -> int:
 
 def kept(segment: Segment) -> bool:
     """Whether the input of its SwiGLU is kept in eight bits: it is computed again, and the product before it is not."""
-    return "swiglu" in segment.recompute and segment.kind not in segment.recompute
+    return "swiglu" in segment.recompute and not segment.repeats
 
 
 def attention_again(segment: Segment, kept: bool) -> bool:
     """Whether W quantises again what attention returned, from what is `kept` for it, or from the value itself."""
-    attends = segment.kind == "attention" and "attention" not in segment.recompute
+    attends = segment.kind in ("attention", "attend") and not segment.repeats
     return attends and ("attention_output" in dict(segment.stored)) == kept
 
 

@@ -74,7 +74,7 @@ def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
         Pass(
             find=activation,
             make=(Node(f"{op}_quantise", whole, ("q",)),),
-            matches=lambda s: swiglus(s, gated) * (0 if kept(s) else 1 + (s.kind in s.recompute)),
+            matches=lambda s: swiglus(s, gated) * (0 if kept(s) else 1 + s.repeats),
         ),
         Pass(
             find=(Node(f"{op}_dgrad", ("dy", *whole), given), Node("quantise_both", ("dh",), ("q", "columns"))),
@@ -123,7 +123,7 @@ def _parts(segment: Segment) -> str:
 
 def _remade(segment: Segment) -> str:
     """How the backward makes a block's norm again for W alone: not where products of I read it again."""
-    if "rmsnorm" not in segment.recompute or segment.kind in segment.recompute:
+    if "rmsnorm" not in segment.recompute or segment.repeats:
         return ""
     quantised = segment.kind != "router" and "operands" in dict(segment.stored) and "quantise" in segment.fused
     return "_again_quantise" if quantised else "_again"

@@ -47,7 +47,7 @@ def is_named(segment: Segment, node: Node) -> bool:
     ops = {op for name in names for op in OPS.get(name, ())}
     weights = {weight for name in names for weight in WEIGHTS.get(name, ())}
     multiplied = node.reads[1].removesuffix(B) if node.op == "linear" else ""
-    return segment.kind in names or node.op in ops or multiplied in weights
+    return segment.repeats or node.op in ops or multiplied in weights
 
 
 def recomputed(joint: Joint) -> Joint:

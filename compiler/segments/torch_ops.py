@@ -167,5 +167,5 @@ def autograd(rule: Rule) -> tuple[Callable[..., None], Callable[..., tuple[torch
 
 def _wanted(rule: Rule, needed: tuple[bool, ...]) -> tuple[Gradient, ...]:
     """The gradients of a rule that give anything an argument needs."""
-    names = {name for name, need in zip(rule.args, needed, strict=True) if need}
+    names = {name for name, need in zip(rule.args, needed, strict=False) if need}  # optional ones may be left out
     return tuple(gradient for gradient in rule.gradients if names.intersection(gradient.gives))

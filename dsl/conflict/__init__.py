@@ -30,14 +30,11 @@ from dsl.conflict.sheet import (
 from dsl.diagnostics import Conflict, Diagnostic, Edit, in_order
 from dsl.rules import JOINT, missing, related
 from dsl.rules.finding import Finding, Rule
-from dsl.rules.parallel import one_context
 from dsl.rules.resources import compute_keeps_sms, state_fits
 from dsl.schema import Model, Spec
 from dsl.schema.paths import checked_key, checked_paths
 from dsl.source import Source, Span
 
-# a degree that must be 1, so nothing depends on it
-REFUSED = frozenset(checked_paths("parallel.context"))
 NODES, DEVICES = checked_paths("cluster.nodes", "cluster.node.devices")
 OF_A_KIND = (compute_keeps_sms, state_fits)  # rules about the devices themselves
 MAX_CONFLICTS = 5  # of one spec; where there are more, each mistake keeps its own hint
@@ -97,7 +94,7 @@ def explained(
         if rule in of_rule
     ]
     broken += [
-        Broken(DATA, message, frozenset({*WORLD, DATA, SCHEDULE} & by_path.keys()) - REFUSED, None)
+        Broken(DATA, message, frozenset({*WORLD, DATA, SCHEDULE} & by_path.keys()), None)
         for message in reported
         if message.code == "E0801" and {*WORLD} <= by_path.keys()
     ]
@@ -132,13 +129,11 @@ def _instance(finding: Finding, paths: frozenset[str], rule: Rule, by_path: Mapp
         for path in paths
         if not path.startswith("model.layers.") or path.endswith(".last") or path.split(".")[2] in layers
     }
-    if rule is one_context:
-        return frozenset({finding.at} | ({*WORLD, DATA} - REFUSED if by_path[DATA].span is not None else set()))
     if DATA in found and by_path[DATA].span is None:
         found |= {*WORLD}
     if SCHEDULE in found and by_path[SCHEDULE].span is None:
         found.add("parallel.pipeline")
-    return frozenset(found & by_path.keys()) - REFUSED
+    return frozenset(found & by_path.keys())
 
 
 def _groups(broken: Sequence[Broken]) -> list[list[Broken]]:
@@ -237,7 +232,7 @@ def _conflict(
 
 def _free(variable: Variable) -> Variable:
     """A variable of another conflict, which has its own edits: no line of this one."""
-    return replace(variable, span=None, value=1 if variable.path in REFUSED else variable.value)
+    return replace(variable, span=None)
 
 
 def _depth(path: str) -> int:

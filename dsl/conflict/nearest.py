@@ -10,7 +10,7 @@ from math import log
 
 from dsl import memory, ramp
 from dsl.conflict.numbers import around, common, divisors, lcm
-from dsl.conflict.sheet import CHUNKS, DATA, SCHEDULE, Sheet, Value, checked, expert_widths
+from dsl.conflict.sheet import CHUNKS, DATA, SCHEDULE, SPLIT, Sheet, Value, checked, expert_widths, split
 from dsl.rules.parallel import MAX_PLANNED
 from dsl.schedules import DEFAULT, PLAIN, facts_of
 from dsl.schema import Batch
@@ -107,7 +107,7 @@ class _View:
 
     def groups_over(self, path: str) -> int:
         """The number that the other degree of expert groups must divide; 0 where it is not known."""
-        columns, other = self[DATA] * self.one("parallel.tensor"), self.one(path)
+        columns, other = self[DATA] * split(self), self.one(path)
         return columns // other if columns % other == 0 else 1
 
     def batch_over(self, unit: int) -> int:
@@ -117,9 +117,7 @@ class _View:
 
 
 def _values(path: str, old: int, view: _View, sheet: Sheet) -> Iterable[Value]:
-    if path == "parallel.context":
-        return (1,)
-    if path == "parallel.tensor":
+    if path in SPLIT:
         return divisors(view["cluster.nodes"] * view["cluster.node.devices"] or 1)
     if path == "parallel.zero":
         return (0, 1, 2, 3)
@@ -153,22 +151,22 @@ OPPOSITE = checked(
 
 
 def _degrees(path: str, old: int, view: _View) -> Iterable[int]:
-    """Degrees for which pipeline · data · tensor = nodes · devices, as far as these are known."""
+    """Degrees for which pipeline · data · tensor · context = nodes · devices, as far as these are known."""
     pipeline, data, nodes, devices = (
         view[each] for each in ("parallel.pipeline", DATA, "cluster.nodes", "cluster.node.devices")
     )
-    tensor = view.one("parallel.tensor")
+    of_data = split(view)
     if path in ("parallel.pipeline", DATA):
         other = data if path == "parallel.pipeline" else pipeline
         if nodes and devices:
-            rest = _exactly(nodes * devices, tensor)
+            rest = _exactly(nodes * devices, of_data)
             return [each for world in rest for each in (_exactly(world, other) if other else divisors(world))]
         if path == "parallel.pipeline":
             return range(1, MAX_LAYER + 4)
         group = view.one("parallel.expert") * view.one("parallel.expert_tensor")
-        return _multiples(old, group // common(group, tensor))
+        return _multiples(old, group // common(group, of_data))
     other = devices if path == "cluster.nodes" else nodes
-    pipeline *= tensor
+    pipeline *= of_data
     if pipeline and data:
         return _exactly(pipeline * data, other) if other else divisors(pipeline * data)
     if not pipeline or not other:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dsl.schema import Gqa, LayerRange, Moe, Node, Spec, TrainTokenizer
 from dsl.schema.paths import checked_key, checked_path, checked_paths
@@ -25,6 +25,7 @@ MODEL, PRECISION = checked_paths("model", "precision")  # named as a whole, by o
 WORLD = checked_paths(
     "parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices"
 )
+SPLIT = checked_paths("parallel.tensor", "parallel.context")  # degrees that divide what a data rank has
 DATA, PIPELINE, SCHEDULE, CHUNKS = checked_paths(
     "parallel.data", "parallel.pipeline", "schedule.name", "schedule.chunks"
 )
@@ -45,6 +46,19 @@ class Variable:
     span: Span | None = None  # where the user wrote it; None: a default, or auto
     constant: bool = True  # whether what is written says the same whatever other lines say
     given: bool = False  # whether it is what it is, whichever lines hold
+
+
+class Degrees(Protocol):
+    """Values of variables."""
+
+    def one(self, path: str) -> int:
+        """A number; 1 where it is not known."""
+        ...
+
+
+def split(view: Degrees) -> int:
+    """The ranks that divide what a data rank has."""
+    return view.one(SPLIT[0]) * view.one(SPLIT[1])
 
 
 class Sheet:

@@ -3,8 +3,8 @@
 `weakest(path, view)` gives values for a variable that nobody has fixed, when those before it in ORDER are chosen. If
 the lines that are fixed can hold together at all, they can with one of these values, because
 
-- a free schedule is the plain one, which asks nothing; chunks are 2, context and expert_tensor 1; there are 1,000
-  layers where they are free; tensor is 1 where another degree of the world is free;
+- a free schedule is the plain one, which asks nothing; chunks are 2, expert_tensor 1; there are 1,000 layers where they
+  are free; tensor and context are 1 where another degree of the world is free;
 - the bias of divisibility is downward: a free degree is the smallest that fits what is fixed, unless memory is at
   stake, which larger degrees divide: then every value that fits is tried, or the largest beside the smallest;
 - a batch that is free is the smallest one that fits, and does not grow;
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dsl.conflict.numbers import common, divisors, lcm
-from dsl.conflict.sheet import DATA, PIPELINE, Value, Variable, checked
+from dsl.conflict.sheet import DATA, PIPELINE, SPLIT, Value, Variable, checked, split
 from dsl.schedules import FACTS, PLAIN, facts_of
 from dsl.schema.model import MAX_LAYER
 from dsl.schema.parallel import MAX_DEGREE
@@ -78,8 +78,10 @@ def weakest(path: str, view: View) -> Iterable[Value]:
     name = path.rpartition(".")[2]
     if path in SINGLE:
         return (SINGLE[path],)
-    if path in ("parallel.tensor", "parallel.expert", "parallel.pipeline", "parallel.data"):
-        return {"tensor": _tensor, "expert": _expert, "pipeline": _pipeline, "data": _data}[name](view)
+    if path in SPLIT:
+        return _split(path, view)
+    if path in ("parallel.expert", "parallel.pipeline", "parallel.data"):
+        return {"expert": _expert, "pipeline": _pipeline, "data": _data}[name](view)
     if path in ("cluster.nodes", "cluster.node.devices"):
         return _rest_of_world(path, view)
     if path == "train.micro_batch":
@@ -94,7 +96,6 @@ SINGLE: dict[str, Value] = checked(
     {
         "schedule.name": PLAIN,
         "schedule.chunks": 2,
-        "parallel.context": 1,
         "parallel.expert_tensor": 1,
         "parallel.zero": 1,
         "train.sequence": 1,
@@ -120,17 +121,17 @@ def _expert(view: View) -> Iterable[int]:
     assert isinstance(data, int)
     if not view.memory:
         return (1,)
-    columns, split = data * view.one("parallel.tensor"), view.one("parallel.expert_tensor")
-    return (
-        reversed(divisors(common(*experts, columns // common(columns, split) if columns else 0))) if experts else (1,)
-    )
+    columns, slices = data * split(view), view.one("parallel.expert_tensor")
+    groups = columns // common(columns, slices) if columns else 0
+    return reversed(divisors(common(*experts, groups))) if experts else (1,)
 
 
-def _tensor(view: View) -> Iterable[int]:
+def _split(path: str, view: View) -> Iterable[int]:
     """What fixed degrees leave of a fixed world, if it is written; a degree that is free can be that instead."""
     fixed = [view.fixed.get(each, 0) for each in (PIPELINE, DATA, "cluster.nodes", "cluster.node.devices")]
     pipeline, data, nodes, devices = (each for each in fixed if isinstance(each, int))
-    variable, ranks = view.variables.get("parallel.tensor"), pipeline * data
+    (other,) = {*SPLIT} - {path}
+    variable, ranks = view.variables.get(path), pipeline * data * view.one(other)
     if variable is None or variable.span is None or not ranks or nodes * devices % ranks:
         return (1,)
     return (nodes * devices // ranks or 1,)
@@ -142,10 +143,10 @@ def _pipeline(view: View) -> Iterable[int]:
     assert isinstance(nodes, int) and isinstance(devices, int) and isinstance(data, int)
     most = MAX_LAYER + 3
     if nodes and devices:
-        world, data = nodes * devices, data * view.one("parallel.tensor")
+        world, data = nodes * devices, data * split(view)
         if data:
             return (world // data,) if world % data == 0 else ()
-        return [each for each in range(even, most, even) if world % (each * view.one("parallel.tensor")) == 0]
+        return [each for each in range(even, most, even) if world % (each * split(view)) == 0]
     if view.memory:
         return range(even, most, even)
     # With P also gcd(P, nodes) will do, as the rest of `nodes` then divides data: so divisors of what is fixed.
@@ -154,12 +155,12 @@ def _pipeline(view: View) -> Iterable[int]:
 
 def _data(view: View) -> Iterable[int]:
     nodes, devices, pipeline = view.get("cluster.nodes"), view.get("cluster.node.devices"), view.one(PIPELINE)
-    ranks = pipeline * view.one("parallel.tensor")
+    ranks = pipeline * split(view)
     if nodes and devices:
         return (nodes * devices // ranks,) if nodes * devices % ranks == 0 else ()
     anchor = nodes or devices or 1
     group = view.one("parallel.expert") * view.one("parallel.expert_tensor")
-    base = lcm(group // common(group, view.one("parallel.tensor")), anchor // common(anchor, ranks))
+    base = lcm(group // common(group, split(view)), anchor // common(anchor, ranks))
     sizes = [view.fixed[each] for each in SIZES if each in view.fixed]
     if sizes:
         unit = view.one("train.micro_batch") * view.even
@@ -173,7 +174,7 @@ def _data(view: View) -> Iterable[int]:
 
 
 def _rest_of_world(path: str, view: View) -> Iterable[int]:
-    world = view.one(PIPELINE) * view.one(DATA) * view.one("parallel.tensor")
+    world = view.one(PIPELINE) * view.one(DATA) * split(view)
     if path == "cluster.node.devices":
         nodes = view.one("cluster.nodes")
         return (world // nodes,) if world % nodes == 0 else ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from dsl import ramp as ramps
@@ -117,11 +118,11 @@ def _devices_of_more(more: More | None) -> int:
 
 
 def data_degree(context: Context, span: Span | None = None) -> int:
-    """`data = auto`: the ranks of the cluster that the pipeline and the tensor ranks leave."""
+    """`data = auto`: the ranks of the cluster that the pipeline, tensor and context ranks leave."""
     world = _positive(context, "cluster.nodes") * _positive(context, "cluster.node.devices")
     world += _devices_of_more(peek(context, "cluster.more"))
-    pipeline, tensor = _positive(context, "parallel.pipeline"), _positive(context, "parallel.tensor")
-    ranks = pipeline * tensor  # context becomes 1, a rule says
+    pipeline, *of_data = (_positive(context, f"parallel.{name}") for name in ("pipeline", "tensor", "context"))
+    ranks = pipeline * prod(of_data)
     place = span or context.origins.get("parallel.pipeline") or context.origins.get("parallel") or context.run.head
     if world % ranks == 0 and world // ranks > MAX_DEGREE:
         left = f"data = {world // ranks:,}"
@@ -130,10 +131,12 @@ def data_degree(context: Context, span: Span | None = None) -> int:
     if world % ranks == 0:
         return world // ranks
     devices = f"{world:,} device{'s'[: world > 1]}"
-    of_tensor = f" · tensor {tensor:,}" if tensor > 1 else ""
-    message = f"the cluster's {devices} cannot be divided into pipelines of {pipeline:,}{of_tensor}"
-    near = max((each for each in range(1, min(pipeline, world) + 1) if world % (each * tensor) == 0), default=0)
-    hint = f"write `pipeline = {near}`" if near else "write `tensor = 1`"
+    split = {name: degree for name, degree in zip(("tensor", "context"), of_data, strict=True) if degree > 1}
+    of_split = "".join(f" · {name} {degree:,}" for name, degree in split.items())
+    message = f"the cluster's {devices} cannot be divided into pipelines of {pipeline:,}{of_split}"
+    possible = (each for each in range(1, min(pipeline, world) + 1) if world % (each * prod(of_data)) == 0)
+    near = max(possible, default=0)
+    hint = f"write `pipeline = {near}`" if near else " and ".join(f"write `{name} = 1`" for name in split)
     raise context.reject("E0801", message, place, hint)
 
 
@@ -158,12 +161,13 @@ def default_parallel(context: Context) -> Parallel:
 
 
 def communicating_sms(context: Context) -> int:
-    """SMs that exchange rows, of experts or of tensor ranks, or parts of divided state, beside compute: 20 of 132 in
-    DeepSeek-V3 (arXiv 2412.19437, 3.2.2), as large a share of other devices, and of several kinds that of the smallest;
-    0 where nothing is exchanged."""
+    """SMs that exchange rows, of experts, tensor or context ranks, or parts of divided state, beside compute: 20 of
+    132 in DeepSeek-V3 (arXiv 2412.19437, 3.2.2), as large a share of other devices, and of several kinds that of the
+    smallest; 0 where nothing is exchanged."""
     try:
         divides = peek(context, "parallel.zero") > 1 and peek(context, "parallel.data") > 1
-        if not divides and all(peek(context, f"parallel.{key}") < 2 for key in ("expert", "expert_tensor", "tensor")):
+        axes = ("expert", "expert_tensor", "tensor", "context")
+        if not divides and all(peek(context, f"parallel.{axis}") < 2 for axis in axes):
             return 0
         sms, more = [peek(context, "cluster.node.device").sms], peek(context, "cluster.more")
         while more is not None:

@@ -45,7 +45,6 @@ JOINT: tuple[Row, ...] = (
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.enough_micro_batches),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.schedules_are_bounded),
     (("parallel.pipeline", "schedule", f"{LAYERS}.last"), parallel.stages_have_layers),
-    (("parallel.context",), parallel.one_context),
     (("parallel.zero", "parallel.pipeline", "schedule", "precision", "train.optimizer"), parallel.zero_runs),
     (tuple(f"{LAYERS}.ffn.{key}" for key in ("experts", "groups", "top_groups", "top_k")), model.moe_groups),
     (("model.attention.heads", "model.attention.kv_heads"), model.heads_share_keys),
@@ -58,7 +57,17 @@ JOINT: tuple[Row, ...] = (
 )
 CHOICE_CODES = frozenset({"E0818", "E0922"})  # of other rules that read the expert ranks: where experts lie on nodes
 JOINT_CODES = frozenset(
-    ("E0706", *(f"E08{n:02}" for n in range(1, 13)), "E0901", "E0902", "E0905", "E0906", "E0907", "E0908", "E0914")
+    (
+        "E0706",
+        *(f"E08{n:02}" for n in range(1, 13) if n != 9),
+        "E0901",
+        "E0902",
+        "E0905",
+        "E0906",
+        "E0907",
+        "E0908",
+        "E0914",
+    )
 )
 RULES: tuple[Row, ...] = (
     (tuple(f"{LAYERS}.{key}" for key in ("first", "last", "by")), phases.layer_ranges),
@@ -136,7 +145,9 @@ RULES: tuple[Row, ...] = (
         ("parallel.tensor", *ATTENTIONS, f"{LAYERS}.ffn", "train.micro_batch"),
         tensor.layers_are_split,
     ),
-    (("parallel.tensor", "train.micro_batch", "train.sequence"), tensor.rows_are_split),
+    (("parallel.context", "train.sequence"), parallel.sequences_are_split),
+    (("parallel.context", *ATTENTIONS), parallel.attention_is_split),
+    (("parallel.tensor", "parallel.context", "train.micro_batch", "train.sequence"), tensor.rows_are_split),
     (("parallel.expert_tensor", *COLUMNS, f"{LAYERS}.ffn"), tensor.experts_are_split),
     ((*TENSOR, "adapter"), tensor.adapters_are_whole),
     ((*TENSOR, "precision"), tensor.products_are_split),

@@ -12,7 +12,7 @@ from dsl.memory import ITEMSIZE
 from dsl.nodes import group_nodes
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schedules import AUTO, CHUNKED, FACTS, PLAIN, facts_of, in_words
-from dsl.schema import Moe, Spec
+from dsl.schema import CustomAttention, Moe, Spec
 from dsl.stages import fewest_stages_of_rank, is_mirrored, most_stages, most_stages_of_rank, stages_of_rank
 
 MAX_PLANNED = 2**18  # micro-batches of all stages of all ranks and sizes of the batch
@@ -22,16 +22,19 @@ def world_is_used(spec: Spec) -> Iterator[Finding]:
     """world = pipeline·data·tensor·context."""
     p, world = spec.parallel, spec.cluster.world
     used = p.pipeline * p.data * p.tensor * p.context
-    if used == world or p.context > 1:  # which must become 1 first, another rule says
+    if used == world:
         return
-    rest = p.pipeline * p.tensor * p.context
+    split = p.tensor * p.context
+    rest = p.pipeline * split
     degrees = f"{p.pipeline}·{p.data}·{p.tensor}·{p.context} = {used:,}"
     message = f"pipeline·data·tensor·context = {degrees}, the cluster has {world:,} devices"
     hint = (
         "write `data = auto`"
         if world % rest == 0
-        else f"write `pipeline = {nearest_divisor(world // p.tensor, p.pipeline)}` and `data = auto`"
-        if world % p.tensor == 0
+        else f"write `pipeline = {nearest_divisor(world // split, p.pipeline)}` and `data = auto`"
+        if world % split == 0
+        else "write `tensor = 1`, `context = 1` and `data = auto`"
+        if p.context > 1
         else "write `tensor = 1` and `data = auto`"
     )
     notes = (("devices of a node", "cluster.node.devices"), ("nodes", "cluster.nodes"))
@@ -247,13 +250,27 @@ def stages_have_layers(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0808", message, "parallel.pipeline", hint)
 
 
-def one_context(spec: Spec) -> Iterator[Finding]:
-    """A key of the language that nothing behind it runs yet."""
-    degree = spec.parallel.context
-    if degree > 1:
-        message = f"context = {degree}: no layer splits a sequence over ranks yet"
-        hint = "write `context = 1`; expert, pipeline and tensor ranks divide the model"
-        yield Finding("E0809", message, "parallel.context", hint)
+def sequences_are_split(spec: Spec) -> Iterator[Finding]:
+    """Each context rank has two chunks of every sequence, as large as any other's."""
+    context, sequence = spec.parallel.context, spec.train.sequence
+    if context > 1 and sequence % (2 * context):
+        message = (
+            f"context = {context} ranks have two chunks each of a sequence, {sequence:,} tokens have no such halves"
+        )
+        near = nearest_multiple(sequence, 2 * context)
+        hint = f"write `sequence = {near}`, or `context = {nearest_divisor(max(1, sequence // 2), context)}`"
+        note = ("the sequence", "train.sequence")
+        yield Finding("E0809", message, "parallel.context", hint, (note,))
+
+
+def attention_is_split(spec: Spec) -> Iterator[Finding]:
+    """A module of a user attends to whole sequences, which no context rank has."""
+    customs = [path for path, part in spec.model.customs if isinstance(part, CustomAttention)]
+    if spec.parallel.context > 1 and customs:
+        message = f"context = {spec.parallel.context}: a module for attention has whole sequences"
+        yield Finding(
+            "E0809", message, "parallel.context", "write `context = 1`", (("which is given here", customs[0]),)
+        )
 
 
 def zero_runs(spec: Spec) -> Iterator[Finding]:

@@ -63,10 +63,11 @@ def _experts(spec: Spec, code: str, moe: Moe, path: str) -> Iterator[Finding]:
 
 def rows_are_split(spec: Spec) -> Iterator[Finding]:
     """Between attention and dense parts, each tensor rank has as many rows of a micro-batch as any other."""
-    tensor, train = spec.parallel.tensor, spec.train
-    rows = train.micro_batch * train.sequence
-    if rows % tensor:
-        what = f"micro_batch · sequence = {rows:,} tokens"
+    tensor, context, train = spec.parallel.tensor, spec.parallel.context, spec.train
+    rows, rest = divmod(train.micro_batch * train.sequence, context)
+    if rows % tensor and not rest:
+        of_context = f" / context {context:,}" if context > 1 else ""
+        what = f"micro_batch · sequence{of_context} = {rows:,} tokens"
         yield _uneven("E0819", TENSOR, spec, what, rows, "train.sequence")
 
 

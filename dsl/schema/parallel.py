@@ -14,8 +14,8 @@ Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 
 
 class Parallel(Node):
-    """Degrees of parallelism. world = pipeline·data·tensor·context, and expert·expert_tensor divides
-    data·tensor·context."""
+    """Degrees of parallelism. world = pipeline·data·context·tensor, and expert·expert_tensor divides
+    data·context·tensor."""
 
     @property
     def columns(self) -> int:
@@ -61,7 +61,14 @@ class Parallel(Node):
             examples=["tensor = 2"],
         ),
     ] = 1
-    context: Annotated[Degree, Field(description="ranks a sequence is split over", examples=["context = 1"])] = 1
+    context: Annotated[
+        Degree,
+        Field(
+            description="ranks that each sequence is split over; each has two chunks, one as far from the front as the "
+            "other is from the end",
+            examples=["context = 4"],
+        ),
+    ] = 1
     layout: Annotated[
         str | None,
         Field(

@@ -282,8 +282,9 @@ class Spec(Node):
 
     @property
     def tokens_of_rank(self) -> int:
-        """Tokens of a micro-batch that a rank has between attention and dense parts: tensor ranks divide them."""
-        return self.train.micro_batch * self.train.sequence // self.parallel.tensor
+        """Tokens of a micro-batch that a rank has between attention and dense parts: context ranks divide sequences,
+        and tensor ranks what a context rank has of them."""
+        return self.train.micro_batch * self.train.sequence // (self.parallel.context * self.parallel.tensor)
 
     @property
     def splits_vocabulary(self) -> bool:

@@ -22,7 +22,7 @@ from runtime.contract import Mesh, Opening
 Channel = tuple[str, tuple[int, ...]]  # kind, as of an Opening, and world ranks: ("edge", (source, destination))
 Carrier = Literal["memory", "gloo", "nccl"]  # of the messages of a channel
 SwapKind = Literal["expert", "counts"]
-PartsKind = Literal["reduce", "tensor"]
+PartsKind = Literal["reduce", "tensor", "context"]
 
 
 class ChannelError(RuntimeError):
@@ -157,7 +157,7 @@ class Links(Protocol):
         ...
 
     def parts(self, kind: PartsKind, members: tuple[int, ...]) -> Parts:
-        """The channel of holders that divide what they hold, or of a tensor group."""
+        """The channel of holders that divide what they hold, or of a tensor or context group."""
         ...
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:

@@ -20,9 +20,9 @@ Degree = Annotated[int, Range(1, MAX_RANKS)]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Degrees of parallelism. World ranks are pp-major, tp is innermost, and ep·etp divides dp·tp·cp.
+    """Degrees of parallelism. World ranks are pp-major, tp is innermost, cp is around it, and ep·etp divides dp·cp·tp.
 
-    A column is what one rank of each pipeline rank has in common: its place in dp·tp·cp.
+    A column is what one rank of each pipeline rank has in common: its place in dp·cp·tp.
 
     `node`: ranks of an expert group on each of its nodes, where a token goes to a node once; 0: rows go by themselves.
     `etp`: neighbouring ranks of an expert group that have the slices of the same experts.
@@ -55,8 +55,9 @@ class Opening(NamedTuple):
     """Channels that are opened together: none has a rank in common with another, and every rank of `ranks` is in one.
 
     edge: messages of the pipeline, from the first of `ranks` to the second; expert: exchanges between expert ranks;
-    counts: of how many rows these have; tensor: rows that tensor ranks put together and take apart; reduce: gradients
-    and weights of buckets with the same holders; world: sums over all ranks.
+    counts: of how many rows these have; tensor: rows that tensor ranks put together and take apart; context: parts of
+    sequences that context ranks put together and take apart; reduce: gradients and weights of buckets with the same
+    holders; world: sums over all ranks.
 
     | columns | which of them a channel has |
     |---|---|
@@ -66,13 +67,14 @@ class Opening(NamedTuple):
     | across | those of one expert group at one place of its nodes |
     | member | those at one place of their expert groups |
     | tensor | those of one tensor group |
+    | context | those of one context group |
     | slice | those at one place of their tensor groups |
     | all | all of them |
     """
 
-    kind: Literal["edge", "expert", "counts", "tensor", "reduce", "world"]
+    kind: Literal["edge", "expert", "counts", "tensor", "context", "reduce", "world"]
     ranks: tuple[Rank, ...]  # pipeline ranks
-    columns: Literal["each", "block", "node", "across", "member", "tensor", "slice", "all"]
+    columns: Literal["each", "block", "node", "across", "member", "tensor", "context", "slice", "all"]
 
     def channels(self, mesh: Mesh) -> Iterator[tuple[int, ...]]:
         """The world ranks of each channel."""
@@ -88,7 +90,7 @@ class Opening(NamedTuple):
         """The channel that has a column."""
         width, group, tp, node = mesh.columns, mesh.expert_group, mesh.tp, mesh.node or mesh.expert_group
         first = column - column % group
-        of_node = column - column % node
+        of_node, of_data = column - column % node, column - column % (mesh.cp * tp)
         columns = {
             "each": range(column, column + 1),
             "block": range(first, first + group),
@@ -96,6 +98,7 @@ class Opening(NamedTuple):
             "across": range(first + column % node, first + group, node),
             "member": range(column % group, width, group),
             "tensor": range(column - column % tp, column - column % tp + tp),
+            "context": range(of_data + column % tp, of_data + mesh.cp * tp, tp),
             "slice": range(column % tp, width, tp),
             "all": range(width),
         }[self.columns]

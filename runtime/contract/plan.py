@@ -298,6 +298,7 @@ class Plan:
     host: Host = NO_HOST
     frozen: tuple[Bucket, ...] = ()  # of weights that stay as they are
     adapter: Adapter | None = None
+    sequence_part: Amount = 0  # bytes of the largest part of sequences that a context rank gives the others
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from runtime.ops.causal import angles
+from runtime.ops.causal import angles, turns
 from runtime.ops.gqa_attention import attend_groups, attend_groups_dgrad
 from runtime.ops.wide import wide, wide_dtype
 
@@ -27,14 +27,15 @@ def bounded_attention(
     window: int,
     softcap: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [T, H·C], k and v [T, G·C], sinks [H] or none -> o [T, H·C], lse [B, G, S, H/G].
 
     window 0: all keys at or before the query; softcap 0: logits as they are. lse has the sinks. q, k and v may be views
-    of columns. `starts` int32 [T]: as in `gqa_attention`.
+    of columns. `starts` and `positions`: as in `gqa_attention`.
     """
-    angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
-    return attend_groups(q, k, v, sequence, heads, kv_heads, angles_Sr, sinks, window, softcap, starts)
+    turned_by = _angles(q, sequence, heads, theta, starts)
+    return attend_groups(q, k, v, sequence, heads, kv_heads, turned_by, sinks, window, softcap, starts, positions)
 
 
 def bounded_attention_dgrad(
@@ -51,10 +52,17 @@ def bounded_attention_dgrad(
     window: int,
     softcap: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·C], the forward's inputs and results -> dq, dk, dv, shaped like q, k, v."""
-    angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
-    return attend_groups_dgrad(do, q, k, v, o, lse, sequence, heads, kv_heads, angles_Sr, window, softcap, starts)
+    sizes = sequence, heads, kv_heads, _angles(q, sequence, heads, theta, starts), window, softcap
+    return attend_groups_dgrad(do, q, k, v, o, lse, *sizes, starts, positions)
+
+
+def _angles(q: Tensor, sequence: int, heads: int, theta: float, starts: Tensor | None) -> Tensor | None:
+    """By what queries and keys are rotated; nothing if they are not."""
+    width = q.shape[1] // heads
+    return turns(angles(sequence, width, theta, q.dtype, q.device), starts) if theta else None
 
 
 def bounded_attention_wgrad(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:

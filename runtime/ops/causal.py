@@ -2,9 +2,10 @@
 
 Su et al., "RoFormer", 2021; blocks: Dao, "FlashAttention-2", 2023. T tokens in B sequences of S; positions restart with
 every sequence. Where sequences hold several documents, `starts` [T] has for each token the position of the first of its
-document in its sequence: keys before it are not seen, and positions count from it. N: the heads of keys and values of
-all sequences, a batch of products. r query heads share one of them, so that it has M = S·r rows of queries, those of
-one position together. C columns of queries and keys, V of values.
+document in its sequence: keys before it are not seen, and positions count from it. Where the queries are some rows of
+the sequences, Q of each, `positions` [B·Q] has the position of each, ascending in a sequence; Q is S elsewhere. N: the
+heads of keys and values of all sequences, a batch of products. r query heads share one of them, so that it has M = Q·r
+rows of queries, those of one position together. C columns of queries and keys, V of values.
 
 All of it is FP32 at least: the callers widen BF16, and round their results. This is what runs in FP64 and where there
 is no C++ for the processor (`runtime/native/attention.cpp`, three times as fast).
@@ -35,7 +36,8 @@ def attend(
     sinks_NM: Tensor | None = None,
     window: int = 0,
     softcap: float = 0.0,
-    starts_NS: Tensor | None = None,
+    starts_NQ: Tensor | None = None,
+    positions_NQ: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q_NMC (scaled), k_NSC, v_NSV -> o_NMV = softmax(q·k)·v over the keys at or before the query, lse_NM, the
     logarithm of its denominator.
@@ -45,12 +47,12 @@ def attend(
     """
     o_NMV = q_NMC.new_empty((*q_NMC.shape[:2], v_NSV.shape[2]))
     lse_NM = q_NMC.new_empty(q_NMC.shape[:2])
-    future = _future(q_NMC, k_NSC)
-    for n, rows, new, past in _blocks(q_NMC, k_NSC, window):
+    masked = _Masks(q_NMC, k_NSC, window, starts_NQ, positions_NQ)
+    for n, rows, new, past in masked.blocks():
         scores = torch.bmm(q_NMC[n, rows], k_NSC[n, past].mT)
         if softcap:
             scores.div_(softcap).tanh_().mul_(softcap)
-        _mask(scores, new, past, future, window, None if starts_NS is None else starts_NS[n, new])
+        masked.hide(scores, n, new, past)
         if sinks_NM is None:
             weights = torch.softmax(scores, dim=-1)
             torch.sub(scores.amax(dim=-1), weights.amax(dim=-1).log_(), out=lse_NM[n, rows])
@@ -70,7 +72,8 @@ def attend_dgrad(
     v_NSV: Tensor,
     window: int = 0,
     softcap: float = 0.0,
-    starts_NS: Tensor | None = None,
+    starts_NQ: Tensor | None = None,
+    positions_NQ: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do_NMV, delta_NM = Σ_V do·o, the forward's lse and inputs -> dq_NMC, dk_NSC, dv_NSV, summed over the r heads.
 
@@ -78,13 +81,13 @@ def attend_dgrad(
     """
     lse_NM1, delta_NM1 = lse_NM[:, :, None], delta_NM[:, :, None]
     dq_NMC, dk_NSC, dv_NSV = torch.empty_like(q_NMC), torch.zeros_like(k_NSC), torch.zeros_like(v_NSV)
-    future = _future(q_NMC, k_NSC)
-    for n, rows, new, past in _blocks(q_NMC, k_NSC, window):
+    masked = _Masks(q_NMC, k_NSC, window, starts_NQ, positions_NQ)
+    for n, rows, new, past in masked.blocks():
         scores = torch.bmm(q_NMC[n, rows], k_NSC[n, past].mT)
         if softcap:
             slope = 1 - scores.div_(softcap).tanh_().square()
             scores.mul_(softcap)
-        _mask(scores, new, past, future, window, None if starts_NS is None else starts_NS[n, new])
+        masked.hide(scores, n, new, past)
         weights = scores.sub_(lse_NM1[n, rows]).exp_()
         dscores = torch.bmm(do_NMV[n, rows], v_NSV[n, past].mT).sub_(delta_NM1[n, rows]).mul_(weights)
         if softcap:
@@ -98,47 +101,68 @@ def attend_dgrad(
 # ---------------------------------------------------------------- blocks
 
 
-def _queries(q_NMC: Tensor, k_NSC: Tensor) -> tuple[int, int]:
-    """(query rows of a position, positions of a block)."""
-    r = q_NMC.shape[1] // k_NSC.shape[1]
-    return r, max(1, (BLOCK_ROWS if r == 1 else 2 * BLOCK_ROWS) // r)
+class _Masks:
+    """Which keys each query sees: those at or before it, in its window and in its document."""
+
+    def __init__(
+        self,
+        q_NMC: Tensor,
+        k_NSC: Tensor,
+        window: int,
+        starts_NQ: Tensor | None,
+        positions_NQ: Tensor | None,
+    ) -> None:
+        self._N, self._S = k_NSC.shape[:2]
+        self._Q = self._S if positions_NQ is None else positions_NQ.shape[1]
+        self._r = q_NMC.shape[1] // self._Q  # query rows of a position
+        self._of_block = max(1, (BLOCK_ROWS if self._r == 1 else 2 * BLOCK_ROWS) // self._r)  # its positions
+        self._itemsize, self._window = q_NMC.itemsize, window
+        self._starts_NQ, self._positions_NQ = starts_NQ, positions_NQ
+        # [rows, positions] of a block: −inf where a key of its own positions comes after the query.
+        future = torch.full((self._of_block,) * 2, -torch.inf, dtype=q_NMC.dtype, device=q_NMC.device).triu_(1)
+        self._future = future.repeat_interleave(self._r, dim=0) if self._r > 1 else future
+
+    def blocks(self) -> Iterator[tuple[slice, slice, slice, slice]]:
+        """Heads, query rows, the numbers of their positions, and the keys that any of them sees."""
+        keys = min(self._S, self._window + self._of_block) if self._window else self._S
+        heads = max(1, BLOCK_BYTES // (self._of_block * self._r * keys * self._itemsize))
+        for head in range(0, self._N, heads):
+            n = slice(head, head + heads)
+            for start in range(0, self._Q, self._of_block):
+                new = slice(start, min(start + self._of_block, self._Q))
+                first, last = new.start, new.stop - 1
+                if self._positions_NQ is not None:
+                    of_block = self._positions_NQ[n, new]
+                    first, last = int(of_block[:, 0].min()), int(of_block[:, -1].max())
+                past = slice(max(0, first - self._window + 1) if self._window else 0, last + 1)
+                yield n, slice(new.start * self._r, new.stop * self._r), new, past
+
+    def hide(self, scores: Tensor, n: slice, new: slice, past: slice) -> None:
+        """Make scores of a block −inf where its queries do not see its keys."""
+        if self._positions_NQ is not None:
+            position, key = self._positions_NQ[n, new, None], _keys(past, scores)
+            hidden = key > position
+            if self._window:
+                hidden |= key <= position - self._window
+            self._fill(scores, hidden)
+        else:
+            own = slice(new.start - past.start, new.stop - past.start)
+            scores[:, :, own].add_(self._future[: scores.shape[1], : new.stop - new.start])
+            before = new.stop - self._window - past.start  # columns that the last of the positions does not see
+            if self._window and before > 0:
+                hidden = _keys(past, scores)[:before] <= _keys(new, scores)[:, None] - self._window
+                self._fill(scores[:, :, :before], hidden[None])
+        if self._starts_NQ is not None:
+            self._fill(scores, _keys(past, scores) < self._starts_NQ[n, new, None])
+
+    def _fill(self, scores: Tensor, hidden: Tensor) -> None:
+        """Hide keys from all query rows of each position, [heads or 1, positions, keys]."""
+        scores.masked_fill_(hidden.repeat_interleave(self._r, dim=1), -torch.inf)
 
 
-def _future(q_NMC: Tensor, k_NSC: Tensor) -> Tensor:
-    """[rows, positions] of a block: −inf where a key of its own positions comes after the query."""
-    r, positions = _queries(q_NMC, k_NSC)
-    future = torch.full((positions, positions), -torch.inf, dtype=q_NMC.dtype, device=q_NMC.device).triu_(1)
-    return future.repeat_interleave(r, dim=0) if r > 1 else future
-
-
-def _mask(scores: Tensor, new: slice, past: slice, future: Tensor, window: int, starts_np: Tensor | None) -> None:
-    """Make scores of a block −inf where the key comes after the query, before its window or before its document.
-
-    The block's rows are those of the positions `new`, its columns the keys `past`; `starts_np`: of each head's `new`.
-    """
-    own = slice(new.start - past.start, new.stop - past.start)
-    scores[:, :, own].add_(future[: scores.shape[1], : new.stop - new.start])
-    before = new.stop - window - past.start  # columns that the last of the positions does not see
-    if window and before > 0:
-        position = torch.arange(new.start, new.stop, device=scores.device)
-        position = position.repeat_interleave(scores.shape[1] // len(position))
-        key = torch.arange(past.start, past.start + before, device=scores.device)
-        scores[:, :, :before].masked_fill_(key <= position[:, None] - window, -torch.inf)
-    if starts_np is not None:
-        hidden = torch.arange(past.start, past.stop, device=scores.device) < starts_np[:, :, None]
-        scores.masked_fill_(hidden.repeat_interleave(scores.shape[1] // hidden.shape[1], dim=1), -torch.inf)
-
-
-def _blocks(q_NMC: Tensor, k_NSC: Tensor, window: int = 0) -> Iterator[tuple[slice, slice, slice, slice]]:
-    """The causal blocks: heads, query rows, the positions of these rows, and the keys that any of them sees."""
-    N, S, _ = k_NSC.shape
-    r, positions = _queries(q_NMC, k_NSC)
-    keys = min(S, window + positions) if window else S
-    heads = max(1, BLOCK_BYTES // (positions * r * keys * q_NMC.itemsize))
-    for head in range(0, N, heads):
-        for start in range(0, S, positions):
-            end, first = min(start + positions, S), max(0, start - window + 1) if window else 0
-            yield slice(head, head + heads), slice(start * r, end * r), slice(start, end), slice(first, end)
+def _keys(of: slice, scores: Tensor) -> Tensor:
+    """The numbers of positions."""
+    return torch.arange(of.start, of.stop, device=scores.device)
 
 
 # ---------------------------------------------------------------- heads and rotation
@@ -166,17 +190,20 @@ def angles(sequence: int, rope: int, theta: float, dtype: torch.dtype, device: t
     return torch.polar(torch.ones_like(phase_Sr), phase_Sr).to(device, wide_dtype(dtype).to_complex())
 
 
-def turns(angles_Sr: Tensor, starts: Tensor | None) -> Tensor:
-    """The angles of each position [S, r], or with `starts` [T] those of each position in its document, [B, S, r]."""
+def turns(angles_Sr: Tensor, starts: Tensor | None, positions: Tensor | None = None) -> Tensor:
+    """The angles of each position [S, r]; with `starts` [T] those of each position in its document, [B, S, r]; with
+    `positions` those of the rows that have them, [1, T, r]."""
+    if positions is not None:
+        return angles_Sr[positions if starts is None else positions - starts][None]
     if starts is None:
         return angles_Sr
     S = angles_Sr.shape[0]
     return angles_Sr[torch.arange(S, device=starts.device) - starts.view(-1, S)]
 
 
-def starts_of_heads(starts: Tensor | None, sequence: int, heads: int) -> Tensor | None:
-    """starts [T] of each head of all sequences [B·heads, S]; none of none."""
-    return None if starts is None else starts.view(-1, sequence).repeat_interleave(heads, dim=0)
+def of_heads(places: Tensor | None, queries: int, heads: int) -> Tensor | None:
+    """Starts, or positions, [T] of each head of all sequences [B·heads, queries]; none of none."""
+    return None if places is None else places.view(-1, queries).repeat_interleave(heads, dim=0)
 
 
 def back(angles_Sr: Tensor) -> Tensor:
@@ -184,7 +211,9 @@ def back(angles_Sr: Tensor) -> Tensor:
     return angles_Sr.conj_physical()
 
 
-def rotate(x: Tensor, angles_Sr: Tensor) -> Tensor:
-    """x [..., S, rope] with its pairs (x0, x1), (x2, x3) … turned by the angles, contiguous."""
+def rotate(x: Tensor, angles_Sr: Tensor | None, scale: float = 1.0) -> Tensor:
+    """x [..., S, rope] with its pairs (x0, x1), (x2, x3) … turned by the angles, if there are any, and scaled."""
+    if angles_Sr is None:
+        return x * scale
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).clone(memory_format=torch.contiguous_format))
-    return torch.view_as_real(pairs * angles_Sr).flatten(-2)
+    return torch.view_as_real(pairs * (angles_Sr if scale == 1 else angles_Sr * scale)).flatten(-2)

@@ -24,9 +24,9 @@ from runtime.ops.causal import (
     attend_dgrad,
     back,
     columns,
+    of_heads,
     rotate,
     split_heads,
-    starts_of_heads,
     turns,
 )
 from runtime.ops.wide import wide
@@ -41,17 +41,20 @@ def gqa_attention(
     kv_heads: int,
     theta: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [T, H·C], k and v [T, G·C] -> o [T, H·C], lse [B, G, S, H/G].
 
     softmax(q·k/√C) over the keys at or before the query; lse is the logarithm of its denominator, FP32 at least. q, k
     and v may be views of columns. `starts` int32 [T]: of each token's document in its sequence, of which alone keys are
-    seen and in which positions count.
+    seen and in which positions count. With `positions` int32, one for each query, q has some rows of each sequence, as
+    many of all; theta is 0.
     """
     angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
-    if takes(q, k, v):
+    if positions is None and takes(q, k, v):
         return native.gqa_attention(q, k, v, angles_Sr, heads, kv_heads, starts)
-    return attend_groups(q, k, v, sequence, heads, kv_heads, angles_Sr, starts=starts)
+    turned_by = turns(angles_Sr, starts) if theta else None
+    return attend_groups(q, k, v, sequence, heads, kv_heads, turned_by, starts=starts, positions=positions)
 
 
 def gqa_attention_dgrad(
@@ -66,12 +69,14 @@ def gqa_attention_dgrad(
     kv_heads: int,
     theta: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·C], the forward's inputs and results -> dq, dk, dv, shaped like q, k, v."""
     angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
-    if takes(q, k, v):
+    if positions is None and takes(q, k, v):
         return native.gqa_attention_dgrad(do, q, k, v, o, lse, angles_Sr, heads, kv_heads, starts)
-    return attend_groups_dgrad(do, q, k, v, o, lse, sequence, heads, kv_heads, angles_Sr, starts=starts)
+    sizes = sequence, heads, kv_heads, turns(angles_Sr, starts) if theta else None
+    return attend_groups_dgrad(do, q, k, v, o, lse, *sizes, starts=starts, positions=positions)
 
 
 # ---------------------------------------------------------------- on torch
@@ -84,18 +89,22 @@ def attend_groups(
     sequence: int,
     heads: int,
     kv_heads: int,
-    angles_Sr: Tensor,
+    angles: Tensor | None,
     sinks: Tensor | None = None,
     window: int = 0,
     softcap: float = 0.0,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q [T, H·C], k and v [T, G·C] -> o [T, H·C], lse [B, G, S, H/G]; sinks [H]. `attend` says what each does."""
-    inputs = _grouped(wide(q), wide(k), wide(v), sequence, heads, kv_heads, turns(angles_Sr, starts))
-    rows = (inputs[1].shape[0] // kv_heads, kv_heads, sequence, heads // kv_heads)
+    """q [B·Q, H·C], k and v [B·S, G·C], angles of `turns`, if it rotates -> o [B·Q, H·C], lse [B, G, Q, H/G]; sinks
+    [H]. `attend` says what each does."""
+    inputs = _grouped(wide(q), wide(k), wide(v), sequence, heads, kv_heads, angles)
+    B = k.shape[0] // sequence
+    rows = (B, kv_heads, q.shape[0] // B, heads // kv_heads)
     sinks_NM = None if sinks is None else wide(sinks).view(1, kv_heads, 1, -1).expand(rows).flatten(0, 1).flatten(1)
-    o_NMC, lse_NM = attend(*inputs, sinks_NM, window, softcap, starts_of_heads(starts, sequence, kv_heads))
-    return _ungrouped(o_NMC.to(q.dtype), sequence, kv_heads), lse_NM.view(rows)
+    places = of_heads(starts, rows[2], kv_heads), of_heads(positions, rows[2], kv_heads)
+    o_NMC, lse_NM = attend(*inputs, sinks_NM, window, softcap, *places)
+    return _ungrouped(o_NMC.to(q.dtype), rows[2], kv_heads), lse_NM.view(rows)
 
 
 def attend_groups_dgrad(
@@ -108,33 +117,38 @@ def attend_groups_dgrad(
     sequence: int,
     heads: int,
     kv_heads: int,
-    angles_Sr: Tensor,
+    angles: Tensor | None,
     window: int = 0,
     softcap: float = 0.0,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """do [T, H·C], the inputs and results of `attend_groups` -> dq, dk, dv, shaped like q, k, v."""
-    C, dtype = q.shape[1] // heads, q.dtype
+    """do [B·Q, H·C], the inputs and results of `attend_groups` -> dq, dk, dv, shaped like q, k, v."""
+    C, dtype, queries = q.shape[1] // heads, q.dtype, lse.shape[2]
     do, q, k, v, o = (wide(x) for x in (do, q, k, v, o))
-    turned_by = turns(angles_Sr, starts)
-    back_by = back(turned_by)
+    back_by = None if angles is None else back(angles)
     delta_TH = (do * o).unflatten(1, (heads, C)).sum(dim=-1)
-    do_NMC, delta_NM = _rows(do, sequence, kv_heads, C), _rows(delta_TH, sequence, kv_heads, 1)[..., 0]
-    inputs = _grouped(q, k, v, sequence, heads, kv_heads, turned_by)
-    lse_NM, starts_NS = lse.flatten(0, 1).flatten(1), starts_of_heads(starts, sequence, kv_heads)
-    dq_NMC, dk_NSC, dv_NSC = attend_dgrad(do_NMC, delta_NM, lse_NM, *inputs, window, softcap, starts_NS)
-    turned = (_turned(dq_NMC, kv_heads, back_by * C**-0.5), _turned(dk_NSC, kv_heads, back_by), dv_NSC)
-    dq, dk, dv = (_ungrouped(gradient.to(dtype), sequence, kv_heads) for gradient in turned)
-    return dq, dk, dv
+    do_NMC, delta_NM = _rows(do, queries, kv_heads, C), _rows(delta_TH, queries, kv_heads, 1)[..., 0]
+    inputs = _grouped(q, k, v, sequence, heads, kv_heads, angles)
+    places = of_heads(starts, queries, kv_heads), of_heads(positions, queries, kv_heads)
+    gradients = attend_dgrad(do_NMC, delta_NM, lse.flatten(0, 1).flatten(1), *inputs, window, softcap, *places)
+    dq_NMC, dk_NSC, dv_NSC = gradients
+    dq_NMC, dk_NSC = _turned(dq_NMC, kv_heads, back_by, C**-0.5), _turned(dk_NSC, kv_heads, back_by)
+    return (
+        _ungrouped(dq_NMC.to(dtype), queries, kv_heads),
+        _ungrouped(dk_NSC.to(dtype), sequence, kv_heads),
+        _ungrouped(dv_NSC.to(dtype), sequence, kv_heads),
+    )
 
 
 def _grouped(
-    q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, angles: Tensor
+    q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, angles: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The attention's inputs, and angles of `turns` -> q_NMC, rotated and scaled by 1/√C; k_NSC, rotated; v_NSC."""
-    C = q.shape[1] // heads
-    q_NMC, k_NSC, v_NSC = (_rows(x, sequence, kv_heads, C) for x in (q, k, v))
-    return _turned(q_NMC, kv_heads, angles * C**-0.5), _turned(k_NSC, kv_heads, angles), v_NSC
+    """The attention's inputs, and angles of `turns`, if it rotates -> q_NMC, rotated and scaled by 1/√C; k_NSC,
+    rotated; v_NSC."""
+    C, queries = q.shape[1] // heads, q.shape[0] // (k.shape[0] // sequence)
+    k_NSC, v_NSC = (_rows(x, sequence, kv_heads, C) for x in (k, v))
+    return _turned(_rows(q, queries, kv_heads, C), kv_heads, angles, C**-0.5), _turned(k_NSC, kv_heads, angles), v_NSC
 
 
 def _rows(x: Tensor, sequence: int, kv_heads: int, width: int) -> Tensor:
@@ -148,10 +162,12 @@ def _ungrouped(x_NMW: Tensor, sequence: int, kv_heads: int) -> Tensor:
     return columns(x_NMW.view(x_NMW.shape[0], sequence, -1), kv_heads)
 
 
-def _turned(x_NMC: Tensor, kv_heads: int, angles: Tensor) -> Tensor:
-    """x_NMC with the rows of each position turned by its angles, [S, r] or those of each sequence [B, S, r]."""
+def _turned(x_NMC: Tensor, kv_heads: int, angles: Tensor | None, scale: float = 1.0) -> Tensor:
+    """x_NMC, scaled, with the rows of each position turned by its angles, [S, r], or of each sequence [B, S, r]."""
+    if angles is None:
+        return x_NMC if scale == 1 else x_NMC * scale
     angles = angles if angles.dim() == 2 else angles.repeat_interleave(kv_heads, dim=0)
-    return rotate(x_NMC.unflatten(1, (angles.shape[-2], -1)), angles.unsqueeze(-2)).flatten(1, 2)
+    return rotate(x_NMC.unflatten(1, (angles.shape[-2], -1)), angles.unsqueeze(-2), scale).flatten(1, 2)
 
 
 OPS = (gqa_attention, gqa_attention_dgrad)

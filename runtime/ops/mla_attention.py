@@ -26,9 +26,9 @@ from runtime.ops.causal import (
     attend_dgrad,
     back,
     columns,
+    of_heads,
     rotate,
     split_heads,
-    starts_of_heads,
     turns,
 )
 from runtime.ops.wide import wide
@@ -45,18 +45,23 @@ def mla_attention(
     value: int,
     theta: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [T, H·(nope+rope)], kv [T, H·(nope+value)], k_rope [T, rope] -> o [T, H·value], lse_BHS.
 
     Per head q is [nope | rope] and kv is [nope | value]; softmax(q·k/√(nope+rope)) over the keys at or before
     the query; lse is the logarithm of its denominator, FP32 at least. k_rope may be a view of columns. `starts` int32
     [T]: of each token's document in its sequence, of which alone keys are seen and in which positions count.
+
+    With `positions` int32, one for each query, q has some rows of each sequence, as many of all; theta is 0.
     """
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
-    if takes(q, kv, k_rope):
+    if positions is None and takes(q, kv, k_rope):
         return native.mla_attention(q, kv, k_rope, angles_Sr, heads, nope, value, starts)
-    inputs = _heads(wide(q), wide(kv), wide(k_rope), sequence, heads, nope, turns(angles_Sr, starts))
-    o_PSV, lse_PS = attend(*inputs, starts_NS=starts_of_heads(starts, sequence, heads))
+    inputs = _heads(wide(q), wide(kv), wide(k_rope), sequence, heads, nope, turns(angles_Sr, starts) if theta else None)
+    queries = inputs[0].shape[1]
+    places = of_heads(starts, queries, heads), of_heads(positions, queries, heads)
+    o_PSV, lse_PS = attend(*inputs, None, 0, 0.0, *places)
     return columns(o_PSV.to(q.dtype), heads), lse_PS.unflatten(0, (-1, heads))
 
 
@@ -74,54 +79,56 @@ def mla_attention_dgrad(
     value: int,
     theta: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·value], the forward's inputs and results -> dq, dkv, dk_rope, shaped like q, kv, k_rope."""
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
-    if takes(q, kv, k_rope):
+    if positions is None and takes(q, kv, k_rope):
         return native.mla_attention_dgrad(do, q, kv, k_rope, o, lse_BHS, angles_Sr, heads, nope, value, starts)
-    dtype, turned_by = q.dtype, turns(angles_Sr, starts)
+    dtype, turned_by, queries = q.dtype, turns(angles_Sr, starts) if theta else None, lse_BHS.shape[2]
     do, q, kv, k_rope, o = (wide(x) for x in (do, q, kv, k_rope, o))
-    do_PSV = split_heads(do, sequence, heads).flatten(0, 1).contiguous()
+    do_PSV = split_heads(do, queries, heads).flatten(0, 1).contiguous()
     delta_TH = (do * o).unflatten(1, (heads, value)).sum(dim=-1)
-    delta_PS = split_heads(delta_TH, sequence, heads)[..., 0].flatten(0, 1)
+    delta_PS = split_heads(delta_TH, queries, heads)[..., 0].flatten(0, 1)
     inputs = _heads(q, kv, k_rope, sequence, heads, nope, turned_by)
-    starts_PS = starts_of_heads(starts, sequence, heads)
-    gradients = attend_dgrad(do_PSV, delta_PS, lse_BHS.flatten(0, 1), *inputs, starts_NS=starts_PS)
-    dq, dkv, dk_rope = _from_heads(*gradients, heads, nope, back(turned_by))
+    places = of_heads(starts, queries, heads), of_heads(positions, queries, heads)
+    gradients = attend_dgrad(do_PSV, delta_PS, lse_BHS.flatten(0, 1), *inputs, 0, 0.0, *places)
+    dq, dkv, dk_rope = _from_heads(*gradients, heads, nope, turned_by)
     return dq.to(dtype), dkv.to(dtype), dk_rope.to(dtype)
 
 
 def _heads(
-    q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, angles: Tensor
+    q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, angles: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The attention's inputs, and angles of `turns` -> q_PSC, rotated and scaled by 1/√C; k_PSC, both parts together,
-    rotated; v_PSV."""
-    angles_1S = angles.unsqueeze(-3)
-    q_BHSC, kv_BHSW = split_heads(q, sequence, heads), split_heads(kv, sequence, heads)
-    k_rope_B1Sr = split_heads(k_rope, sequence, 1)
-    queries, keys = q.new_empty(q_BHSC.shape), q.new_empty(q_BHSC.shape)
-    scale = q_BHSC.shape[3] ** -0.5
-    torch.mul(q_BHSC[..., :nope], scale, out=queries[..., :nope])
-    queries[..., nope:] = rotate(q_BHSC[..., nope:], angles_1S * scale)
+    """The attention's inputs, and angles of `turns`, if it rotates -> q_PQC, rotated and scaled by 1/√C; k_PSC, both
+    parts together, rotated; v_PSV."""
+    angles_1S = None if angles is None else angles.unsqueeze(-3)
+    kv_BHSW, k_rope_B1Sr = split_heads(kv, sequence, heads), split_heads(k_rope, sequence, 1)
+    q_BHQC = split_heads(q, q.shape[0] // len(kv_BHSW), heads)
+    queries, keys = q.new_empty(q_BHQC.shape), q.new_empty((*kv_BHSW.shape[:3], q_BHQC.shape[3]))
+    scale = q_BHQC.shape[3] ** -0.5
+    torch.mul(q_BHQC[..., :nope], scale, out=queries[..., :nope])
+    queries[..., nope:] = rotate(q_BHQC[..., nope:], angles_1S, scale)
     keys[..., :nope] = kv_BHSW[..., :nope]
     keys[..., nope:] = rotate(k_rope_B1Sr, angles_1S)
     return queries.flatten(0, 1), keys.flatten(0, 1), kv_BHSW[..., nope:].flatten(0, 1).contiguous()
 
 
 def _from_heads(
-    dq_PSC: Tensor, dk_PSC: Tensor, dv_PSV: Tensor, heads: int, nope: int, angles: Tensor
+    dq_PQC: Tensor, dk_PSC: Tensor, dv_PSV: Tensor, heads: int, nope: int, angles: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of what `_heads` gave -> dq, dkv, dk_rope. `angles` turn back what its angles turned."""
-    dq_BHSC, dk_BHSC, dv_BHSV = (d.unflatten(0, (-1, heads)) for d in (dq_PSC, dk_PSC, dv_PSV))
-    (B, H, S, C), V = dq_BHSC.shape, dv_BHSV.shape[3]
-    scale = C**-0.5
-    dq_BSHC, dkv_BSHW = dq_PSC.new_empty((B, S, H, C)), dq_PSC.new_empty((B, S, H, nope + V))
-    torch.mul(dq_BHSC[..., :nope].transpose(1, 2), scale, out=dq_BSHC[..., :nope])
-    dq_BSHC[..., nope:] = rotate(dq_BHSC[..., nope:], angles.unsqueeze(-3) * scale).transpose(1, 2)
+    """Gradients of what `_heads` gave -> dq, dkv, dk_rope. `angles` are those of `_heads`, which are turned back."""
+    dq_BHQC, dk_BHSC, dv_BHSV = (d.unflatten(0, (-1, heads)) for d in (dq_PQC, dk_PSC, dv_PSV))
+    (B, H, Q, C), (S, V) = dq_BHQC.shape, dv_BHSV.shape[2:]
+    back_by = None if angles is None else back(angles)
+    scale, back_1S = C**-0.5, None if back_by is None else back_by.unsqueeze(-3)
+    dq_BQHC, dkv_BSHW = dq_PQC.new_empty((B, Q, H, C)), dq_PQC.new_empty((B, S, H, nope + V))
+    torch.mul(dq_BHQC[..., :nope].transpose(1, 2), scale, out=dq_BQHC[..., :nope])
+    dq_BQHC[..., nope:] = rotate(dq_BHQC[..., nope:], back_1S, scale).transpose(1, 2)
     dkv_BSHW[..., :nope] = dk_BHSC[..., :nope].transpose(1, 2)
     dkv_BSHW[..., nope:] = dv_BHSV.transpose(1, 2)
-    dk_rope_BSr = rotate(dk_BHSC[..., nope:].sum(dim=1), angles)
-    return dq_BSHC.view(B * S, H * C), dkv_BSHW.view(B * S, H * (nope + V)), dk_rope_BSr.flatten(0, 1)
+    dk_rope_BSr = rotate(dk_BHSC[..., nope:].sum(dim=1), back_by)
+    return dq_BQHC.view(B * Q, H * C), dkv_BSHW.view(B * S, H * (nope + V)), dk_rope_BSr.flatten(0, 1)
 
 
 OPS = (mla_attention, mla_attention_dgrad)

@@ -1,9 +1,9 @@
 """Rotation of some columns of every head by position, and a factor of all columns.
 
 Su et al., "RoFormer", 2021; Peng et al., "YaRN", 2023. T tokens in sequences of S; positions restart with every
-sequence, and with every document that begins at `starts` [T]. H heads of C columns, of which `width` from `first` on
-turn in pairs (x0, x1), (x2, x3) … Pair i turns by its frequency at each position: theta^(−2i/width), or less, as
-`ramped` says.
+sequence, and with every document that begins at `starts` [T]. Where x has some rows of the sequences, `positions` [T]
+says which. H heads of C columns, of which `width` from `first` on turn in pairs (x0, x1), (x2, x3) … Pair i turns by
+its frequency at each position: theta^(−2i/width), or less, as `ramped` says.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ def rotate(
     magnitude: float,
     scale: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
     """x [T, H·C] -> y [T, H·C]: the rotated columns times magnitude·scale, the others times scale.
 
     x may be a view of columns. `ramped` says what factor, low, high and original mean.
     """
     how = width, theta, factor, low, high, original
-    angles = turns(ramped_angles(sequence, *how, x.dtype, x.device), starts) if width else None
-    return rotated_by(x, sequence, heads, first, width, angles, magnitude, scale)
+    angles = turns(ramped_angles(sequence, *how, x.dtype, x.device), starts, positions) if width else None
+    rows = len(x) if positions is not None else sequence
+    return rotated_by(x, rows, heads, first, width, angles, magnitude, scale)
 
 
 def rotate_dgrad(
@@ -57,11 +59,14 @@ def rotate_dgrad(
     magnitude: float,
     scale: float,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
     """dy [T, H·C] -> dx [T, H·C]: turned back, with the same factors."""
     how = width, theta, factor, low, high, original
-    angles = turns(back(ramped_angles(sequence, *how, dy.dtype, dy.device)), starts) if width else None
-    return rotated_by(dy, sequence, heads, first, width, angles, magnitude, scale)
+    angles_Sr = back(ramped_angles(sequence, *how, dy.dtype, dy.device)) if width else None
+    angles = None if angles_Sr is None else turns(angles_Sr, starts, positions)
+    rows = len(dy) if positions is not None else sequence
+    return rotated_by(dy, rows, heads, first, width, angles, magnitude, scale)
 
 
 def rotated_by(

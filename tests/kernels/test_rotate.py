@@ -17,7 +17,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize(("documents", "some"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("sequence", "heads", "first", "width", "behind", "ramp"), SIZES)
 def test_rotate(
@@ -30,5 +30,7 @@ def test_rotate(
     behind: int,
     ramp: str,
     documents: bool,
+    some: bool,
 ) -> None:
-    interpret("tests.kernels.checks_rotate", "rotate", dtype, sequence, heads, first, width, behind, ramp, documents)
+    sizes = sequence, heads, first, width, behind, ramp, documents, some
+    interpret("tests.kernels.checks_rotate", "rotate", dtype, *sizes)

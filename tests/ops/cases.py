@@ -46,6 +46,18 @@ def starts(source: Source, B: int, S: int) -> Tensor:
     return (begins_BS * torch.arange(S)).cummax(dim=1).values.flatten().to(torch.int32)
 
 
+def places(source: Source, B: int, S: int, documents: bool, some: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Where the documents of rows begin, if sequences hold several, and the positions of `some` rows, which are fewer
+    than half of each sequence, or one."""
+    begins = starts(source, B, S) if documents else None
+    if not some:
+        return begins, None
+    chosen_BQ = torch.rand(B, S, generator=source.generator).topk(max(1, S // 2 - 1), dim=1).indices.sort(dim=1).values
+    if begins is not None:
+        begins = begins.view(B, S).gather(1, chosen_BQ).flatten()
+    return begins, chosen_BQ.flatten().to(torch.int32)
+
+
 def linear(source: Source, T: int = 5, K: int = 7, N: int = 3) -> Args:
     return source.normal(T, K), source.normal(N, K)
 
@@ -64,10 +76,12 @@ def mla_attention(
     value: int = 5,
     theta: float = 1e4,
     documents: bool = False,
+    some: bool = False,
 ) -> Args:
-    T = B * S
-    tensors = source.normal(T, H * (nope + rope)), source.normal(T, H * (nope + value)), source.normal(T, rope)
-    return *tensors, S, H, nope, rope, value, theta, starts(source, B, S) if documents else None
+    T, where = B * S, places(source, B, S, documents, some)
+    queries = T if where[1] is None else len(where[1])
+    tensors = source.normal(queries, H * (nope + rope)), source.normal(T, H * (nope + value)), source.normal(T, rope)
+    return *tensors, S, H, nope, rope, value, 0.0 if some else theta, *where
 
 
 def gqa_attention(
@@ -79,10 +93,12 @@ def gqa_attention(
     C: int = 4,
     theta: float = 1e4,
     documents: bool = False,
+    some: bool = False,
 ) -> Args:
-    T = B * S
-    tensors = source.normal(T, G * r * C), source.normal(T, G * C), source.normal(T, G * C)
-    return *tensors, S, G * r, G, theta, starts(source, B, S) if documents else None
+    T, where = B * S, places(source, B, S, documents, some)
+    queries = T if where[1] is None else len(where[1])
+    tensors = source.normal(queries, G * r * C), source.normal(T, G * C), source.normal(T, G * C)
+    return *tensors, S, G * r, G, 0.0 if some else theta, *where
 
 
 def bounded_attention(
@@ -97,9 +113,10 @@ def bounded_attention(
     softcap: float = 2.0,
     sinks: bool = True,
     documents: bool = False,
+    some: bool = False,
 ) -> Args:
-    *tensors, S, H, G, theta, begins = gqa_attention(source, B, S, G, r, C, theta, documents)
-    return *tensors, source.normal(H) if sinks else None, S, H, G, theta, window, softcap, begins
+    *tensors, S, H, G, theta, begins, positions = gqa_attention(source, B, S, G, r, C, theta, documents, some)
+    return *tensors, source.normal(H) if sinks else None, S, H, G, theta, window, softcap, begins, positions
 
 
 def rotate(
@@ -114,12 +131,14 @@ def rotate(
     magnitude: float = 1.3,
     scale: float = 0.7,
     documents: bool = False,
+    some: bool = False,
 ) -> Args:
     """Frequencies of 50^(−i/3): with `original` the second of three lies on the ramp, without it all do."""
     low, high = (0.5, 2.0) if original else (-0.5, 3.5)
-    x = source.normal(B * S, H * (first + width + behind))
+    where = places(source, B, S, documents, some)
+    x = source.normal(B * S if where[1] is None else len(where[1]), H * (first + width + behind))
     how = 50.0, 8.0, low, high, original, magnitude, scale
-    return x, S, H, first, width, *how, starts(source, B, S) if documents else None
+    return x, S, H, first, width, *how, *where
 
 
 def add_bias(source: Source, T: int = 5, N: int = 7) -> Args:
@@ -154,6 +173,21 @@ def route(
 
 def sequence_balance(source: Source, B: int = 3, S: int = 4, E: int = 6, K: int = 2, softmax: bool = False) -> Args:
     return source.normal(B * S, E), source.choices(B * S, E, K), S, softmax
+
+
+def counted_balance(
+    source: Source, B: int = 3, S: int = 8, E: int = 6, K: int = 2, ranks: int = 2, softmax: bool = False
+) -> Args:
+    """The first of `ranks` that have parts of B sequences of S, and the choices on all of them."""
+    rows = S // ranks
+    chosen = source.choices(B * S, E, K).view(ranks * B, -1)
+    counts_NE = torch.stack([torch.bincount(each, minlength=E) for each in chosen])
+    return source.normal(B * rows, E), counts_NE, rows, S, softmax
+
+
+def counted_balance_scores(source: Source) -> Args:
+    logits_TE, *rest, _ = counted_balance(source)
+    return logits_TE.abs() + 0.1, *rest
 
 
 def permute(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 3) -> Args:
@@ -287,6 +321,8 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "rotate": rotate,
     "route": route,
     "route_scores": route_scores,
+    "counted_balance": counted_balance,
+    "counted_balance_scores": counted_balance_scores,
     "sequence_balance": sequence_balance,
     "scale": scale,
     "slice_choices": slice_choices,

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.ops.references_attention import bounded_attention, gqa_attention, mla_attention, rotate
 from tests.ops.routing_references import (
     balance_scores,
+    counted_balance,
+    counted_balance_scores,
     permute,
     permute_placed,
     route,
@@ -64,160 +67,6 @@ def place_parts(lse_T: Tensor, picked_T: Tensor, rank: Tensor, ranks: int) -> Te
 def cross_entropy_of_parts(parts: Tensor, targets_T: Tensor) -> Tensor:
     nats_T = parts[:, :-1].exp().sum(dim=1).log() - parts[:, -1]
     return nats_T[targets_T >= 0].sum()
-
-
-def by_document(op: Callable[..., Tensor], tensors: tuple[Tensor, ...], starts: Tensor, sequence: int) -> Tensor:
-    """The op on each document by itself. `op` takes the rows of `tensors` that are a document's, and their number."""
-    firsts = [t for t, start in enumerate(starts.tolist()) if t % sequence == start]
-    ends = [*firsts[1:], len(starts)]
-    rows = [op(*(x[first:end] for x in tensors), end - first) for first, end in zip(firsts, ends, strict=True)]
-    return torch.cat(rows)
-
-
-def turn(x: Tensor, theta: float) -> Tensor:
-    """RoPE of x [B, S, H, rope] by a rotation matrix for every position and pair."""
-    rope = x.shape[3]
-    turned = torch.zeros_like(x)
-    for position in range(x.shape[1]):
-        for pair in range(rope // 2):
-            angle = torch.tensor(position * theta ** (-2 * pair / rope), dtype=torch.float64)
-            cos, sin = angle.cos(), angle.sin()
-            rotation = torch.stack((torch.stack((cos, -sin)), torch.stack((sin, cos)))).to(x.dtype)
-            of_pair = slice(2 * pair, 2 * pair + 2)
-            turned[:, position, :, of_pair] = x[:, position, :, of_pair] @ rotation.T
-    return turned
-
-
-def mla_attention(
-    q: Tensor,
-    kv: Tensor,
-    k_rope: Tensor,
-    sequence: int,
-    heads: int,
-    nope: int,
-    rope: int,
-    value: int,
-    theta: float,
-    starts: Tensor | None = None,
-) -> Tensor:
-    if starts is not None:
-        alone = lambda q, kv, k_rope, size: mla_attention(q, kv, k_rope, size, heads, nope, rope, value, theta)  # noqa: E731
-        return by_document(alone, (q, kv, k_rope), starts, sequence)
-    q_BSHC = q.reshape(-1, sequence, heads, nope + rope)
-    kv_BSHW = kv.reshape(-1, sequence, heads, nope + value)
-    q_rope = turn(q_BSHC[..., nope:], theta)
-    shared = turn(k_rope.reshape(-1, sequence, 1, rope), theta)[:, :, 0]
-    scores = torch.einsum("bqhc,bkhc->bhqk", q_BSHC[..., :nope], kv_BSHW[..., :nope])
-    scores = (scores + torch.einsum("bqhc,bkc->bhqk", q_rope, shared)) / (nope + rope) ** 0.5
-    future = torch.arange(sequence)[None, :] > torch.arange(sequence)[:, None]
-    weights = functional.softmax(scores.masked_fill(future, -torch.inf), dim=-1)
-    return torch.einsum("bhqk,bkhv->bqhv", weights, kv_BSHW[..., nope:]).reshape(q.shape[0], heads * value)
-
-
-def gqa_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sequence: int,
-    heads: int,
-    kv_heads: int,
-    theta: float,
-    starts: Tensor | None = None,
-) -> Tensor:
-    """Query head by query head."""
-    if starts is not None:
-        alone = lambda q, k, v, size: gqa_attention(q, k, v, size, heads, kv_heads, theta)  # noqa: E731
-        return by_document(alone, (q, k, v), starts, sequence)
-    q_BSHC = turn(q.reshape(-1, sequence, heads, q.shape[1] // heads), theta)
-    k_BSGC = turn(k.reshape(-1, sequence, kv_heads, k.shape[1] // kv_heads), theta)
-    v_BSGC = v.reshape(k_BSGC.shape)
-    mixed = []
-    for head in range(heads):
-        shared = head // (heads // kv_heads)
-        scores = q_BSHC[:, :, head] @ k_BSGC[:, :, shared].mT / q_BSHC.shape[3] ** 0.5
-        future = torch.arange(sequence)[None, :] > torch.arange(sequence)[:, None]
-        mixed.append(functional.softmax(scores.masked_fill(future, -torch.inf), dim=-1) @ v_BSGC[:, :, shared])
-    return torch.cat(mixed, dim=-1).reshape(q.shape)
-
-
-def bounded_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    sequence: int,
-    heads: int,
-    kv_heads: int,
-    theta: float,
-    window: int,
-    softcap: float,
-    starts: Tensor | None = None,
-) -> Tensor:
-    """Query by query, over the keys that it sees."""
-    if starts is not None:
-        how = heads, kv_heads, theta, window, softcap
-        alone = lambda q, k, v, size: bounded_attention(q, k, v, sinks, size, *how)  # noqa: E731
-        return by_document(alone, (q, k, v), starts, sequence)
-    q_BSHC = q.reshape(-1, sequence, heads, q.shape[1] // heads)
-    k_BSGC = k.reshape(-1, sequence, kv_heads, k.shape[1] // kv_heads)
-    if theta:
-        q_BSHC, k_BSGC = turn(q_BSHC, theta), turn(k_BSGC, theta)
-    v_BSGC = v.reshape(k_BSGC.shape)
-    found = []
-    for position in range(sequence):
-        first = max(0, position + 1 - window) if window else 0
-        heads_BC = []
-        for head in range(heads):
-            shared = head // (heads // kv_heads)
-            keys_BKC, values_BKC = k_BSGC[:, first : position + 1, shared], v_BSGC[:, first : position + 1, shared]
-            logits_BK = torch.einsum("bc,bkc->bk", q_BSHC[:, position, head], keys_BKC) / q_BSHC.shape[3] ** 0.5
-            if softcap:
-                logits_BK = softcap * torch.tanh(logits_BK / softcap)
-            weights_BK = torch.exp(logits_BK)
-            total_B1 = weights_BK.sum(1, keepdim=True)
-            if sinks is not None:
-                total_B1 = total_B1 + torch.exp(sinks[head])
-            heads_BC.append(torch.einsum("bk,bkc->bc", weights_BK / total_B1, values_BKC))
-        found.append(torch.cat(heads_BC, dim=1))
-    return torch.stack(found, dim=1).reshape(q.shape)
-
-
-def rotate(
-    x: Tensor,
-    sequence: int,
-    heads: int,
-    first: int,
-    width: int,
-    theta: float,
-    factor: float,
-    low: float,
-    high: float,
-    original: float,
-    magnitude: float,
-    scale: float,
-    starts: Tensor | None = None,
-) -> Tensor:
-    """A matrix for every position, of rotations by the angle of each pair."""
-    if starts is not None:
-        how = heads, first, width, theta, factor, low, high, original, magnitude, scale
-        return by_document(lambda x, size: rotate(x, size, *how), (x,), starts, sequence)
-    C = x.shape[1] // heads
-    x_BSHC = x.reshape(-1, sequence, heads, C)
-    rows = []
-    for position in range(sequence):
-        matrix = torch.eye(C, dtype=torch.float64)
-        for pair in range(width // 2):
-            frequency = theta ** (-2 * pair / width)
-            at = original * frequency / (2 * torch.pi) if original else pair
-            share = min(1.0, max(0.0, (at - low) / (high - low)))
-            divided = 1 - share if original else share
-            turned = position * (divided * frequency / factor + (1 - divided) * frequency)
-            angle = torch.tensor(turned, dtype=torch.float64)
-            block = torch.stack((torch.stack((angle.cos(), -angle.sin())), torch.stack((angle.sin(), angle.cos()))))
-            of_pair = slice(first + 2 * pair, first + 2 * pair + 2)
-            matrix[of_pair, of_pair] = magnitude * block
-        rows.append(scale * x_BSHC[:, position] @ matrix.to(x.dtype).T)
-    return torch.stack(rows, dim=1).reshape(x.shape)
 
 
 def add_bias(x_TN: Tensor, b_N: Tensor) -> Tensor:
@@ -302,6 +151,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "rmsnorm": rmsnorm,
     "rotate": rotate,
     "route": route,
+    "counted_balance": counted_balance,
+    "counted_balance_scores": counted_balance_scores,
     "sequence_balance": sequence_balance,
     "swiglu": swiglu,
     "unpermute": unpermute,

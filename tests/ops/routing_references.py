@@ -55,6 +55,21 @@ def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softma
     return sequence_loss(scores(logits_TE, softmax), expert_TK, sequence)
 
 
+def counted_balance(logits_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int, softmax: bool) -> Tensor:
+    return counted_balance_scores(scores(logits_TE, softmax), counts_NE, rows, sequence)
+
+
+def counted_balance_scores(score_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int) -> Tensor:
+    (T, E), loss = score_TE.shape, score_TE.new_zeros(())
+    for b in range(T // rows):
+        score_nE, of_all = score_TE[b * rows : (b + 1) * rows], counts_NE[b :: T // rows].tolist()
+        total = sum(map(sum, of_all))
+        for expert in range(E):
+            frequency = E * sum(each[expert] for each in of_all) / total
+            loss = loss + frequency * (score_nE[:, expert] / score_nE.sum(1)).sum() / sequence
+    return loss
+
+
 def sequence_loss(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
     (T, E), K = score_TE.shape, expert_TK.shape[1]
     loss = score_TE.new_zeros(())

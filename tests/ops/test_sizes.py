@@ -170,12 +170,28 @@ def test_documents_over_several_blocks(op: str) -> None:
     compare(op, args, torch.float64)
 
 
+@few
+@given(SEED, st.sampled_from([*SOME]), st.integers(1, 3), st.integers(4, 40), st.booleans())
+def test_ops_of_some_rows_of_each_sequence(seed: int, op: str, B: int, S: int, documents: bool) -> None:
+    """Queries at some positions see the keys of whole sequences at or before them."""
+    of_one = 1 if op == "rotate" else B
+    args = SOME[op](Source(torch.float64, seed), of_one, S, documents=documents, some=True)
+    compare(op, args, torch.float64)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("op", ["mla_attention", "gqa_attention", "bounded_attention"])
+def test_some_rows_over_several_blocks(op: str, documents: bool) -> None:
+    args = SOME[op](Source(torch.float64, 3), 2, 4 * BLOCK_ROWS + 3, documents=documents, some=True)
+    compare(op, args, torch.float64)
+
+
 def test_tokens_of_other_documents_change_nothing() -> None:
     """Bit by bit: what is hidden has a weight of 0, in each direction."""
     for op, case in SOME.items():
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             args = case(Source(dtype, 0), B=1, S=50, documents=True)
-            begins = sorted({*args[-1].tolist()})
+            begins = sorted({*args[-2].tolist()})
             first, end = begins[1], [*begins, 50][2]
             changed = tuple(x.clone() if isinstance(x, torch.Tensor) and x.dim() == 2 else x for x in args)
             for x in changed:

@@ -56,8 +56,15 @@ def usual(num_ranks: int) -> StagePlacement:
 DIVIDED = (("zbv", 2, 5, 2), ("interleaved", 2, 4, 3), ("1f1b", 2, 5, 3), ("dualpipev", 2, 5, 3))
 
 
-# likewise, where tensor ranks split the layers of a dense model
-SPLIT = (("split 1f1b", 2, 5), ("split zbv", 2, 5), ("split dualpipe", 2, 4))
+# likewise, where tensor ranks split the layers of a dense model, or context ranks the sequences of one with experts
+SPLIT = (
+    ("split 1f1b", 2, 5),
+    ("split zbv", 2, 5),
+    ("split dualpipe", 2, 4),
+    ("context zbv", 2, 5),
+    ("context dualpipe", 2, 4),
+)
+DEGREES = {"split": {"of": "split", "tensor": 2}, "context": {"of": "v3", "context": 2, "sequence": 8}}
 
 
 @cache
@@ -97,16 +104,16 @@ def dualpipe_program(num_ranks: int, num_micro_batches: int) -> Program:
 @cache
 def family_program(name: str, num_ranks: int, num_micro_batches: int, zero: int = 0) -> tuple[Program, Plan]:
     """A named schedule's program and plan; of one in SPLIT, those of its model."""
-    if name.startswith("split "):
-        return _split_program(name.removeprefix("split "), num_ranks, num_micro_batches)
+    if " " in name:
+        return _split_program(*name.split(), num_ranks, num_micro_batches)
     schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
     placement = schedule.stage_placement
     return lowered(schedule, placement, zero), small_plan(num_ranks, placement, zero)
 
 
-def _split_program(name: str, num_ranks: int, num_micro_batches: int) -> tuple[Program, Plan]:
-    """A named schedule's program and plan, of a dense model that two tensor ranks split."""
+def _split_program(how: str, name: str, num_ranks: int, num_micro_batches: int) -> tuple[Program, Plan]:
+    """A named schedule's program and plan, of a model that two ranks split, as DEGREES has them."""
     schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
-    made = spec(num_ranks, 1, 1, 4 * num_ranks, of="split", schedule=name, tensor=2)
+    made = spec(num_ranks, 1, 1, 4 * num_ranks, schedule=name, **DEGREES[how])  # type: ignore[arg-type]
     plan = make_plan(made)
     return Lowering(plan, rank_rates(made)).program(schedule, evaluate=False), plan

@@ -190,30 +190,34 @@ def spec(
     tensor: int = 1,
     vocab: int | None = None,
     expert_tensor: int = 1,
+    context: int = 1,
+    sequence: int = SEQUENCE,
 ) -> Spec:
     """`dp` data ranks per pipeline rank, of whose columns expert groups are made; each pipeline runs
     `num_micro_batches`. One rank runs 1f1b. Where none is given, several tensor ranks have a vocabulary that they
     divide, and others the model's."""
     vocab = vocab or (60 if tensor > 1 else MODELS[of].vocab)
     batch = num_micro_batches * dp * MICRO_BATCH
-    tokens = steps * batch * SEQUENCE
+    tokens, columns = steps * batch * sequence, dp * tensor * context
     return Spec(
         name="differential",
         model=MODELS[of].model_copy(update={"vocab": vocab}),
         cluster=Cluster(
-            name="c", nodes=1, node=Machine(devices=pp * dp * tensor, device=Device(name="cpu", memory=4 * 10**9))
+            name="c", nodes=1, node=Machine(devices=pp * columns, device=Device(name="cpu", memory=4 * 10**9))
         ),
         precision=BUILT_IN[precision],
-        parallel=Parallel(pipeline=pp, expert=ep, expert_tensor=expert_tensor, data=dp, tensor=tensor, zero=zero),
+        parallel=Parallel(
+            pipeline=pp, expert=ep, expert_tensor=expert_tensor, data=dp, tensor=tensor, context=context, zero=zero
+        ),
         schedule=Schedule(name="1f1b" if pp == 1 else schedule),
         train=Train(
-            sequence=SEQUENCE,
+            sequence=sequence,
             micro_batch=MICRO_BATCH,
             batch=Batch(start=batch, end=batch),
             tokens=tokens,
             optimizer=AdamW(weight_decay=0.1, clip=0.5),
             rate=(
-                RatePhase(shape="linear", start=0.0, end=1e-2, end_tokens=2 * batch * SEQUENCE),
+                RatePhase(shape="linear", start=0.0, end=1e-2, end_tokens=2 * batch * sequence),
                 RatePhase(shape="cosine", start=1e-2, end=1e-3, end_tokens=tokens),
             ),
             validate=Validate(every=5),

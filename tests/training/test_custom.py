@@ -57,11 +57,11 @@ def with_modules(plain: Spec) -> Spec:
     return plain.model_copy(update={"model": model}).with_files(SpecFiles(modules=ModuleFiles(FOLDER)))
 
 
-def reference_with_modules(model: Model) -> Reference:
+def reference_with_modules(model: Model, sequence: int) -> Reference:
     """The reference of the model without modules, with those of `PARTS` in it."""
     dense = model.layers[0].ffn
     spans = tuple(LayerRange(first=layer, last=layer, ffn=dense) for layer in range(len(PARTS)))
-    reference = reference_of(model.model_copy(update={"layers": spans}))
+    reference = reference_of(model.model_copy(update={"layers": spans}), sequence)
     for block, (attention, ffn) in zip(reference.layers, PARTS, strict=True):
         if attention:
             block.attention = Own(attention, model.hidden)

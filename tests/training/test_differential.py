@@ -68,19 +68,20 @@ def close(name: str, ours: Tensor, reference: Tensor, tolerance: float) -> None:
         assert error <= tolerance, f"{name}: relative error {error:.2e}"
 
 
-def reference_of(model: Model) -> Reference:
+def reference_of(model: Model, sequence: int = SEQUENCE) -> Reference:
     """The reference of a model."""
-    return Reference(Config.from_plan(model.model_dump(mode="json") | {"sequence": SEQUENCE}))
+    return Reference(Config.from_plan(model.model_dump(mode="json") | {"sequence": sequence}))
 
 
-def reference_run(chosen: Spec, make: Callable[[Model], Reference] = reference_of) -> dict[str, Any]:
+def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = reference_of) -> dict[str, Any]:
     """What five steps of the reference give, on the same samples in one global batch."""
-    model = make(chosen.model)
+    sequence = chosen.train.sequence
+    model = make(chosen.model, sequence)
     model.load_logical({n: torch.from_numpy(weight(n, tuple(t.shape))) for n, t in model.logical_parameters().items()})
     train = chosen.train
     recipe = Recipe(rates=(), weight_decay=train.optimizer.weight_decay, clip=train.optimizer.clip, eps=1e-8)
     optimizer = AdamW(dict(model.named_parameters()), recipe)
-    samples = RandomSamples(chosen.model.vocab, SEQUENCE)
+    samples = RandomSamples(chosen.model.vocab, sequence)
     phases = [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
     size, rows, first = train.batch.end, [], {}
     for step in range(STEPS):
@@ -92,8 +93,8 @@ def reference_run(chosen: Spec, make: Callable[[Model], Reference] = reference_o
             first = {n: g.clone() for n, g in gradients.items()}
             loads = dict(losses.loads)
         norm = clip_(gradients, recipe.clip)
-        optimizer.step_(gradients, learning_rate(phases, (step + 1) * size * SEQUENCE))
-        balance_(model, losses.loads, step * size * SEQUENCE)
+        optimizer.step_(gradients, learning_rate(phases, (step + 1) * size * sequence))
+        balance_(model, losses.loads, step * size * sequence)
         rows.append([losses.main.item(), losses.mtp.item(), losses.sequence.item(), norm])
     with torch.no_grad():
         last = batch_losses(model, samples, range(size), chosen.data.documents)
@@ -104,13 +105,14 @@ def reference_run(chosen: Spec, make: Callable[[Model], Reference] = reference_o
 
 def batch_losses(model: Reference, samples: RandomSamples, indices: range, documents: str) -> Any:
     z = torch.from_numpy(np.stack([samples.tokens(i) for i in indices]))
-    targets = [z[:, ahead : SEQUENCE + ahead].clone() for ahead in (1, 2)]
+    sequence = samples.sequence
+    targets = [z[:, ahead : sequence + ahead].clone() for ahead in (1, 2)]
     if documents == "joined":
         return model.losses(z.clamp(min=0), *targets)
     starts = torch.from_numpy(np.stack([samples.starts(i) for i in indices]))
     for ahead, each in enumerate(targets, start=1):  # of another document than the token that predicts it
-        each[starts[:, ahead : SEQUENCE + ahead] != starts[:, :SEQUENCE]] = -1
-    return model.losses(z.clamp(min=0), *targets, starts[:, :SEQUENCE])
+        each[starts[:, ahead : sequence + ahead] != starts[:, :sequence]] = -1
+    return model.losses(z.clamp(min=0), *targets, starts[:, :sequence])
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,7 @@ def check(
     specs: Mapping[str, Spec],
     world: int,
     transport: str = "memory",
-    make: Callable[[Model], Reference] = reference_of,
+    make: Callable[[Model, int], Reference] = reference_of,
 ) -> None:
     """Trains every spec on `world` ranks and compares what each of them leaves."""
     for name, chosen in specs.items():
@@ -153,7 +155,7 @@ def check(
                 assert (crossing.gradients > 0, crossing.weights > 0) == (parallel.zero >= 2, parallel.zero == 3)
         assert held == expected["gradients"].keys(), "some parameter is on no rank"
         rows = sum(crossing_of(plan, rank, count).rows for rank in range(parallel.pipeline))
-        assert (rows > 0) == (parallel.tensor > 1)
+        assert (rows > 0) == (parallel.tensor * parallel.context > 1)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
-from dsl.schema import Batch, Device, Machine, Parallel, Schedule, Spec
+from dsl.schema import BUILT_IN, Batch, Device, Machine, Parallel, Schedule, Spec
 from tests.training.processes import run_module
 from tests.training.test_fp8 import RECOMPUTE
 from tests.training.test_fp8 import chosen as of_one_rank
@@ -81,6 +82,30 @@ def test_a_step_on_any_mesh_is_that_of_one_rank(ranks: Callable[[str], list[dict
         assert torch.allclose(*losses, rtol=SUMS, atol=0), losses
         assert torch.allclose(rank["rows"][1], one["rows"][1], rtol=2.0**-8), "the step after it"
     assert held == {key for key in one if key.startswith("gradient/")}
+
+
+def test_context_ranks_are_off_by_roundings_alone(
+    ranks: Callable[[str], list[dict[str, Tensor]]], tmp_path: Path
+) -> None:
+    """Tiles along rows hold other tokens than those of one rank, and are rounded otherwise: each gradient is as far
+    from that of float64 as the gradient of one rank is."""
+    base = chosen(1, 1, 1, steps=1)
+    split = base.parallel.model_copy(update={"context": 2})
+    machine = base.cluster.node.model_copy(update={"devices": 2})
+    in_two = {"parallel": split, "cluster": base.cluster.model_copy(update={"node": machine})}
+    left = {}
+    for name, update in {"exact": {"precision": BUILT_IN["fp64"]}, "context": in_two}.items():
+        write_build(tmp_path / name / "builds" / "it", compile_spec(base.model_copy(update=update)).files)
+        run_module("tests.training.ranks", tmp_path / name, 2 if name == "context" else 1, "memory")
+        left[name] = load_file(tmp_path / name / "out" / "it" / "rank_0.safetensors")
+    (one,) = ranks("one")
+    ratios = []
+    for name in (key for key in one if key.startswith("gradient/")):
+        exact = left["exact"][name]
+        wanted, found = (float((each[name] - exact).norm() / exact.norm()) for each in (one, left["context"]))
+        assert found <= 2 * wanted, f"{name}: {found:.2g}, on one rank {wanted:.2g}"
+        ratios.append(found / wanted)
+    assert 0.8 < median(ratios) < 1.25
 
 
 def test_with_zero_bits_are_equal(ranks: Callable[[str], list[dict[str, Tensor]]]) -> None:
