@@ -41,6 +41,7 @@ class Answer:
     cap: int | None = None
     unit: str = ""  # of times, where it is known
     layout: str | None = None  # of a spec's stages, in Megatron's words
+    notes: tuple[str, ...] = ()  # what a picture says below it
     lanes: Callable[[Schedule], tuple[Lanes, ...]] | None = None  # of each rank, what its bodies communicate when
 
 

@@ -140,8 +140,8 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
         entry = _entry(schedule, sizes, run.num_stages // run.num_ranks if run.name == AUTO else 1)
     else:
         entry = _named(names[0], sizes)
-    layout, lanes = (None, None) if args.name else (run.layout, run.lanes)
-    return Answer((entry,), costs, unit=unit, layout=layout, lanes=lanes)
+    layout, lanes, notes = (None, None, ()) if args.name else (run.layout, run.lanes, run.notes)
+    return Answer((entry,), costs, unit=unit, layout=layout, lanes=lanes, notes=notes)
 
 
 def _is_spec(argument: str) -> bool:

@@ -23,7 +23,7 @@ def drawn(answer: Answer, name: str) -> str | bytes:
 def picture_of(answer: Answer) -> Picture:
     """One panel for each schedule there is; why there is none of a name is a note."""
     panels = tuple(_panel(entry, answer) for entry in answer.entries if entry.schedule is not None)
-    notes = [f"{entry.name}: {entry.fault}" for entry in answer.entries if entry.fault]
+    notes = [*(f"{entry.name}: {entry.fault}" for entry in answer.entries if entry.fault), *answer.notes]
     if answer.compared:
         notes.append(
             "Costs and activations are those of 1/P of the model: with v stages a rank, an action has 1/v of both."

@@ -72,6 +72,16 @@ class Run:
         ends = [0, *accumulate(counts)]
         return layout_of(tuple(pairwise(ends)), self.spec.model.mtp.depth if self.spec.model.mtp else 0)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a row of its picture is, if a pipeline rank is more than data ranks."""
+        mesh = self.plan.mesh
+        if mesh.columns == mesh.dp:
+            return ()
+        parts = (("data", mesh.dp), ("tensor", mesh.tp), ("context", mesh.cp))
+        of = " · ".join(f"{axis} {degree}" for axis, degree in parts if degree > 1)
+        return (f"A row is a pipeline rank: {mesh.columns:,} devices that run one program ({of}).",)
+
     def schedule(self, progress: Callable[[str], None] = lambda _: None) -> Schedule:
         """The schedule that the run takes, checked. A search reports to `progress`."""
         schedule = self.scheduler(progress).largest()

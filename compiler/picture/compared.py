@@ -36,7 +36,7 @@ def measured_picture(
         ("an action misses its plan by", f"{statistics.median(errors):.0%} (median)"),
         ("traced steps", str(measured.num_steps)),
     )
-    notes = [f"Planned from {source}; measured are medians over steps and data ranks."]
+    notes = [f"Planned from {source}; measured are medians over steps and the devices of each pipeline rank."]
     if left_out:
         steps = "1 traced step is" if left_out == 1 else f"{left_out:,} traced steps are"
         notes.append(f"{steps} left out: before it was resumed, the run had another plan, and other programs.")

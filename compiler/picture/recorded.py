@@ -39,7 +39,8 @@ class OrderError(ValueError):
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians over steps and data ranks. `samples`: of each pipeline rank and place in its order, all durations, µs."""
+    """Medians over steps and devices of a pipeline rank. `samples`: of each pipeline rank and place in its order, all
+    durations, µs."""
 
     num_steps: int
     spans: tuple[tuple[Span, ...], ...]
@@ -107,7 +108,7 @@ def num_micro_batches(program: str) -> int:
 
 
 def measure(schedule: Schedule, trace: Sequence[Mapping[int, Line]], program: str) -> Measured:
-    """Align the steps that all ranks traced. World ranks are pipeline-major: those of a pipeline rank are data ranks.
+    """Align the steps that all ranks traced. World ranks are pipeline-major: those of a pipeline rank are neighbours.
 
     OrderError names the rank and the first action that is not the planned one; TraceError if no whole step is there.
     """

@@ -217,6 +217,15 @@ def test_of_a_spec(capsys: Captured) -> None:
     assert (document["schedule"], document["unit"], document["makespan"]) == ("1f1b", None, 3 * (4 + 1))
 
 
+def test_a_picture_says_what_a_row_is_where_tensor_ranks_split_layers(capsys: Captured) -> None:
+    dense = str(ROOT / "specs" / "laptop-gqa.dsc")
+    assert run(dense, "--format", "svg") == 0
+    assert "A row is" not in capsys.readouterr().out
+    four = ("-s", "parallel.tensor=2", "-s", "cluster.node.devices=4")
+    assert run(dense, *four, "--format", "svg") == 0
+    assert "A row is a pipeline rank: 2 devices that run one program (tensor 2)." in capsys.readouterr().out
+
+
 def simulated(document: dict[str, object]) -> float:
     """The makespan by the costs that were printed, which are rounded."""
     schedule = Schedule.from_json(json.dumps({key: document[key] for key in list(document)[:5]}))
