@@ -85,7 +85,7 @@ def _assumptions(spec: Spec, num_stages: int, has_experts: bool) -> Iterator[str
             f"of splits that take at most {1 / NEAR:.0%} more, the one whose fullest device holds least"
         )
     ways = spec.parallel.expert_tensor
-    split = f", which is {ways} devices, each with a slice of its width" if ways > 1 else ""
+    split = f", of {ways} devices, each with a slice of the width of its experts" if ways > 1 else ""
     if has_experts and spec.parallel.placement is not None:
         yield f"experts live on the expert ranks that {spec.parallel.placement} says{split}"
     elif has_experts and spec.parallel.expert_group > 1:

@@ -69,8 +69,8 @@ class Sm(Node):
     communication: Annotated[
         int,
         Derived(
-            "20 of 132, or that share of other devices, if `expert` is above 1, or `zero` on several data ranks, "
-            "and the devices state `sms`; else 0"
+            "20 of 132, or that share of other devices, if `expert`, `expert_tensor` or `tensor` is above 1, or `zero` "
+            "on several data ranks, and the devices state `sms`; else 0"
         ),
         Field(
             ge=0,

@@ -53,6 +53,21 @@ def test_choices_that_break_the_limit_of_nodes_are_passed_over() -> None:
     assert 64 in degrees and max(degrees) == 64
 
 
+def test_experts_may_be_over_all_ranks_of_a_stage() -> None:
+    """Two data ranks of four tensor ranks: as many expert ranks as divide eight, or four if each is two devices."""
+    words = (
+        "parallel.expert=auto",
+        "parallel.pipeline=1",
+        "parallel.tensor=4",
+        "cluster.nodes=1",
+        "schedule.name=1f1b",
+    )
+    words += ("train.micro_batch=4", "cluster.node.device.memory=640GB")
+    for more, degrees in (((), {1, 2, 4, 8}), (("parallel.expert_tensor=2",), {1, 2, 4})):
+        found = alternatives(SPECS / "qwen3-30b-a3b.dsc", overrides=(*words, *more))
+        assert {spec.parallel.expert for _, spec in found} == degrees
+
+
 def test_other_mistakes_are_told_alone() -> None:
     """A mistake that no choice resolves is reported once, without mistakes of the choices."""
     mistakes = check(SPECS / "quickstart.dsc", overrides=("parallel.pipeline=auto", "model.hidden=auto"))

@@ -56,15 +56,21 @@ def usual(num_ranks: int) -> StagePlacement:
 DIVIDED = (("zbv", 2, 5, 2), ("interleaved", 2, 4, 3), ("1f1b", 2, 5, 3), ("dualpipev", 2, 5, 3))
 
 
-# likewise, where tensor ranks split the layers of a dense model, or context ranks the sequences of one with experts
+# likewise, where tensor ranks split the layers of a dense model, context ranks the sequences of one with experts, and
+# tensor ranks both attention and experts
 SPLIT = (
     ("split 1f1b", 2, 5),
     ("split zbv", 2, 5),
     ("split dualpipe", 2, 4),
     ("context zbv", 2, 5),
     ("context dualpipe", 2, 4),
+    ("folded zbv", 2, 4),
 )
-DEGREES = {"split": {"of": "split", "tensor": 2}, "context": {"of": "v3", "context": 2, "sequence": 8}}
+DEGREES = {
+    "split": {"of": "split", "tensor": 2},
+    "context": {"of": "v3", "context": 2, "sequence": 8},
+    "folded": {"of": "v3", "tensor": 2, "expert_tensor": 2},
+}
 
 
 @cache
