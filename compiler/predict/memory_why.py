@@ -126,7 +126,7 @@ def _of_rows(spec: Spec, memories: Sequence[RankMemory]) -> list[str]:
     mixtures = [layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)]
     ranks, group = spec.parallel.expert, spec.parallel.expert_group
     worst = max((memory.worst_bytes or 0 for memory in memories), default=0)
-    if not mixtures or group == 1 or worst == 0:
+    if not mixtures or ranks == 1 or worst == 0:
         return []
     moe = max(mixtures, key=lambda each: min(each.top_k, each.experts // ranks))
     local, tokens = moe.experts // ranks, group * spec.tokens_of_rank
