@@ -30,13 +30,23 @@ from tests.segments.specs import DENSE, deepseek_v3, gqa, mla, moe, quickstart_s
 
 GROUPED = spec(layers=(DENSE, softmax_moe()), attention=gqa())
 BETWEEN_ROWS = {"added", "enter", "between", "leave", "loss"}  # kinds that a model has where tensor ranks split it
-WHOLE = spec(layers=(DENSE, moe()), attention=gqa(), mtp=False)
+IN_SEQUENCES = {"project", "attend", "balance"}  # and where context ranks split its sequences
+WHOLE = spec(layers=(DENSE, moe(inner=6)), attention=gqa(), mtp=False)
 SPLIT = WHOLE.model_copy(
     update={
         "parallel": Parallel(pipeline=1, expert=1, data=1, tensor=2),
         "model": WHOLE.model.model_copy(update={"norm": "sandwich", "residual_scale": 0.5, "vocab": 30}),
     }
 )
+
+
+def parallel(of: Spec, **degrees: int) -> Spec:
+    """The spec on ranks of some degrees."""
+    return of.model_copy(update={"parallel": Parallel(pipeline=1, data=1, **degrees)})
+
+
+SLICED = parallel(WHOLE, expert=1, expert_tensor=2)
+CONTEXT = parallel(spec(), context=2)
 
 
 def segments(of: Spec) -> list[ir.Segment]:
@@ -50,7 +60,8 @@ def no_kernels(_: Node) -> None:
 
 
 def segment(kind: str) -> ir.Segment:
-    return next(s for s in segments(SPLIT if kind in BETWEEN_ROWS else spec()) if s.kind == kind)
+    of = SPLIT if kind in BETWEEN_ROWS else CONTEXT if kind in IN_SEQUENCES else spec()
+    return next(s for s in segments(of) if s.kind == kind)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +73,7 @@ def test_torch_traces_what_the_rules_say(of: Spec) -> None:
     """`emit` compares the graphs; at the published size too, for nothing has storage while it is traced."""
     names = {emit(s, NUM_SMS).name for s in segments(of)}
     assert len(names) == len(segments(of)), "two segments, one module"
-    assert {s.kind for s in segments(of)} == set(LAYERS) - BETWEEN_ROWS
+    assert {s.kind for s in segments(of)} == set(LAYERS) - BETWEEN_ROWS - IN_SEQUENCES
 
 
 @settings(max_examples=8)
@@ -249,7 +260,16 @@ def test_every_rule_is_used() -> None:
     )
     ops = {
         node.op
-        for of in (spec(), GROUPED, placed, options, SPLIT, spec(attention=gqa(bias="qkv", scale=0.3, window=3)))
+        for of in (
+            spec(),
+            GROUPED,
+            placed,
+            options,
+            SPLIT,
+            SLICED,
+            spec(attention=gqa(bias="qkv", scale=0.3, window=3)),
+        )
+        for of in (of, parallel(of, context=2))
         for s in segments(of)
         for node in interpret(replace(s, fused=())).nodes
     }
