@@ -137,8 +137,9 @@ def _written(path: str) -> str:
 def _derivation(path: str, spec: Spec, span: Span | None) -> str:
     """What a value that nobody wrote as it is follows from; "" for the others."""
     if path == "parallel.data" and (span is None or span.text == "auto"):
-        of_tensor = f" of {spec.parallel.tensor:,} tensor ranks" if spec.parallel.tensor > 1 else ""
-        return f"{spec.cluster.world:,} devices / {spec.parallel.pipeline:,} pipeline ranks{of_tensor}"
+        split = {axis: degree for axis in ("context", "tensor") if (degree := getattr(spec.parallel, axis)) > 1}
+        of_split = "".join(f" of {degree:,} {axis} ranks" for axis, degree in split.items())
+        return f"{spec.cluster.world:,} devices / {spec.parallel.pipeline:,} pipeline ranks{of_split}"
     if path in OPEN and span is not None and span.text == "auto":
         return "chosen among what keeps the rules"
     if path.rpartition(".")[2] in PEAK_FIELDS and (span is None or span.text == "none"):

@@ -103,11 +103,15 @@ class Ledger:
         self._open[counting] = max(self._open.get(counting, 0), total)
 
     def _storage(self, tensor: Tensor) -> tuple[int, int]:
-        """Where a tensor's bytes begin, and how many there are: of the loaded data its own, else its whole storage."""
+        """Where a tensor's bytes begin, and how many there are: those of its whole storage.
+
+        Loaded data is a value of each stage that loads it, as if each had its own: the place is then no address.
+        """
         at = tensor.data_ptr()
         data = (each for each in self.executor.data.values() if each.nbytes)
-        loaded = any(each.data_ptr() <= at < each.data_ptr() + each.nbytes for each in data)
-        return at, tensor.nbytes if loaded else tensor.untyped_storage().nbytes()
+        if any(each.data_ptr() <= at < each.data_ptr() + each.nbytes for each in data):
+            return -id(tensor), tensor.nbytes
+        return at, tensor.untyped_storage().nbytes()
 
     def _things(self) -> Iterator[Any]:
         for space in self.executor._values.values():

@@ -37,9 +37,11 @@ def assumptions(
 def _of_the_step(spec: Spec, plan: Plan) -> Iterator[str]:
     if any(isinstance(layers.ffn, Moe) for layers in spec.model.layers):
         yield "every expert gets as many tokens as every other"
-    if plan.mesh.tp > 1:
+    splitting = [name for name, degree in (("tensor", plan.mesh.tp), ("context", plan.mesh.cp)) if degree > 1]
+    if splitting:
         rows = max(_crossing(spec, plan, rank).rows for rank in range(plan.mesh.pp))
-        yield f"tensor ranks exchange rows between segments: a device sends up to {gib(rows)} a step"
+        who = " and ".join(splitting)
+        yield f"{who} ranks exchange rows between segments: a device sends up to {gib(rows)} a step"
         if not spec.splits_vocabulary:
             words = f"{spec.model.vocab:,} words do not divide by {plan.mesh.tp}"
             yield f"each tensor rank has all of the embedding and of the head: {words}"

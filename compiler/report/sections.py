@@ -98,9 +98,10 @@ def _rank(plan: Plan, rank: int, parameters: int, memory: Memory) -> RankRow:
 
 def _degrees(mesh: Mesh) -> str:
     """The ranks of a world, and what they are made of."""
+    context = f" · context {mesh.cp}" if mesh.cp > 1 else ""
     tensor = f" · tensor {mesh.tp}" if mesh.tp > 1 else ""
     slices = f" · expert_tensor {mesh.etp}" if mesh.etp > 1 else ""
-    return f"{mesh.world} = pipeline {mesh.pp} · data {mesh.dp}{tensor}, expert {mesh.ep}{slices}"
+    return f"{mesh.world} = pipeline {mesh.pp} · data {mesh.dp}{context}{tensor}, expert {mesh.ep}{slices}"
 
 
 def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
@@ -121,7 +122,7 @@ def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
             rank,
             min(experts),
             max(experts),
-            tuple(dict.fromkeys(column // mesh.tp for column, other in rank_of.items() if other == rank)),
+            tuple(dict.fromkeys(column // (mesh.cp * mesh.tp) for column, other in rank_of.items() if other == rank)),
         )
         for rank, experts in sorted(rows.items())
     )

@@ -15,6 +15,7 @@ RUNS = {
     "dense": ONE_RANK | WIDE | dict(model=DENSE),
     "split dense": FOUR_RANKS | WIDE | dict(model=DENSE, expert=1, schedule="zbv", tensor=", tensor = 2"),
     "experts": ONE_RANK | WIDE,
+    "split sequences": FOUR_RANKS | WIDE | dict(expert=1, tensor=", context = 2"),
     "split experts": FOUR_RANKS | WIDE | dict(expert=1, tensor=", expert_tensor = 2"),
 }
 EXACT = 1e-10
@@ -35,9 +36,12 @@ def trained(new_place: Callable[[], Place]) -> Callable[[str], Place]:
     return run
 
 
-@pytest.mark.parametrize("name", ["dense", "experts"])
-def test_four_ranks_train_as_one(trained: Callable[[str], Place], name: str) -> None:
-    first, other = (trained(each).folder / "straight" for each in (name, f"split {name}"))
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("dense", "split dense"), ("experts", "split experts"), ("experts", "split sequences")],
+)
+def test_four_ranks_train_as_one(trained: Callable[[str], Place], name: str, split: str) -> None:
+    first, other = (trained(each).folder / "straight" for each in (name, split))
     for row, wanted in zip(untimed(other), untimed(first), strict=True):
         for key in ("loss", "grad_norm"):
             assert row[key] == pytest.approx(wanted[key], rel=EXACT)
@@ -54,6 +58,7 @@ def test_four_ranks_train_as_one(trained: Callable[[str], Place], name: str) -> 
         ("dense", "split dense", "mesh.tp"),
         ("split dense", "dense", "mesh.tp"),
         ("experts", "split experts", "mesh.etp"),
+        ("experts", "split sequences", "mesh.cp"),
         ("split experts", "experts", "mesh.etp"),
     ],
 )

@@ -64,6 +64,15 @@ def test_rows_of_tensor_ranks_are_put_together_as_proven(
     measured_peaks(tmp_path, spec(pp, ep, dp, n, of=of, schedule=schedule, tensor=2))
 
 
+@pytest.mark.parametrize(
+    ("of", "pp", "ep", "dp", "tp", "schedule"), [("v3", 2, 2, 2, 1, "dualpipe"), ("split", 2, 1, 1, 2, "zbv")]
+)
+def test_sequences_of_context_ranks_are_put_together_as_proven(
+    tmp_path: Path, of: str, pp: int, ep: int, dp: int, tp: int, schedule: str
+) -> None:
+    measured_peaks(tmp_path, spec(pp, ep, dp, 4, of=of, schedule=schedule, tensor=tp, context=2, sequence=8))
+
+
 @pytest.mark.parametrize("ep", [1, 2])
 def test_padded_rows_are_counted(tmp_path: Path, ep: int) -> None:
     """In blocks of FP8 the rows of an expert are padded to multiples of 128, by one rank too: they are counted to the
