@@ -72,13 +72,13 @@ def _sms(spec: Spec) -> tuple[int, ...]:
 
 
 def _recomputes(spec: Spec) -> tuple[tuple[str, ...], ...]:
-    """More and more, the cheap ops before the dear ones; the most first: it is what surely fits best."""
+    """More and more, the cheap ops before the dear ones, and at last whole layers; the most first."""
     experts = any(isinstance(span.ffn, Moe) for span in spec.model.layers)
     ops: tuple[str, ...] = ("rmsnorm", "swiglu")
     ops += ("mla_up",) if spec.model.has_latents else ()
     ops += ("experts",) if experts else ()
     ops += ("attention",)
-    return tuple(ops[:count] for count in range(len(ops), -1, -1))
+    return ("layer",), *(ops[:count] for count in range(len(ops), -1, -1))
 
 
 def _divisors(number: int, most: int) -> tuple[int, ...]:

@@ -92,6 +92,7 @@ CODES = {
     "E0924": "offload names state that the run has",
     "E0925": "the rotated columns are columns of a head",
     "E0926": "frequencies are scaled between two numbers of turns, the lower one first",
+    "E0927": "layers that are counted are run again",
     "E0930": "keys of a feed-forward part are about what it has",
     "E0931": "conversations are lines of files, in the tokens of a tokenizer.json",
     "E0940": "adapters are trained beside the weights of a checkpoint",

@@ -133,8 +133,9 @@ class Executor:
         return self.exchange.wait_counts(name)
 
     def dispatch(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
-        """Rows and their gate weights to their experts' ranks; in the backward (action I) the gradients back."""
-        self._start("dispatch", action, micro_batch, site, operands, forward=action[0] == "F")
+        """Rows and their gate weights to their experts' ranks, in a forward or where a backward runs that again (action
+        B); in the backward (action I) the gradients back."""
+        self._start("dispatch", action, micro_batch, site, operands, forward=action[0] in "FB")
 
     def wait_dispatch(self, action: str, micro_batch: int, site: str) -> tuple[Tensor, ...]:
         return self._wait("dispatch", action, micro_batch, site)

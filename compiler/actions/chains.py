@@ -5,8 +5,8 @@ A chain is in base order, without waits and frees: `order.py` interleaves chains
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from compiler.actions.node import Node, nanoseconds
@@ -18,6 +18,7 @@ from compiler.rates import Rates
 from compiler.topology.fabric import Reduction
 
 TO_EXPERTS = (("dispatch", "F"), ("combine", "I"))  # the others bring rows back to their tokens
+Step = Use | Communication
 INTEGERS = ("int32", "int64")  # of counts and offsets: a few bytes
 
 
@@ -78,9 +79,13 @@ class Chains:
         return self._chains[kind]
 
     def read_later(self, kind: str) -> frozenset[str]:
-        """The values that later actions of the same stage and micro-batch read: they outlive an action of this kind."""
-        later = {"F": "B", "I": "W"}.get(kind)
-        return frozenset(value for n in (self.of(later) if later else ()) for value in n.instruction.reads)
+        """The values that later actions of the same stage and micro-batch read: they outlive an action of this kind.
+
+        What a backward makes again before it reads it does not.
+        """
+        later = self.of({"F": "B", "I": "W"}[kind]) if kind in "FI" else []
+        made = {buffer.name for node in later for buffer in node.writes}
+        return frozenset(value for node in later for value in node.instruction.reads if value not in made)
 
     def forward(self) -> list[Node]:
         stage = self.stage
@@ -95,7 +100,10 @@ class Chains:
         return nodes
 
     def backward(self, kinds: str) -> list[Node]:
-        """The chain of a backward. `kinds`: "I", "W" or "IW" (a full one: the W of each segment right behind its I)."""
+        """The chain of a backward. `kinds`: "I", "W" or "IW" (a full one: the W of each segment right behind its I).
+
+        Of a layer that is run again, it begins with the forwards of that.
+        """
         stage, nodes = self.stage, []
         if "I" in kinds and stage.output:
             nodes.append(self._plain("receive", "I", writes=(self._gradient(stage.output),)))
@@ -105,6 +113,8 @@ class Chains:
                 for value, constant in stage.tangents
             ]
         for step in reversed(stage.steps):
+            if "I" in kinds and isinstance(step, Use):
+                nodes += self._forward_again(step.site, nodes)
             if isinstance(step, Communication):
                 nodes += self._exchange_backward(step) if "I" in kinds else []
                 continue
@@ -112,6 +122,41 @@ class Chains:
         if "I" in kinds and stage.input:
             nodes.append(self._plain("send", "I", reads=(f"d_{stage.input.name}",)))
         return nodes
+
+    def _forward_again(self, site: str, before: Sequence[Node]) -> list[Node]:
+        """What is run again in front of the backward of a segment, the first that reads what it makes.
+
+        They go behind the backward of the layer after theirs, so that the values of one layer are there at a time.
+        """
+        behind = tuple(node.key for node in before if node.ordered and node.instruction.phase == "I")[-1:]
+        nodes = []
+        for each in self._again.get(site, ()):
+            made = self._exchange_forward(each) if isinstance(each, Communication) else [self._run(each, "F")]
+            nodes += [replace(node, after=behind) for node in made if node.instruction.kind != "counts"]
+        return nodes
+
+    @cached_property
+    def _again(self) -> dict[str, list[Step]]:
+        """The steps that are run again, by the last segment whose backward reads what those of its layer make."""
+        of_layer: dict[str, list[Step]] = {}
+        for step in self.stage.steps:
+            if step.again:
+                of_layer.setdefault(step.layer, []).append(step)
+        return {self._last_reader(steps): steps for steps in of_layer.values()}
+
+    def _last_reader(self, again: Sequence[Step]) -> str:
+        made = {
+            buffer.name
+            for step in again
+            for node in ([self._run(step, "F")] if isinstance(step, Use) else self._exchange_forward(step))
+            for buffer in node.writes
+        }
+        return next(
+            step.site
+            for step in reversed(self.stage.steps)
+            if isinstance(step, Use)
+            and any(not made.isdisjoint(self._run(step, kind).instruction.reads) for kind in "IW")
+        )
 
     def _plain(self, kind: str, phase: str, **fields: object) -> Node:
         writes = fields.pop("writes", ())

@@ -65,7 +65,8 @@ def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
     producer = f"{'F' if i.phase == 'F' else 'B'}{stage}"
     if i.kind == "send":
         return Statement("c.send", (repr(i.peer), repr(producer), a, *reads))
-    place = (repr(f"{i.phase}{stage}"), a, repr(i.site))
+    again = i.phase == "F" != i.action[0]  # in a backward that first runs a forward again
+    place = (repr(f"{'B' if again else i.phase}{stage}"), a, repr(i.site))
     if i.kind == "wait":
         return Statement(f"c.wait_{i.wait}", place, writes)
     return Statement(f"c.{i.kind}", (*place, *reads))

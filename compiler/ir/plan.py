@@ -23,6 +23,12 @@ class Use:
     params: tuple[tuple[str, str], ...]  # (local name, tensor name), e.g. ("up", "layers.3.ffn.experts.up")
     inputs: tuple[str, ...]  # stage values, in the segment's order
     outputs: tuple[str, ...]
+    again: bool = False  # whether the backward of its layer first runs its forward again: what it gives is not kept
+
+    @property
+    def layer(self) -> str:
+        """The name of its layer: L3."""
+        return self.site.partition(".")[0]
 
     def tensors(self, cut: Cut) -> dict[str, str]:
         """Tensor names by the names that its functions have for parameters; `layers.0.ffn.up_fp8` is of `up_fp8`."""
@@ -71,6 +77,12 @@ class Communication:
     copies: int = 0  # that a rank then sends at most, one of each token to each node
     forwarded: tuple[Buffer, ...] = ()  # of these tensors, what a rank passes on in its node; freed by who waits
     forwarded_back: tuple[Buffer, ...] = ()  # of gradients
+    again: bool = False  # whether the backward of its layer first moves the rows of its forward again
+
+    @property
+    def layer(self) -> str:
+        """The name of its layer: L3."""
+        return self.site.partition(".")[0]
 
     @property
     def moves_rows(self) -> bool:
@@ -240,7 +252,8 @@ class Plan:
         if here is None:
             return 0, 0
         divided = [local for local, tensor in use.params if tensor in here.tensors]
-        gathers = sum(not {*each.args}.isdisjoint(divided) for each in (cut.F, cut.I, cut.W)) if here.weights else 0
+        calls = (cut.F, cut.I, cut.W, *((cut.F,) if use.again else ()))
+        gathers = sum(not {*each.args}.isdisjoint(divided) for each in calls) if here.weights else 0
         return gathers, int(any(f"g_{local}" in cut.W.args for local in divided))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:

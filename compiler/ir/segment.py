@@ -121,6 +121,9 @@ class Remade:
     args: tuple[str | float, ...]
 
 
+SUM = "sum"  # in `recompute`, of a layer that is run again: a sum in front is made of its parts again, too
+
+
 @dataclass(frozen=True)
 class Segment:
     """A pure function of parameters and inputs, cut at communication. `function(ops, p, *inputs) -> tuple`.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from compiler import ir
 from compiler.dtypes import is_packed, packed_of
+from compiler.ir.segment import SUM
 from compiler.layers import attention, dense, ends, moe, mtp, stream
 from compiler.layers.adapter import adapted
 from compiler.layers.builder import Place
@@ -40,7 +41,7 @@ class Layer:
         return place.built[self.plain]
 
     def _new(self, place: Place) -> ir.Segment:
-        names = tuple(name for name in self.recompute if name in place.spec.recompute)
+        names = tuple(name for name in self.recompute if name in place.recompute)
         plain, lora = self.plain(place), place.spec.adapter
         plain = adapted(plain, lora) if lora else plain
         kept = stored(place, plain.kind)
@@ -57,18 +58,21 @@ LAYERS: dict[str, Layer] = {
     "attention": Layer(
         attention.build,
         attention.PARAMETERS,
-        ("rmsnorm", "mla_up", "attention"),
+        ("rmsnorm", "mla_up", "qkv", "attention"),
         ("residual_norm", "quantise", "norm_gradient"),
     ),
     "attend": Layer(attention.build_attend, attention.PARAMETERS, ("mla_up", "attention"), ("quantise",)),
     "balance": Layer(moe.build_balance, {}),
     "between": Layer(stream.build_between, stream.BETWEEN_PARAMETERS, (), ("residual_norm", "norm_gradient")),
     "dense": Layer(
-        dense.build, dense.PARAMETERS, ("rmsnorm", "swiglu", "dense"), ("residual_norm", "quantise", "norm_gradient")
+        dense.build,
+        dense.PARAMETERS,
+        ("rmsnorm", "swiglu", "up", "dense", SUM),
+        ("residual_norm", "quantise", "norm_gradient"),
     ),
     "embed": Layer(ends.build_embed, ends.EMBED_PARAMETERS),
     "enter": Layer(stream.build_enter, stream.ENTER_PARAMETERS, (), ("norm_gradient",)),
-    "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "experts"), ("quantise",)),
+    "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "up", "experts"), ("quantise",)),
     "final_norm": Layer(ends.build_final_norm, ends.FINAL_NORM_PARAMETERS),
     "head": Layer(ends.build_head, ends.HEAD_PARAMETERS, ("logits",), ("logits",)),
     "join": Layer(moe.build_join, moe.JOIN_PARAMETERS, (), ("join", "quantise")),
@@ -78,7 +82,7 @@ LAYERS: dict[str, Layer] = {
     "project": Layer(
         attention.build_project,
         attention.PARAMETERS,
-        ("rmsnorm", "mla_up", "attention"),
+        ("rmsnorm", "mla_up", "qkv", "attention"),
         ("quantise", "norm_gradient"),
     ),
     "router": Layer(
@@ -87,5 +91,5 @@ LAYERS: dict[str, Layer] = {
         ("rmsnorm", "router"),
         ("residual_norm", "route", "quantise", "norm_gradient"),
     ),
-    "shared": Layer(moe.build_shared, moe.SHARED_PARAMETERS, ("rmsnorm", "swiglu", "shared"), ("quantise",)),
+    "shared": Layer(moe.build_shared, moe.SHARED_PARAMETERS, ("rmsnorm", "swiglu", "up", "shared"), ("quantise",)),
 }

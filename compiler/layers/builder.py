@@ -27,10 +27,16 @@ class Place:
     attention: Mla | Gqa | CustomAttention | None = None
     built: dict[object, ir.Segment] = field(default_factory=dict, init=False, repr=False, compare=False)  # by layer
     part: bool = False  # whether it has a tensor rank's part of the matrices of a layer, and all rows
+    inside: tuple[str, ...] | None = None  # what its backward computes again; None: what the run names
 
     @property
     def model(self) -> Model:
         return self.spec.model
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        """What the backward of its segments computes again."""
+        return self.spec.recompute if self.inside is None else self.inside
 
     @property
     def T(self) -> int:

@@ -182,7 +182,7 @@ def _normed(place: Place, residual: str) -> tuple[ir.Remade, ...]:
     """The normed `x` has two readers, the router and the shared experts. Where norms are computed again, each makes it
     for its own backward, and nobody keeps it."""
     remade = ir.Remade("x", "rmsnorm", (residual, "norm", place.model.norm_eps))
-    return (remade,) if "rmsnorm" in place.spec.recompute and has_pre(place) else ()
+    return (remade,) if "rmsnorm" in place.recompute and has_pre(place) else ()
 
 
 def shared(

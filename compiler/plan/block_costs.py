@@ -23,7 +23,8 @@ def chains_of(rates: Rates, model: CutModel) -> tuple[Chains, ...]:
     result = []
     for block in model.blocks:
         key = tuple(
-            step.segment.key if isinstance(step, ir.Use) else (step.kind, step.sizes[0].shape) for step in block.steps
+            (step.segment.key if isinstance(step, ir.Use) else (step.kind, step.sizes[0].shape), step.again)
+            for step in block.steps
         )
         if key not in found:
             found[key] = Chains(ir.Stage(0, block.steps, (), None, None, (), ()), model.cuts, rates)

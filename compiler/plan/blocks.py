@@ -6,15 +6,17 @@ Names of stage values begin with their block: `L3_rows` in layer 3, `M0_rows` in
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from compiler import ir
 from compiler.dtypes import flat_tensors
 from compiler.ir.received_rows import Received, even_rows, most_rows
+from compiler.ir.segment import SUM
 from compiler.layers import LAYERS, Place
 from compiler.layers.stream import is_changed
 from compiler.layers.value_dtypes import back, to_experts
+from compiler.plan.layers_again import CutOf, run_again
 from compiler.plan.split_blocks import gather, gather_choices, gather_sequences, scatter, scatter_parts
 from compiler.segments.interpret import cut
 from dsl.nodes import reached
@@ -23,6 +25,7 @@ from dsl.schema import Moe, Spec
 Step = ir.Use | ir.Communication
 CutsByKey = Mapping[Hashable, ir.Cut]  # by the key of a segment
 
+LAYER = "layer"  # of `recompute`: all of a layer
 MODEL_TENSORS = ("embedding", "head")  # those that the MTP block shares with the main model
 NO_CUTS: CutsByKey = MappingProxyType({})
 
@@ -41,40 +44,59 @@ class Block:
 
 @dataclass(frozen=True)
 class CutModel:
-    """The blocks of a spec's model, and the cut of each of their segments by site. Equal segments share one cut."""
+    """The blocks of a spec's model, and the cut of each of their segments by site. Equal segments share one cut.
+
+    `again`: where the first layers of each stage are run again, the blocks in which every layer is: which of them come
+    first is known once there are stages.
+    """
 
     spec: Spec
     blocks: tuple[Block, ...]
     cuts: Mapping[str, ir.Cut]
+    again: tuple[Block, ...] = ()
+    cuts_by_key: CutsByKey = field(default_factory=dict, repr=False)
 
 
 def cut_model(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> CutModel:
     """The model with its cuts; those in `cuts_by_key` are not made again."""
-    blocks = model_blocks(spec)
-    return CutModel(spec, blocks, cuts_by_site((use for block in blocks for use in block.uses), cuts_by_key))
+    by_key = dict(cuts_by_key)
+    every, some = LAYER in spec.recompute, spec.recompute_layers is not None
+    again = model_blocks(spec, _Cutter(by_key)) if every else ()
+    blocks = model_blocks(spec) if some or not every else again
+    cuts = cuts_by_site((use for block in blocks for use in block.uses), by_key)
+    return CutModel(spec, blocks, cuts, again if some else (), by_key)
 
 
 def cuts_by_site(uses: Iterable[ir.Use], cuts_by_key: CutsByKey = NO_CUTS) -> dict[str, ir.Cut]:
     """The cut of each segment. Each distinct segment that is not in `cuts_by_key` is cut once."""
-    by_key, by_site = dict(cuts_by_key), {}
-    for use in uses:
-        key = use.segment.key
-        if key not in by_key:
-            by_key[key] = cut(use.segment)
-        by_site[use.site] = by_key[key]
-    return by_site
+    cut_of = _Cutter(dict(cuts_by_key))
+    return {use.site: cut_of(use.segment) for use in uses}
 
 
-def model_blocks(spec: Spec) -> tuple[Block, ...]:
-    """The embedding, every layer, and the end of the model."""
+class _Cutter:
+    """What cuts segments, each distinct one that is not there yet once."""
+
+    def __init__(self, by_key: dict[Hashable, ir.Cut]) -> None:
+        self._by_key = by_key
+
+    def __call__(self, segment: ir.Segment) -> ir.Cut:
+        key = segment.key
+        if key not in self._by_key:
+            self._by_key[key] = cut(segment)
+        return self._by_key[key]
+
+
+def model_blocks(spec: Spec, cut_of: CutOf | None = None) -> tuple[Block, ...]:
+    """The embedding, every layer, and the end of the model. `cut_of`: for layers that are all run again."""
     model = spec.model
     places = [_place(spec, layer) for layer in range(model.num_layers)]
     alike = {(id(place.ffn), id(place.attention), place.high): place for place in places[::-1]}
     places = [alike[id(place.ffn), id(place.attention), place.high] for place in places]  # segments are made once
+    build = {id(place): _layer if cut_of is None else _LayerAgain(place, cut_of) for place in places}
     blocks = [_embedding(places[0])]
     for layer, place in enumerate(places):
-        blocks.append(_layer(place, f"L{layer}", f"layers.{layer}", blocks[-1].output))
-    return (*blocks, _end(places[-1], blocks[-1].output))
+        blocks.append(build[id(place)](place, f"L{layer}", f"layers.{layer}", blocks[-1].output))
+    return (*blocks, _end(places[-1], blocks[-1].output, cut_of))
 
 
 def _place(spec: Spec, layer: int) -> Place:
@@ -159,6 +181,18 @@ def _attention(
     width = attend.segment.inputs[1].shape[1]
     given = ir.Buffer(keys, (place.T, width), place.dtype)
     return project, gather_sequences(f"{name}.keys", given, whole, context), attend
+
+
+class _LayerAgain:
+    """The layers at one place, each of which is run again."""
+
+    def __init__(self, place: Place, cut_of: CutOf) -> None:
+        self._plain, self._inside = replace(place, inside=()), replace(place, inside=(*LAYERS, SUM))
+        self._cut_of = cut_of
+
+    def __call__(self, _: Place, name: str, prefix: str, h: str) -> Block:
+        plain, inside = (_layer(place, name, prefix, h) for place in (self._plain, self._inside))
+        return Block(run_again(plain.steps, inside.steps, self._cut_of), plain.output)
 
 
 def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ...]:
@@ -292,7 +326,7 @@ def _rows(name: str, count: int | str, columns: int, dtype: str, alias: str = ""
     )
 
 
-def _end(place: Place, h: str) -> Block:
+def _end(place: Place, h: str, cut_of: CutOf | None) -> Block:
     """Final norm, head and loss, and the MTP block, which takes the normed hidden state."""
     mtp = place.model.mtp
     normed = ("final_h", "final_h_mtp") if mtp else ("final_h",)
@@ -303,7 +337,8 @@ def _end(place: Place, h: str) -> Block:
     if mtp:
         assert mtp.depth == 1, "one MTP block"
         inside = replace(place, mtp=True)
-        block = _layer(inside, "M0", "mtp.0", "M0_input")
+        build = _layer if cut_of is None else _LayerAgain(inside, cut_of)
+        block = build(inside, "M0", "mtp.0", "M0_input")
         embedded = _embedded(inside, "M0.embed", "mtp_tokens", "M0_embedded") if place.spec.splits_vocabulary else ()
         following = "M0_embedded" if embedded else "mtp_tokens"
         steps += [

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
-from compiler.plan.blocks import NO_CUTS, CutsByKey, cut_model
+from compiler.plan.blocks import NO_CUTS, CutsByKey, cut_model, cuts_by_site
 from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.owners import with_owners
 from compiler.plan.parameters import Tensor, tensors
@@ -38,6 +38,7 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
     stage_placement = stage_placement_of_spec(spec)
     model = cut_model(spec, cuts_by_key)
     stages = build_stages(model, stage_placement.num_stages(mesh.pp), stage_placement)
+    uses = (step for stage in stages for step in stage.steps if isinstance(step, Use))
     users = stages_of_tensors(stages)
     ranks_of = {
         used_by: tuple(sorted({rank for stage in used_by for rank in stage_placement.ranks_of_stage(mesh.pp, stage)}))
@@ -57,7 +58,7 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
         mesh=mesh,
         stage_placement=stage_placement,
         stages=stages,
-        cuts=model.cuts,
+        cuts=cuts_by_site(uses, model.cuts_by_key) if model.again else model.cuts,
         replicas=replicas,
         buckets=grouped,
         frozen=frozen,

@@ -88,7 +88,8 @@ def crossing_of(plan: Plan, rank: int, num_micro_batches: int) -> Crossing:
         runs = num_micro_batches // len(plan.ranks_of_stage(stage))
         for step in plan.stages[stage].steps:
             if isinstance(step, Communication) and step.moves_rows:
-                parts = (*step.sizes, *step.outputs), (*step.arriving, *step.returned)  # of a forward, of a backward
+                forward, backward = (*step.sizes, *step.outputs), (*step.arriving, *step.returned)
+                parts = (forward, backward, *((forward,) if step.again else ()))
                 ours = sum(min(each.fixed_bytes for each in part) for part in parts if part)
                 rows += runs * ((plan.mesh.tp if step.axis == "tp" else plan.mesh.cp) - 1) * ours
     return Crossing(gradients, weights, rows)

@@ -26,12 +26,16 @@ def build_stages(model: CutModel, num_stages: int, stage_placement: StagePlaceme
     `own`: the schedule of the file that the spec names.
     """
     spec, (first, *layers, last) = model.spec, model.blocks
+    count = spec.recompute_layers or 0
     stages: list[ir.Stage] = []
     for index, (begin, end) in enumerate(_runs(model, num_stages, stage_placement)):
         blocks = layers[begin:end]
+        if model.again:
+            blocks[:count] = model.again[1:-1][begin:end][:count]
         before = layers[begin - 1] if begin else first
         blocks = [first, *blocks] if index == 0 else blocks
-        blocks = [*blocks, last] if index == num_stages - 1 else blocks
+        if index == num_stages - 1:
+            blocks.append(model.again[-1] if model.again and end - begin < count else last)
         steps = tuple(step for block in blocks for step in block.steps)
         stages.append(
             ir.Stage(

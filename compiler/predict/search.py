@@ -9,7 +9,7 @@ left out by a bound for all splits. The SMs that communicate are tried last, on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -98,7 +98,7 @@ def search(
         report(1 - len(waiting) / len(found))
         least[at] = replace(least[at], bound_s=bound_s)
         if not is_split and bound_s < seen.best:
-            if not seen.lacks(found[at]):  # not even where the most is computed again, its first value
+            if not all(seen.lacks(each) for each in (_holding_least(found[at]) if again else (found[at],))):
                 heappush(waiting, (seen.bound_s(least[at]), at, True))
             continue
         for recompute in reversed(choices.values(least[at].spec, RECOMPUTE)) if again else (None,):
@@ -223,6 +223,13 @@ def least_missing(spec: Spec, lowering: Lowering) -> tuple[int, int]:
         missing.append((state.total + most - device_of(spec, plan, rank).memory, rank))
     most, rank = max(missing, key=lambda each: (each[0], -each[1]))
     return rank, most
+
+
+def _holding_least(candidate: Candidate) -> Iterator[Candidate]:
+    """The candidate with the most computed again: layers keep least of a forward, ops less of it where weight gradients
+    are put off."""
+    layers, ops, *_ = choices.values(candidate.spec, RECOMPUTE)
+    yield from (_with(candidate, RECOMPUTE, each) for each in (layers, ops))
 
 
 def _with(candidate: Candidate, path: str, value: Any) -> Candidate:

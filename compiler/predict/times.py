@@ -134,6 +134,9 @@ def _alike(key: Key, twins: Mapping[int, tuple[int, ...]]) -> Key:
 
 def _shape(stage: Stage) -> Hashable:
     return tuple(
-        step.segment.key if isinstance(step, Use) else (step.kind, tuple((b.shape, b.dtype) for b in step.sizes))
+        (
+            step.segment.key if isinstance(step, Use) else (step.kind, tuple((b.shape, b.dtype) for b in step.sizes)),
+            step.again,
+        )
         for step in stage.steps
     )

@@ -38,13 +38,14 @@ MAX_NEAREST = 3  # edits that are planned whole to find the nearest, where none 
 MAX_SEARCHES = 3  # edits with which the schedule is searched for: some seconds each
 MARGIN = 0.1  # of a device: what is expected to lack more is not worth planning whole
 # Cheap ones first: norms and activations cost next to nothing, the products of attention and of experts the most.
-OPS = ("rmsnorm", "swiglu", "mla_up", "router", "shared", "dense", "attention", "experts", "logits")
-CHEAP, DEAR = OPS[:3], OPS[3:]
+CHEAP = ("rmsnorm", "swiglu", "mla_up")
+DEAR = ("router", "shared", "qkv", "up", "dense", "attention", "experts", "logits")
+WHOLE = "layer"
 RECOMPUTE, DATA, NODES = "recompute", "parallel.data", "cluster.nodes"
 OF_WORLD = ("parallel.pipeline", NODES)  # what decides how many data ranks there are
 Setting = tuple[str, str]  # key, value: as `-s` takes them
 Legal = Callable[[Iterable[str]], Spec | None]  # what more overrides make of the spec: dsl.load.variants
-assert set(OPS) == set(get_args(Recompute))
+assert {*CHEAP, *DEAR, WHOLE} == set(get_args(Recompute))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ class _Looking:
                 break
 
     def recompute(self) -> None:
-        """Ops computed again: of the cheap ones as few as may do, then dearer ones besides."""
+        """Ops computed again: of the cheap ones as few as may do, then dearer ones besides; or else whole layers."""
         now = self.base.spec.recompute
         cheap, dear = (
             tuple(op for op in ops if op not in now and self.legal((f"{RECOMPUTE}={_list((*now, op))}",)) is not None)
@@ -226,7 +227,9 @@ class _Looking:
             }
         for count in range(1, len(dear) + 1):
             if self._is_recomputed((*cheap, *dear[:count])):
-                break
+                return
+        if WHOLE not in now:
+            self.attempt(((RECOMPUTE, _list([WHOLE])),))
 
     def _is_recomputed(self, more: Sequence[str]) -> bool:
         tried = self.attempt(((RECOMPUTE, _list((*self.base.spec.recompute, *more))),))

@@ -101,7 +101,7 @@ class State:
     """A namespace as it stands between two bodies; storages are named by their place in `storages`."""
 
     live: tuple[tuple[Name, Buffer, int], ...] = ()
-    written: frozenset[Name] = frozenset()
+    written: frozenset[tuple[int, str, bool]] = frozenset()  # by (stage, name, whether a backward made it again)
     sent: tuple[tuple[str, int], ...] = ()  # by the action that made the message; not yet released, or received here
     storages: tuple[tuple[int, int, int], ...] = ()  # fixed bytes, bytes, holders
 
@@ -111,7 +111,7 @@ class Namespace:
     """Values of one micro-batch, of stages that follow each other on the rank: mostly of one stage."""
 
     live: dict[Name, tuple[Buffer, Storage]] = field(default_factory=dict)
-    written: set[Name] = field(default_factory=set)
+    written: set[tuple[int, str, bool]] = field(default_factory=set)
     sent: dict[str, Storage] = field(default_factory=dict)
 
     @staticmethod

@@ -223,12 +223,14 @@ class RankValues:
         memory: Memory,
     ) -> None:
         """Bind what an instruction writes: to storage it was given, to that of the value it aliases, or to its own."""
+        again = instruction.phase == "F" != action.kind  # by a backward, which first runs a forward again
         pending = list(instruction.writes)
         while pending:
             later = []
             for buffer in pending:
                 name, alias = (action.stage, buffer.name), (action.stage, buffer.alias)
-                if name in names.written:
+                once = (*name, again)
+                if once in names.written or name in names.live:
                     raise self._error(action, instruction, f"{buffer.name} is written twice")
                 storage = given.get(buffer.name)
                 if buffer.alias and storage is None:
@@ -241,7 +243,7 @@ class RankValues:
                 if buffer.name not in given:
                     memory.hold(storage)
                 names.live[name] = (buffer, storage)
-                names.written.add(name)
+                names.written.add(once)
             if len(later) == len(pending):
                 raise self._error(action, instruction, f"{later[0].name} aliases {later[0].alias}, which is not live")
             pending = later

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import TypeAlias
 
-from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage
+from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage, Use
 from compiler.proof.certificate import ProofError
 from compiler.proof.operands import gathers, operands, runs, scatters, steps_of
 from compiler.schedules.schedule import Schedule, ScheduleError
@@ -190,15 +190,22 @@ def _needs(stage: Stage, phases: str, plan: Plan) -> frozenset[Key]:
             once += [("receive", phase, "", "")] if comes else []
             once += [("send", phase, "", "")] if goes else []
     for step in stage.steps:
-        for phase in phases:
+        for phase in _phases_of(step, phases):
             if isinstance(step, Communication):
-                once += _exchange_keys(step, phase)
+                keys = _exchange_keys(step, phase)
+                # a backward that moves rows again does so by the counts of the forward
+                once += keys if phase in phases else [key for key in keys if "counts" not in key]
             elif runs(step, phase, plan.cuts):
                 once.append(("run", phase, step.site, ""))
                 once += _started("gather", phase, step.site) if gathers(step, phase, plan) else []
                 if phase == "W" and scatters(step, plan):
                     once += [("zeros", "W", step.site, ""), *_started("scatter", "W", step.site)]
     return frozenset(once)
+
+
+def _phases_of(step: Use | Communication, phases: str) -> str:
+    """The phases of a step that an action carries out: a backward may run its forward again."""
+    return f"F{phases}" if step.again and "I" in phases else phases
 
 
 def _exchange_keys(step: Communication, phase: str) -> list[Key]:

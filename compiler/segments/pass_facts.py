@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiler.dtypes import is_packed
-from compiler.ir import Segment
+from compiler.ir.segment import SUM, Segment
 from runtime.adapter_names import is_adapter
 
 TILE = 128  # numbers of a tile of E4M3 or E5M6
@@ -14,7 +14,8 @@ def attended(segment: Segment) -> int | None:
     adapters, too."""
     if any(is_adapter(param.name) for param in segment.params):
         return None
-    return segment.kind in ("between", "dense", "router") and has_pre(segment)
+    begins = segment.kind in ("between", "dense", "router") and has_pre(segment)
+    return begins * (1 + (SUM in segment.recompute))
 
 
 def residual(segment: Segment) -> int:
@@ -72,7 +73,8 @@ def quantised_norms(segment: Segment) -> int:
     """Those of F that no sum goes before, and those that the backward makes again."""
     of_dense = segment.kind == "dense" and has_pre(segment)
     of_f = norms(segment) + (of_dense and "residual_norm" not in segment.fused)
-    recomputed = again(segment, "rmsnorm") * (norms(segment) + of_dense)
+    by_sum = SUM in segment.recompute and "residual_norm" in segment.fused  # that norm is one op with its sum again
+    recomputed = again(segment, "rmsnorm") * (norms(segment) + (of_dense and not by_sum))
     return of_f + recomputed + (bool(segment.remade) and segment.kind == "shared" and not gated(segment))
 
 
@@ -106,9 +108,14 @@ def swiglus(segment: Segment, gated: bool) -> int:
     return by_rows == gated and segment.kind in ("experts", "dense", "shared")
 
 
+def activated_again(segment: Segment) -> bool:
+    """Whether the backward computes an activation again, and the product in front of it."""
+    return segment.repeats or {"up", "swiglu"} <= {*segment.recompute}
+
+
 def kept(segment: Segment) -> bool:
     """Whether the input of its SwiGLU is kept in eight bits: it is computed again, and the product before it is not."""
-    return "swiglu" in segment.recompute and not segment.repeats
+    return "swiglu" in segment.recompute and not activated_again(segment)
 
 
 def attention_again(segment: Segment, kept: bool) -> bool:

@@ -13,6 +13,7 @@ from itertools import product
 from compiler.ir import Segment
 from compiler.segments.joint import Node
 from compiler.segments.pass_facts import (
+    activated_again,
     attended,
     attention_again,
     biased,
@@ -74,7 +75,7 @@ def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
         Pass(
             find=activation,
             make=(Node(f"{op}_quantise", whole, ("q",)),),
-            matches=lambda s: swiglus(s, gated) * (0 if kept(s) else 1 + s.repeats),
+            matches=lambda s: swiglus(s, gated) * (0 if kept(s) else 1 + activated_again(s)),
         ),
         Pass(
             find=(Node(f"{op}_dgrad", ("dy", *whole), given), Node("quantise_both", ("dh",), ("q", "columns"))),
@@ -123,7 +124,8 @@ def _parts(segment: Segment) -> str:
 
 def _remade(segment: Segment) -> str:
     """How the backward makes a block's norm again for W alone: not where products of I read it again."""
-    if "rmsnorm" not in segment.recompute or segment.repeats:
+    products = {param.name for param in segment.params} & {"qkv", "up"}
+    if "rmsnorm" not in segment.recompute or segment.repeats or not products.isdisjoint(segment.recompute):
         return ""
     quantised = segment.kind != "router" and "operands" in dict(segment.stored) and "quantise" in segment.fused
     return "_again_quantise" if quantised else "_again"
@@ -269,7 +271,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("quantise", ("y",), ("q",)),
             ),
             make=(Node("add_rmsnorm_quantise", ("h", "x", "w", "eps"), ("sum", "q", "rstd")),),
-            matches=lambda segment: segment.kind == "dense" and has_pre(segment) and "residual_norm" in segment.fused,
+            matches=lambda s: attended(s) if s.kind == "dense" and "residual_norm" in s.fused else 0,
         ),
         Pass(
             find=(Node("rmsnorm", ("x", "w", "eps"), ("y", "rstd")), Node("quantise", ("y",), ("q",))),

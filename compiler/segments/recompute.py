@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from compiler.ir import Segment
+from compiler.ir.segment import SUM, Segment
 from compiler.ops import RULES, Tensor
 from compiler.segments.joint import Joint, Node
 from compiler.segments.split import base_of, phases, view_nodes
@@ -33,20 +33,22 @@ ACTIVATIONS = (
     "relu2",
 )
 OPS = {"rmsnorm": ("rmsnorm", "head_rmsnorm"), "swiglu": ACTIVATIONS}
-WEIGHTS = {"mla_up": ("q_up", "kv_up")}  # the linear of this weight, and the last of its adapter
+WEIGHTS = {"mla_up": ("q_up", "kv_up"), "qkv": ("qkv",), "up": ("up",)}  # the product of it, and of its adapter's last
+PRODUCTS = ("linear", "grouped_linear")
+BIASES = ("add_bias", "add_grouped_bias")  # made again where what they are added to is
 PUTTING = ("cat2", "add")  # computes next to nothing: made again where all its parts are
 AGAIN = "_again"
 
 
 def is_named(segment: Segment, node: Node) -> bool:
     """Whether the names in `segment.recompute` mean a node of the forward: a kind of op, or the whole segment, but for
-    sums, which are less to keep than their two parts."""
+    sums, which are less to keep than their two parts, unless these are made again too."""
     names = segment.recompute
     if node.op == "add":
-        return False
+        return SUM in names
     ops = {op for name in names for op in OPS.get(name, ())}
     weights = {weight for name in names for weight in WEIGHTS.get(name, ())}
-    multiplied = node.reads[1].removesuffix(B) if node.op == "linear" else ""
+    multiplied = node.reads[1].removesuffix(B) if node.op in PRODUCTS else ""
     return segment.repeats or node.op in ops or multiplied in weights
 
 
@@ -120,7 +122,8 @@ def _repeated(joint: Joint, forward: Sequence[Node], backward: Sequence[Node]) -
 
     makers: dict[str, Node] = {}  # of results; statistics alone are not worth it
     for node in forward:
-        put = node.op in PUTTING and all(base_of(views, value) in makers for value in node.reads)
+        parts = node.reads if node.op in PUTTING else node.reads[:1] if node.op in BIASES else ()
+        put = bool(parts) and all(base_of(views, value) in makers for value in parts)
         if put or is_named(joint.segment, node):
             results = node.outputs[: len(node.outputs) - (0 if node.call else RULES[node.op].hidden)]
             makers |= {value: node for value in results if value not in held}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from compiler.dtypes import ITEMSIZE
 from compiler.holders import Holders
-from compiler.ir import Communication, Plan
+from compiler.ir import Communication, Plan, Stage
 from compiler.schedules.schedule import Schedule
 from compiler.topology.fabric import Fabric
 from runtime.actions import Action, actions_of
@@ -27,13 +27,13 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
     mesh = plan.mesh
     pipeline: Counter[str] = Counter()
     experts: Counter[str] = Counter()
-    sent = [_exchanged(plan, stage) for stage in range(len(plan.stages))]
+    sent = {kind: [_exchanged(stage, kind) for stage in plan.stages] for kind in "FBI"}
     copied = _copied(plan)
     back = schedule.turn
     message = next((stage.output.fixed_bytes for stage in plan.stages if stage.output), 0)
     for rank, row in enumerate(schedule.actions):
         actions = [action for step in row for action in actions_of(step) if action.kind != "W"]
-        exchanged = sum(sent[action.stage] for action in actions)
+        exchanged = sum(sent[action.kind][action.stage] for action in actions)
         for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.expert_group, copied).items():
             experts[level] += round(exchanged * share * mesh.columns)
         # Where results go depends on the direction of a micro-batch alone.
@@ -54,10 +54,10 @@ def _receiver(schedule: Schedule, action: Action) -> int | None:
     return schedule.rank_of(stage, action.micro_batch)
 
 
-def _exchanged(plan: Plan, stage: int) -> int:
-    """Bytes that a device sends to its group in one direction of a micro-batch through a stage."""
-    steps = [step for step in plan.stages[stage].steps if isinstance(step, Communication) and step.kind == "dispatch"]
-    return 2 * sum(step.sizes[0].fixed_bytes for step in steps)
+def _exchanged(stage: Stage, kind: str) -> int:
+    """Bytes that a device sends to its group in an action on a micro-batch; a backward may send rows again."""
+    steps = [step for step in stage.steps if isinstance(step, Communication) and step.kind == "dispatch"]
+    return sum((2 + (step.again and kind != "F")) * step.sizes[0].fixed_bytes for step in steps)
 
 
 def _copied(plan: Plan) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from dsl.diagnostics import Diagnostic, Note
-from dsl.rules import adapter, data, model, parallel, phases, precision, resources, tensor, training
+from dsl.rules import adapter, data, model, parallel, phases, precision, recompute, resources, tensor, training
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
 from dsl.schema.paths import checked_paths
@@ -100,7 +100,12 @@ RULES: tuple[Row, ...] = (
     (("precision",), precision.scales_are_those_of_a_format),
     (
         ("recompute", "model.name", "model.logit_cap", *ATTENTIONS, f"{LAYERS}.ffn.shared"),
-        precision.recomputed_ops_exist,
+        recompute.recomputed_ops_exist,
+    ),
+    (("recompute", "recompute_layers", "model.mtp"), recompute.layers_are_named_once),
+    (
+        ("recompute_layers", "recompute", "model.mtp", "model.name", f"{LAYERS}.last"),
+        recompute.counted_layers_are_run_again,
     ),
     (
         (

@@ -167,20 +167,6 @@ def sums_are_promoted(spec: Spec) -> Iterator[Finding]:
             break
 
 
-def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
-    """What is computed again is computed at all."""
-    moe = [span.ffn for span in spec.model.layers if isinstance(span.ffn, Moe)]
-    absent = {"mla_up": not spec.model.has_latents} | dict.fromkeys(("router", "experts"), not moe)
-    absent["shared"] = not any(ffn.shared for ffn in moe)
-    absent["dense"] = len(moe) == len(spec.model.layers)
-    absent["logits"] = spec.model.logit_cap is not None  # they are bent by an op of its own, which needs all of them
-    lost = [name for name in spec.recompute if absent.get(name)]
-    if lost:
-        kept = ", ".join(name for name in spec.recompute if name not in lost)
-        message = f"recompute names {', '.join(lost)}, which model {spec.model.name} does not compute"
-        yield Finding("E0913", message, "recompute", f"write `recompute = [{kept}]`", (("the model", "model"),))
-
-
 def _has_more(spec: Spec, no_moe: bool) -> bool:
     """Whether the gradient of some norm has more beside it than the residual's: a sum before it, or the norm again."""
     again = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()

@@ -16,7 +16,9 @@ from dsl.schema.parallel import Parallel
 from dsl.schema.precision import Precision
 from dsl.schema.train import PLANNED, Train
 
-Recompute = Literal["rmsnorm", "mla_up", "swiglu", "attention", "dense", "router", "shared", "experts", "logits"]
+Recompute = Literal[
+    "rmsnorm", "mla_up", "qkv", "swiglu", "up", "attention", "dense", "router", "shared", "experts", "logits", "layer"
+]  # fmt: skip
 Offload = Literal["moments", "master"]
 Fusion = Literal["residual_norm", "route", "join", "quantise", "norm_gradient"]
 WIDEST_NORM_GRADIENT = 8192  # columns: a thread of a GPU has no registers for more of a row and all that is beside it
@@ -186,16 +188,29 @@ class Spec(Node):
             {
                 "rmsnorm": "the norms",
                 "mla_up": "the up-projections of latent attention",
+                "qkv": "the product that gives queries, keys and values of grouped-query attention",
                 "swiglu": "the activation between up and down",
+                "up": "the first product of feed-forward parts, in front of the activation",
                 "attention": "all of attention",
                 "dense": "the feed-forward part of a dense layer",
                 "router": "the gate of an MoE layer",
                 "shared": "the shared experts",
                 "experts": "the routed experts",
                 "logits": "the products of the head, in blocks: no tensor of all tokens and words is made",
+                "layer": "whole layers: only their inputs are kept, and their forward is run again, dispatch included",
             }
         ),
     ] = ()
+    recompute_layers: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10_000,
+            description="how many layers of each pipeline stage `layer` means, the first ones; else every layer",
+            examples=["recompute_layers = 5"],
+        ),
+        Quiet(),
+    ] = None
     unfused: Annotated[
         tuple[Fusion, ...],
         Field(

@@ -122,6 +122,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "recompute_modules": ("recompute",),
     "activation_checkpointing": ("recompute",),
     "gradient_checkpointing": ("recompute",),
+    "recompute_num_layers": ("recompute_layers",),
     "cpu_offload": ("offload",),
     "offload_optimizer": ("offload",),
     "optimizer_cpu_offload": ("offload",),
@@ -278,32 +279,21 @@ BIASES = "write `bias = true` in `ffn`; what balances experts is `bias_rate`"
 PARTIAL = "write `width = columns` in `rope`: how many columns of each head are rotated"
 # A key of others whose value is written in another way here.
 OTHERS: dict[str, Other] = {
-    "lr": Other("train.rate", RATE),
-    "learning_rate": Other("train.rate", RATE),
-    "max_lr": Other("train.rate", RATE),
-    "peak_lr": Other("train.rate", RATE),
+    **dict.fromkeys(("lr", "learning_rate", "max_lr", "peak_lr"), Other("train.rate", RATE)),
     "min_lr": Other("train.rate", "write it as the goal of a phase of `rate`: `cosine to {}`"),
-    "warmup_steps": Other("train.rate", WARMUP),
-    "warmup": Other("train.rate", WARMUP),
-    "num_warmup_steps": Other("train.rate", WARMUP),
-    "lr_warmup_steps": Other("train.rate", WARMUP),
-    "lr_warmup_iters": Other("train.rate", WARMUP),
-    "lr_scheduler": Other("train.rate", PHASES),
-    "lr_schedule": Other("train.rate", PHASES),
-    "lr_scheduler_type": Other("train.rate", PHASES),
-    "lr_decay_style": Other("train.rate", PHASES),
-    "warmup_ratio": Other("train.rate", PHASES),
-    "epochs": EPOCHS,
-    "num_epochs": EPOCHS,
-    "num_train_epochs": EPOCHS,
-    "grad_accum": ACCUMULATED,
-    "grad_accumulation": ACCUMULATED,
-    "grad_accumulation_steps": ACCUMULATED,
-    "gradient_accumulation": ACCUMULATED,
-    "gradient_accumulation_steps": ACCUMULATED,
-    "accumulate_grad_batches": ACCUMULATED,
-    "num_microbatches": ACCUMULATED,
-    "num_micro_batches": ACCUMULATED,
+    **dict.fromkeys(
+        ("warmup_steps", "warmup", "num_warmup_steps", "lr_warmup_steps", "lr_warmup_iters"),
+        Other("train.rate", WARMUP),
+    ),
+    **dict.fromkeys(
+        ("lr_scheduler", "lr_schedule", "lr_scheduler_type", "lr_decay_style", "warmup_ratio"),
+        Other("train.rate", PHASES),
+    ),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), EPOCHS),
+    **dict.fromkeys(
+        (f"{grad}_accumulation{end}" for grad in ("grad", "gradient") for end in ("", "_steps")), ACCUMULATED
+    ),
+    **dict.fromkeys(("grad_accum", "accumulate_grad_batches", "num_microbatches", "num_micro_batches"), ACCUMULATED),
     **dict.fromkeys(
         ("reset_attention_mask", "reset_position_ids", "eod_mask_loss", "document_mask", "document_masking"),
         Other("data.documents", "write `documents = masked`; of conversations, `pack = true` in `chat` does it"),
@@ -315,6 +305,14 @@ OTHERS: dict[str, Other] = {
     **dict.fromkeys(
         ("fsdp", "fsdp_size", "fsdp_degree", "hsdp", "dp_shard", "data_parallel_shard_degree"),
         Other("parallel.zero", "write `zero = 3`: data ranks then divide weights, gradients and optimizer states"),
+    ),
+    "recompute_method": Other(
+        "recompute_layers",
+        "write `recompute = [layer]` for every layer; `recompute_layers = 5` beside it means the first 5 of each stage",
+    ),
+    **dict.fromkeys(
+        ("recompute_granularity", "activation_checkpoint", "selective_ac_option"),
+        Other("recompute", "write `recompute = [layer]` for whole layers, `recompute = [rmsnorm, swiglu]` for ops"),
     ),
     "overlap_grad_reduce": Other("parallel.overlap_reduce", "write `overlap_reduce = true`, as without it"),
     "betas": Other("train.optimizer.beta1", "write `beta1 = 0.9, beta2 = 0.95`"),

@@ -87,7 +87,7 @@ def test_every_open_key_takes_auto() -> None:
     for path in choices.OPEN:
         origin = origin_of(path, resolved.spec, resolved.origins)
         assert (origin.kind, origin.reason) == ("derived", "chosen among what keeps the rules")
-    assert resolved.spec.recompute == ("rmsnorm", "swiglu", "mla_up", "experts", "attention")
+    assert resolved.spec.recompute == ("layer",)
     assert resolved.spec.sm.communication == 20
 
 

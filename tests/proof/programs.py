@@ -72,6 +72,9 @@ DEGREES = {
     "folded": {"of": "v3", "tensor": 2, "expert_tensor": 2},
 }
 
+# likewise, where the backward of every layer runs its forward again
+AGAIN = (("again 1f1b", 2, 5), ("again zbv", 2, 5), ("again dualpipe", 2, 4))
+
 
 @cache
 def small_spec(num_ranks: int, placement: StagePlacement, zero: int = 0) -> Spec:
@@ -109,12 +112,21 @@ def dualpipe_program(num_ranks: int, num_micro_batches: int) -> Program:
 
 @cache
 def family_program(name: str, num_ranks: int, num_micro_batches: int, zero: int = 0) -> tuple[Program, Plan]:
-    """A named schedule's program and plan; of one in SPLIT, those of its model."""
+    """A named schedule's program and plan; of one in SPLIT or AGAIN, those of its model."""
+    if name.startswith("again "):
+        return _again_program(name.removeprefix("again "), num_ranks, num_micro_batches)
     if " " in name:
         return _split_program(*name.split(), num_ranks, num_micro_batches)
     schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
     placement = schedule.stage_placement
     return lowered(schedule, placement, zero), small_plan(num_ranks, placement, zero)
+
+
+def _again_program(name: str, num_ranks: int, num_micro_batches: int) -> tuple[Program, Plan]:
+    """A named schedule's program and plan, of layers that are run again, rows to experts among it."""
+    schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
+    plan = make_plan(small_spec(num_ranks, schedule.stage_placement).model_copy(update={"recompute": ("layer",)}))
+    return Lowering(plan).program(schedule), plan
 
 
 def _split_program(how: str, name: str, num_ranks: int, num_micro_batches: int) -> tuple[Program, Plan]:

@@ -12,7 +12,7 @@ from compiler.schedules.one_f_one_b import one_f_one_b
 from tests.proof.census import Tally, accepted, census, tally
 from tests.proof.executor import Outcome, Symbols, outcomes
 from tests.proof.mutants import edited
-from tests.proof.programs import DIVIDED, FAMILY, SPLIT, dualpipe_program, family_program, lowered, small_plan
+from tests.proof.programs import AGAIN, DIVIDED, FAMILY, SPLIT, dualpipe_program, family_program, lowered, small_plan
 
 
 @pytest.mark.parametrize("schedule", sorted({name for name, _, _ in FAMILY}))
@@ -41,6 +41,15 @@ def test_mutants_of_split_layers_that_end_otherwise_are_rejected() -> None:
     for _, each in census(60 * len(SPLIT), 1, SPLIT):
         found += each
     assert found.different == found.rejected == 60 * len(SPLIT), found.missed
+    assert found.accepted >= 0.6 * found.equivalent
+
+
+def test_mutants_of_layers_that_are_run_again_are_rejected() -> None:
+    """Forwards inside backwards, and rows that go to the experts again, are mutated too."""
+    found = Tally()
+    for _, each in census(60 * len(AGAIN), 1, AGAIN):
+        found += each
+    assert found.different == found.rejected == 60 * len(AGAIN), found.missed
     assert found.accepted >= 0.6 * found.equivalent
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from compiler import ir
 from compiler.emit.segment_code import emit
+from compiler.ir.segment import SUM
 from compiler.layers import LAYERS
 from compiler.plan.blocks import model_steps
 from compiler.segments import check, printer
@@ -237,7 +238,7 @@ def test_the_names_of_a_layer_are_those_that_mean_something_in_it() -> None:
                 assert built is None or built.recompute == ((name,) if name in layer.recompute else ())
                 if built and (interpret(replace(built, recompute=(name,))).again or name in built.fused):
                     changed.add(name)
-        assert changed == set(layer.recompute), kind
+        assert changed == set(layer.recompute) - {SUM}, kind  # which says more beside the whole segment alone
 
 
 def test_keys() -> None:

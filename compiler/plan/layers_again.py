@@ -1,0 +1,56 @@
+"""A layer whose backward first runs its forward again: which steps of it are run again.
+
+Only its input is kept. What gives a value that a backward of the layer reads is run again, rows that go to experts
+among it. A segment whose results no other one reads again is not: its backward computes again inside itself what it
+reads (compiler/segments/recompute.py). So neither the last product of a feed-forward part nor the way of its rows back
+is made twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from compiler import ir
+from compiler.actions.chains import Names
+from compiler.dtypes import SCALES
+
+Step = ir.Use | ir.Communication
+CutOf = Callable[[ir.Segment], ir.Cut]
+
+
+def run_again(plain: Sequence[Step], inside: Sequence[Step], cut_of: CutOf) -> tuple[Step, ...]:
+    """The steps of a layer that is run again, from those with segments whose backward computes nothing again, and from
+    those with segments whose backward computes all of them again."""
+    read: set[str] = set()  # by what runs behind a step
+    result: list[Step] = []
+    for step, whole in zip(reversed(plain), reversed(inside), strict=True):
+        if isinstance(step, ir.Communication):
+            again = not read.isdisjoint(_moved(step))
+            read |= _bases(step.inputs) if again else set()
+        else:
+            assert isinstance(whole, ir.Use), "both are lists of the same steps"
+            again = not (read | _read_back(whole, cut_of)).isdisjoint(step.outputs if result else ())
+            kept = step if again else whole
+            read |= _read_back(kept, cut_of) | (set(step.inputs) if again else set())
+            step = kept
+        result.append(replace(step, again=again))
+    return tuple(reversed(result))
+
+
+def _moved(step: ir.Communication) -> set[str]:
+    """What an exchange gives by its rows; offsets come with the counts, which are kept."""
+    outputs = step.outputs[:-1] if step.kind == "dispatch" else step.outputs
+    return _bases(buffer.name for buffer in outputs)
+
+
+def _read_back(use: ir.Use, cut_of: CutOf) -> set[str]:
+    """The values of the layer that a segment's backward reads."""
+    cut = cut_of(use.segment)
+    names = Names.of(use, cut).values
+    return _bases(names[arg] for arg in (*cut.I.args, *cut.W.args) if arg in names)
+
+
+def _bases(names: Iterable[str]) -> set[str]:
+    """Names of values; of eight bits, of their data."""
+    return {name.removesuffix(SCALES) for name in names}
