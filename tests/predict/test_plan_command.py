@@ -103,7 +103,7 @@ def test_wrong_rates_are_refused(tmp_path: Path, capsys: Captured) -> None:
     "overrides",
     [
         ["cluster.node.device.memory=40GiB", "parallel.data=64"],  # does not fit; more nodes are among its edits
-        ["cluster.node.device.memory=20GiB", "parallel.pipeline=auto", "recompute=auto"],  # left open, and does not fit
+        ["cluster.node.device.memory=10GiB", "parallel.pipeline=auto", "recompute=auto"],  # left open, and does not fit
     ],
 )
 def test_given_rates_are_those_of_the_choice_and_of_the_edits(

@@ -92,7 +92,7 @@ def test_keys_that_are_auto_are_left_to_the_search() -> None:
 def test_where_the_search_finds_nothing_an_edit_may(capsys: pytest.CaptureFixture[str]) -> None:
     """Edits go with what was chosen for `auto`; applied, the search goes on from them, to what fits."""
     spec = str(SPECS / "llama3-8b.dsc")
-    given = ["-s", f"{MEMORY}=20GiB", "-s", "recompute=auto", "-s", "parallel.pipeline=auto"]
+    given = ["-s", f"{MEMORY}=10GiB", "-s", "recompute=auto", "-s", "parallel.pipeline=auto"]
     assert main(["plan", spec, *given, "--format", "json"]) == 0
     edits = json.loads(capsys.readouterr().out)["edits"]
     assert edits
