@@ -16,9 +16,8 @@ from compiler.ir.segment import SUM
 from compiler.layers import LAYERS, Place
 from compiler.layers.stream import is_changed
 from compiler.layers.value_dtypes import back, to_experts
-from compiler.plan.layers_again import CutOf, run_again
+from compiler.plan.layers_again import CutOf, Cutter, run_again
 from compiler.plan.split_blocks import gather, gather_choices, gather_sequences, scatter, scatter_parts
-from compiler.segments.interpret import cut
 from dsl.nodes import reached
 from dsl.schema import Moe, Spec
 
@@ -61,7 +60,7 @@ def cut_model(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> CutModel:
     """The model with its cuts; those in `cuts_by_key` are not made again."""
     by_key = dict(cuts_by_key)
     every, some = LAYER in spec.recompute, spec.recompute_layers is not None
-    again = model_blocks(spec, _Cutter(by_key)) if every else ()
+    again = model_blocks(spec, Cutter(by_key)) if every else ()
     blocks = model_blocks(spec) if some or not every else again
     cuts = cuts_by_site((use for block in blocks for use in block.uses), by_key)
     return CutModel(spec, blocks, cuts, again if some else (), by_key)
@@ -69,21 +68,8 @@ def cut_model(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> CutModel:
 
 def cuts_by_site(uses: Iterable[ir.Use], cuts_by_key: CutsByKey = NO_CUTS) -> dict[str, ir.Cut]:
     """The cut of each segment. Each distinct segment that is not in `cuts_by_key` is cut once."""
-    cut_of = _Cutter(dict(cuts_by_key))
+    cut_of = Cutter(dict(cuts_by_key))
     return {use.site: cut_of(use.segment) for use in uses}
-
-
-class _Cutter:
-    """What cuts segments, each distinct one that is not there yet once."""
-
-    def __init__(self, by_key: dict[Hashable, ir.Cut]) -> None:
-        self._by_key = by_key
-
-    def __call__(self, segment: ir.Segment) -> ir.Cut:
-        key = segment.key
-        if key not in self._by_key:
-            self._by_key[key] = cut(segment)
-        return self._by_key[key]
 
 
 def model_blocks(spec: Spec, cut_of: CutOf | None = None) -> tuple[Block, ...]:

@@ -8,15 +8,29 @@ is made twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from compiler import ir
 from compiler.actions.chains import Names
 from compiler.dtypes import SCALES
+from compiler.segments.interpret import cut
 
 Step = ir.Use | ir.Communication
 CutOf = Callable[[ir.Segment], ir.Cut]
+
+
+class Cutter:
+    """What cuts segments, each distinct one that is not there yet once."""
+
+    def __init__(self, by_key: dict[Hashable, ir.Cut]) -> None:
+        self._by_key = by_key
+
+    def __call__(self, segment: ir.Segment) -> ir.Cut:
+        key = segment.key
+        if key not in self._by_key:
+            self._by_key[key] = cut(segment)
+        return self._by_key[key]
 
 
 def run_again(plain: Sequence[Step], inside: Sequence[Step], cut_of: CutOf) -> tuple[Step, ...]:

@@ -30,6 +30,11 @@ def again(of: Spec, layers: int | None = None, *names: str) -> Spec:
     return of.model_copy(update={"recompute": ("layer", *names), "recompute_layers": layers})
 
 
+def with_layout(plain: Spec) -> Spec:
+    """The spec with given stages: with other layers on them, gradients would be summed in another order."""
+    return plain.model_copy(update={"parallel": plain.parallel.model_copy(update={"layout": "Ett|ttmL"})})
+
+
 def equal_to_the_bit(folder: Path, traced: Segments, plain: Spec, others: dict[str, Spec]) -> None:
     """Each spec trains as autograd does, and its gradients, weights, biases and losses are those of `plain`."""
     world = plain.parallel.pipeline * plain.parallel.columns
@@ -60,15 +65,14 @@ def test_training_is_equal_to_the_bit(
     tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int, tp: int
 ) -> None:
     plain = spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp)
-    if of == "split":  # stages with other layers would sum in another order
-        plain = plain.model_copy(update={"parallel": plain.parallel.model_copy(update={"layout": "Ett|ttmL"})})
+    plain = with_layout(plain) if of == "split" else plain
     # norms that two segments make again are in another bucket at zero = 3, whose squares are summed in another order
     others = {"all": again(plain), "one": again(plain, 1, *(("rmsnorm",) if zero < 3 else ()), "swiglu")}
     equal_to_the_bit(tmp_path, traced, plain, others)
 
 
 def test_sequences_of_context_ranks_are_put_together_again(tmp_path: Path, traced: Segments) -> None:
-    plain = spec(2, 1, 1, 4, STEPS, 1, "v3", "zbv", context=2, sequence=8)
+    plain = with_layout(spec(2, 1, 1, 4, STEPS, 1, "v3", "1f1b", context=2, sequence=8))
     equal_to_the_bit(tmp_path, traced, plain, {"all": again(plain)})
 
 
