@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
@@ -25,6 +25,7 @@ from compiler.predict.predict import mfu_of, predict
 from compiler.predict.prediction import Prediction, Step
 from compiler.predict.prediction_text import count, ranges
 from compiler.rates import rates_of
+from dsl.chosen import phases_in
 from dsl.load import resolve
 from dsl.schema import Spec
 
@@ -80,6 +81,7 @@ def page() -> str:
         _memory(fixed, found[tables[-1]]),
         _bytes(fixed, found[tables[-1]]),
         _v2(fixed, found, second),
+        _longer(fixed["published_longer"], tables),
         _method(),
     )
     return "\n\n".join(parts) + "\n"
@@ -310,6 +312,34 @@ def _v2(fixed: Mapping[str, Any], first: Mapping[str, Prediction], second: Mappi
     )
     rows.append(f"| of V3's | {published['ratio_to_v3']:g} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
     rows.append(f"| step | | {' | '.join(f'{second[name].step.seconds:.2f} s' for name in names)} |")
+    return "\n".join(rows)
+
+
+def _longer(published: Mapping[str, Any], tables: Sequence[str]) -> str:
+    """The phases of context extension, and their hours of devices in all."""
+    run = ROOT / published["run"]
+    rows = [
+        "## DeepSeek-V3, the two phases of context extension\n",
+        _flow(
+            f"Published: {published['device_hours']:,} hours of H800 for both ({published['source']}). The number of",
+            "devices, the degrees of parallelism and what is recomputed are not published;",
+            f"`{published['run']}` chooses them, and what does not fit is said here. Nothing is fitted to this figure.",
+        ),
+        "",
+        f"| hours of devices | devices | memory | {' | '.join(tables)} |",
+        "|---|--:|---|" + "--:|" * len(tables),
+    ]
+    hours = dict.fromkeys(tables, 0.0)
+    for phase in phases_in(run)[1:]:
+        spec = resolve(run, phase).spec
+        found = {name: predict(spec, rates=rates_of(spec, name)) for name in tables}
+        hours = {name: hours[name] + found[name].device_hours for name in tables}
+        first = found[tables[-1]]
+        cells = " | ".join(f"{found[name].device_hours / 1e3:.1f}K" for name in tables)
+        fits = "fits" if first.fits else f"{max(r.peak_bytes for r in first.ranks) / GIB:.0f} GiB, does not fit"
+        rows.append(f"| {phase.partition('.')[2]} | {first.num_devices:,} | {fits} | {cells} |")
+    off = (f"{each / 1e3:.1f}K ({each / published['device_hours'] - 1:+.0%})" for each in hours.values())
+    rows.append(f"| both | | | {' | '.join(off)} |")
     return "\n".join(rows)
 
 

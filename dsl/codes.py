@@ -45,6 +45,8 @@ CODES = {
     "E0704": "a phase of the learning rate has a shape, a goal and an end",
     "E0705": "the phases of the learning rate cover the run, and each is reached",
     "E0706": "a batch grows, in at most 10,000 sizes",
+    "E0707": "a phase of a run reads whole pieces of the text, as long as the longest sequence of the run",
+    "E0708": "a phase of a run changes nothing that the whole run has",
     # parallelism
     "E0801": "world = pipeline·data·tensor·context",
     "E0802": "expert divides data·tensor·context",

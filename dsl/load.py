@@ -8,13 +8,14 @@ from itertools import islice
 from pathlib import Path
 
 from dsl import choices, rules
+from dsl.chosen import choose, phases_of, runs_of, split
 from dsl.diagnostics import Diagnostic, Note, SpecError, in_order
+from dsl.resolve import phases
 from dsl.resolve.blocks import node
-from dsl.resolve.context import Context, RejectedError, Scope, suggest
+from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.edited import edited, edited_overrides, respelled
 from dsl.resolve.fields import fields_of
 from dsl.resolve.files import Definitions, Reader, collect, read
-from dsl.resolve.override import override
 from dsl.resolve.unused import examine, misread
 from dsl.rules.finding import Finding
 from dsl.schema import Spec
@@ -65,9 +66,11 @@ def resolve(path: str | Path, run: str | None = None, overrides: Iterable[str] =
     """Load a run of a spec like `load`, and return it with the origin of each value."""
     file, run = split(str(path), run)
     definitions = collect(file)
-    name = _choose(definitions, file, run)
+    name = choose(definitions, file, run)
     view, mistakes = _view(definitions, name, tuple(overrides)) if name else (None, [])
     diagnostics = _in_order(definitions, mistakes)
+    if not diagnostics and view is not None and view.context.failed:  # a phase before this one is wrong
+        diagnostics = check(file, phases.run_of(definitions, name), overrides)
     if diagnostics or view is None or view.context.failed:
         raise SpecError(diagnostics)
     return Resolved(view.spec, view.context.origins, tuple(definitions.sources), tuple(view.context.chosen))
@@ -83,7 +86,7 @@ def alternatives(
     """
     file, run = split(str(path), run)
     definitions = collect(file)
-    name = _choose(definitions, file, run)
+    name = choose(definitions, file, run)
     texts = tuple(overrides)
     view = _run_view(definitions, name, texts, False, (), {})[0] if name else None
     if view is None or not view.context.opened:
@@ -103,7 +106,7 @@ def variants(
     """
     file, run = split(str(path), run)
     definitions = collect(file)
-    name, texts = _choose(definitions, file, run), tuple(overrides)
+    name, texts = choose(definitions, file, run), tuple(overrides)
 
     def of(more: Iterable[str]) -> Spec | None:
         if not name:
@@ -115,7 +118,8 @@ def variants(
 
 
 def check(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()) -> tuple[Diagnostic, ...]:
-    """Everything wrong with a file: with one run of it, or with all of them and the blocks that none of them takes."""
+    """Everything wrong with a file: with one run of it, or one phase of that, or with all of them and the blocks that
+    none of them takes."""
     file, run = split(str(path), run)
     return analyse(file, run, overrides).diagnostics
 
@@ -123,15 +127,15 @@ def check(path: str | Path, run: str | None = None, overrides: Iterable[str] = (
 def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), reader: Reader = read) -> Analysis:
     """What is known of a file, and everything wrong with it. `reader` gives the texts of files, as of an editor."""
     definitions = collect(path, reader)
-    names = runs_of(definitions) if run is None else (_choose(definitions, path, run),)
-    wanted = [name for name in names if name]
+    names = runs_of(definitions) if run is None else (run,)
+    wanted = [each for name in names for each in phases_of(definitions, path, name)]
     found = [_view(definitions, name, tuple(overrides), index < MAX_EXPLAINED) for index, name in enumerate(wanted)]
     if run is None:
         apart = _apart(definitions, [view for view, _ in found if view])
         found += [block_view(definitions, *key, len(wanted) + at < MAX_EXPLAINED) for at, key in enumerate(apart)]
     if not names and not definitions.of_first_file:
-        _choose(definitions, path, run)
-    mistakes = [mistake for _, mistakes in found for mistake in mistakes]
+        choose(definitions, path, run)
+    mistakes = [*{(each.code, each.span): each for _, listed in reversed(found) for each in reversed(listed)}.values()]
     return Analysis(
         definitions,
         tuple(view for view, _ in found if view is not None),
@@ -216,58 +220,6 @@ def block_view(
     return View(spec, context), _held(spec, context, again if explain else None)
 
 
-def find(folder: str | Path = ".") -> Path:
-    """The one spec of a folder: the `.dsc` file with a run block. Raises SpecError if there is none, or several."""
-    names = sorted(path for path in Path(folder).glob("*.dsc") if path.is_file())
-    specs = [path for path in names if runs_of(collect(str(path)))]
-    if len(specs) == 1:
-        return specs[0]
-    if specs:
-        listed = ", ".join(str(path) for path in specs)
-        raise SpecError([Diagnostic("E0404", f"several specs are here: {listed}", hint=f"name one: `{specs[0]}`")])
-    message = "there is no spec here: a .dsc file with a run block"
-    raise SpecError([Diagnostic("E0404", message, hint="name a spec, go to its folder, or let `dsc init` write one")])
-
-
-def split(path: str, run: str | None = None) -> tuple[str, str | None]:
-    """`SPEC:RUN` to its parts; a file of that very name is meant first."""
-    head, colon, name = path.rpartition(":")
-    if run is None and colon and name.isidentifier() and not Path(path).exists():
-        return head, name
-    return path, run
-
-
-def runs_of(definitions: Definitions) -> tuple[str, ...]:
-    """The runs that a file itself defines."""
-    return tuple(dict.fromkeys(name for kind, name in definitions.of_first_file if kind == "run"))
-
-
-def runs_in(path: str | Path) -> tuple[str, ...]:
-    """The names of the runs of a file."""
-    return runs_of(collect(str(path)))
-
-
-def _choose(definitions: Definitions, file: str, run: str | None) -> str:
-    """The run that is meant, or "" if that is not known; why is then among the mistakes."""
-    runs = runs_of(definitions)
-    if run is not None:
-        if ("run", run) in definitions.blocks:
-            return run
-        if definitions.broken or definitions.damaged:
-            return ""  # it may be in what could not be read
-        definitions.complain("E0404", f"{file} has no run `{run}`", None, suggest(run, runs, "run"))
-        return ""
-    if len(runs) == 1:
-        return runs[0]
-    if runs:
-        listed = ", ".join(f"`{file}:{name}`" for name in runs)
-        definitions.complain("E0404", f"{file} has several runs", None, f"name one: {listed}")
-    elif not definitions.broken and not definitions.damaged:
-        hint = "add `run pretrain { model = …, cluster = … }`"
-        definitions.complain("E0404", f"{file} has no run block", None, hint)
-    return ""
-
-
 Reported = tuple[tuple[Diagnostic, ...], ...]  # of each round, the keys of blocks that were misspelt
 
 
@@ -329,13 +281,13 @@ def _run_view(
     """One run: its blocks inherited and overridden, then typed, then held against the rules."""
     if definitions.broken:
         return None, []
-    context = Context(definitions, definitions.blocks["run", name], chosen=chosen)
+    run = phases.run_of(definitions, name)
+    context = Context(definitions, definitions.blocks["run", run], chosen=chosen)
     try:
-        context.run = context.block("run", name, context.run.head)
+        context.run = context.block("run", run, context.run.head)
     except RejectedError:
         return None, context.mistakes
-    for text in overrides:
-        override(context, text)
+    phases.enter(context, name, overrides)
     scope = Scope((context.run,))
     context.origins[""] = context.run.head
     spec = node(context, scope, Spec, context.run)

@@ -8,7 +8,7 @@ another schedule changes no step.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsl.schedules import GROWTH
 from dsl.schema import Batch, Parallel, Spec
@@ -23,24 +23,37 @@ class Size:
     batch: int
     first_step: int
     first_token: int
+    sequence: int  # tokens of each
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch * self.sequence
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """The sizes of a run in order; the last one holds forever."""
+    """The sizes of a run, or of a phase of it, in order; the last one holds forever."""
 
     sizes: tuple[Size, ...]
-    sequence: int
 
     def tokens_at(self, step: int) -> int:
         """Tokens trained on when `step` steps are done."""
-        size = self.sizes[bisect_right(self.sizes, step, key=lambda each: each.first_step) - 1]
-        return size.first_token + (step - size.first_step) * size.batch * self.sequence
+        size = self.sizes[max(0, bisect_right(self.sizes, step, key=lambda each: each.first_step) - 1)]
+        return size.first_token + (step - size.first_step) * size.tokens
 
     def steps_for(self, tokens: int) -> int:
         """Steps needed to train on at least `tokens` tokens."""
         size = self.sizes[max(0, bisect_left(self.sizes, tokens, key=lambda each: each.first_token) - 1)]
-        return size.first_step + -(-(tokens - size.first_token) // (size.batch * self.sequence))
+        return size.first_step + -(-(tokens - size.first_token) // size.tokens)
+
+    def behind(self, before: tuple[Size, ...], step: int, token: int) -> Ramp:
+        """The ramp of a run in which these sizes come first, and end when `step` steps have trained on `token`s."""
+        moved = (
+            replace(each, first_step=each.first_step + step, first_token=each.first_token + token)
+            for each in self.sizes
+        )
+        return Ramp((*before, *moved))
 
     def phases(self, tokens: int) -> tuple[tuple[int, int], ...]:
         """(sequences of a step, number of such steps) of a run of `tokens` tokens."""
@@ -65,10 +78,10 @@ def ramp(batch: Batch, sequence: int, quantum: int) -> Ramp:
         size = min(batch.start + index * quantum, batch.end)
         until = -(-batch.over_tokens * (index + 1) // increments) if index < increments else token + 1
         if until > token:
-            sizes.append(Size(size, step, token))
+            sizes.append(Size(size, step, token, sequence))
             count = -(-(until - token) // (size * sequence))
             step, token = step + count, token + count * size * sequence
-    return Ramp(tuple(sizes), sequence)
+    return Ramp(tuple(sizes))
 
 
 def quantum_of(parallel: Parallel, micro_batch: int) -> int:
@@ -77,7 +90,7 @@ def quantum_of(parallel: Parallel, micro_batch: int) -> int:
 
 
 def of(spec: Spec) -> Ramp:
-    """The ramp of a resolved spec."""
+    """The ramp of a resolved spec; of a phase of a run, from its beginning on."""
     return ramp(spec.train.batch, spec.train.sequence, quantum_of(spec.parallel, spec.train.micro_batch))
 
 

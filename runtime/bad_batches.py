@@ -20,7 +20,7 @@ FILE = "not_finite.json"
 def identity(position: Position, data: str) -> dict[str, Any]:
     """What the numbers of samples refer to. `data`: sha256 of the prepared corpus."""
     assert position.order is not None
-    return {"data": data, **vars(position.order)}
+    return {"data": data, **position.order.to_json()}
 
 
 def record(run: Path, order: Mapping[str, Any], step: int, samples: tuple[int, int], loss: float, norm: float) -> None:

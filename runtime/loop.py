@@ -65,10 +65,12 @@ class Loop:
     def total(self) -> int:
         if self.profile is not None:
             return (self.resume.step if self.resume else 0) + WARM_UP + self.profile
-        if self.steps is not None:
-            return self.steps
-        plan, step = self.build.plan, self.resume.step if self.resume else 0
-        return last_step(plan.batches, plan.train.sequence, step, self.position.tokens, plan.train.tokens)
+        train, step = self.build.plan.train, self.resume.step if self.resume else 0
+        done = self.position.tokens - train.first_token
+        end = last_step(self.build.plan.batches, train.sequence, step, done, train.tokens)
+        if self.steps is None:
+            return end
+        return self.steps if train.within is None or train.within.is_last else min(self.steps, end)
 
     @property
     def _timeout_s(self) -> float:
@@ -129,7 +131,7 @@ class Loop:
         measured = self.device != "cpu" or self.debugged
         measured = measured or ledger.is_there(self.run, rank, run_copy.digest(self.build.files))
         profile = Profile(trainer, self.profile) if self.profile is not None else None
-        total = self.total
+        total, phase = self.total, self._phase
         while trainer.step < total:
             board.start_step(trainer.step + 1)
             with self._recorded(trainer, world):
@@ -145,7 +147,7 @@ class Loop:
             if train.validate and not profile and (last or self._validates(trainer.step, saves=due)):
                 row |= trainer.evaluate()
             if metrics:
-                metrics.write(row)
+                metrics.write(row | phase)
             if view:
                 view.poll(board)
             if due or (stop and not self._saves_nothing):
@@ -180,7 +182,7 @@ class Loop:
             say(f"{self.run} has no copy of what was planned ({error.strerror}): dsc report and dsc inspect need one")
         machine = {"device": self.device, "transport": transport_in_use(trainer.links)}
         build = {"build": self.build.digest, "torch": torch.__version__}
-        events.write("start", step=trainer.step, last_step=self.total, ranks=world, **machine, **build)
+        events.write("start", step=trainer.step, last_step=self.total, ranks=world, **machine, **build, **self._phase)
         if self.initial is not None:
             events.write("notice", rank=0, text=f"the weights begin with those of {self.initial.path}")
         if self.resume is None:
@@ -188,6 +190,12 @@ class Loop:
         for reason in self.resume.refused:
             events.write("refused", reason=reason)
         events.write("resume", step=self.resume.step, checkpoint=self.resume.path.name)
+
+    @property
+    def _phase(self) -> dict[str, int]:
+        """What rows and events say of the phase, in a run that has several."""
+        within = self.build.plan.train.within
+        return {"phase": within.number} if within else {}
 
     def _measured_step(self, trainer: Trainer) -> dict[str, Any]:
         """A step whose ledger is kept: on a CPU the first that a run trains of a build."""
@@ -198,9 +206,9 @@ class Loop:
         return row
 
     def _samples(self, split: str) -> Samples | RowSamples:
-        train = self.build.plan.train
-        chat = self.build.plan.data.chat
-        return samples_of(self.corpus, split, train.sequence, EXTRA_TOKENS, seed=train.seed, chat=chat)
+        train, chat = self.build.plan.train, self.build.plan.data.chat
+        order = self.position.order if split == "train" else None
+        return samples_of(self.corpus, split, train.sequence, EXTRA_TOKENS, seed=train.seed, chat=chat, order=order)
 
     def _validation(self) -> Samples | RowSamples | None:
         return self._samples("validation") if self.build.plan.train.validate else None

@@ -16,6 +16,14 @@ DEBUG_SUFFIX = "-debug"  # of the folder of a debug run, where no other is named
 EXIT_REPLACED = 76  # of the launcher, for dsc train alone: the folder holds another build than the one it compiled
 
 
+EXIT_EARLIER = 77  # of the launcher, for dsc train alone: a phase before this one is not at its end
+
+
+def run_name(name: str) -> str:
+    """The run that a build is of, by its name: RUN, or RUN.PHASE of a phase after the first."""
+    return name.partition(".")[0]
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """--out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --start-timeout,
     --profile, --debug, --debug-rank, --expect."""

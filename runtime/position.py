@@ -3,6 +3,8 @@
 The position is part of a checkpoint. It is carried from step to step and never computed from the number of the step,
 so a run that goes on with another batch, sequence or seed neither skips samples nor trains on them a second time.
 
+From one phase of a run to the next the samples go on without a seam (runtime/data/order.py).
+
 Where windows are cut anew (another sequence) or are put in another order (another seed), the rest of the current epoch
 is what was not seen in it yet: a window of which more than half was seen is left out. Where new windows divide old
 ones nothing is skipped and nothing is repeated; otherwise no choice of whole windows skips and repeats fewer tokens.
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data.samples import permuted, unpermuted
+from runtime.data.order import Order
 
 MAX_CUTS = 8  # in one epoch; each is looked at for every window that is drawn after it
 MAX_RANGES = 10_000
@@ -26,21 +28,6 @@ _MAX = 1 << 62
 _MAX_COUNTED = 1 << 13  # windows of an epoch that are few enough to count what is skipped and repeated
 
 Ranges = tuple[tuple[int, int], ...]  # [first, end) of indices of samples, ascending
-
-
-@dataclass(frozen=True)
-class Order:
-    """The order of training samples: an epoch has `windows` windows of `sequence` tokens, permuted by `seed`."""
-
-    sequence: int
-    windows: int
-    seed: int
-
-    def tokens_of(self, index: int) -> tuple[int, int]:
-        """[first, end) of the tokens of a sample in the text, its targets beyond the window left out."""
-        epoch, place = divmod(index, self.windows)
-        first = permuted(place, self.windows, self.seed, epoch) * self.sequence
-        return first, first + self.sequence
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,7 @@ class Cut:
         """The parts of the tokens [first, end) that were drawn under this order. `earlier`: cuts before this one."""
         size, windows = self.order.sequence, self.order.windows
         for window in range(first // size, min(windows, -(-end // size))):
-            index = self.epoch * windows + unpermuted(window, windows, self.order.seed, self.epoch)
+            index = self.order.index(window, self.epoch)
             drawn = index < self.next or any(a <= index < b for a, b in self.skip)
             if drawn and not _left_out(self.order, index, earlier):
                 yield max(first, window * size), min(end, (window + 1) * size)
@@ -130,6 +117,8 @@ class Position:
         was = self.order or order
         if was == order:
             return replace(self, order=order)
+        if was.goes_on_in(order) and self.next * was.sequence == order.first and not self.cuts:
+            return replace(self, order=order, skip=(), next=order.first // order.sequence)
         if not same_text:  # what was seen of another text says nothing about this one
             return replace(self, order=order, cuts=(), skip=(), next=self.next * was.sequence // order.sequence)
         epoch, place = divmod(self.next, was.windows)
@@ -167,8 +156,10 @@ class Position:
             "tokens": self.tokens,
             "next": self.next,
             "skip": [list(each) for each in self.skip],
-            "order": vars(self.order) if self.order else None,
-            "cuts": [vars(c) | {"order": vars(c.order), "skip": [list(each) for each in c.skip]} for c in self.cuts],
+            "order": self.order.to_json() if self.order else None,
+            "cuts": [
+                vars(c) | {"order": c.order.to_json(), "skip": [list(each) for each in c.skip]} for c in self.cuts
+            ],
         }
 
     @staticmethod
@@ -209,10 +200,17 @@ def _cut(value: Any) -> Cut:
 
 
 def _order(value: Any) -> Order:
-    _demand(isinstance(value, Mapping) and value.keys() == {"sequence", "windows", "seed"})
-    order = Order(*(_count(value[name]) for name in ("sequence", "windows", "seed")))
+    plain, of_phase = ("sequence", "windows", "seed"), ("piece", "first")
+    _demand(isinstance(value, Mapping) and value.keys() in ({*plain}, {*plain, *of_phase, "end"}))
+    order = Order(*(_count(value[name]) for name in plain))
     _demand(order.sequence > 0 and order.windows > 0)
-    return order
+    if "piece" not in value:
+        return order
+    piece, first = (_count(value[name]) for name in of_phase)
+    end = None if value["end"] is None else _count(value["end"])
+    _demand(piece > 0 and piece % order.sequence == 0 and order.windows % (piece // order.sequence) == 0)
+    _demand(first % piece == 0 and (end is None or (end > first and end % piece == 0)))
+    return replace(order, piece=piece, first=first, end=end)
 
 
 def _count(value: Any) -> int:

@@ -27,11 +27,13 @@ from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest
 from runtime.contract import MoeLayer, Plan
+from runtime.data.errors import DataError
+from runtime.data.order import Order
 from runtime.data.samples import samples_of
 from runtime.micro_batches import EXTRA_TOKENS
 from runtime.native import library
 from runtime.outcome import printable
-from runtime.position import Order, Position
+from runtime.position import Position
 from runtime.rate import batch_at, last_step, tokens_after
 from runtime.snapshot import AVERAGE
 from runtime.strict_json import tree
@@ -39,6 +41,10 @@ from runtime.strict_json import tree
 SECTIONS = ("model", "train", "mesh", "placement", "zero", "precision")  # of plan.json
 # Of a model, what says how it is trained and not what it computes.
 _RECIPE = re.compile(r"model\.(name|init_std|mtp\.weight.*|layers\.\d+\.ffn\.balance.*)")
+# Of a model, what a phase of a run may have otherwise; of a plan, what each phase has otherwise.
+_ROTATION = re.compile(r"model\.(layers\.\d+\.)?attention\.rope\..*")
+_OF_A_PHASE = re.compile(rf"{_RECIPE.pattern}|{_ROTATION.pattern}")
+_OF_EACH_PHASE = re.compile(rf"train\.(within|rate|tokens)(\..*)?|model\.name|{_ROTATION.pattern}")
 _OF_THE_DATA = re.compile(r"train\.(batch|sequence|seed|tokens|rate)(\..*)?")
 ENVIRONMENT = ("torch", "ops", "device")  # what computes
 MAX_SHOWN, _MAX_WORD = 6, 200
@@ -53,6 +59,10 @@ class Resumption:
     checkpoint: Checkpoint
     position: Position
     notes: tuple[str, ...]
+
+
+class EarlierPhaseError(CheckpointError):
+    """The newest good checkpoint is of a phase before the one that is to be trained."""
 
 
 def origin(build: Build, corpus: Path, device: str) -> dict[str, Any]:
@@ -83,14 +93,26 @@ def order_of(build: Build, corpus: Path) -> Order:
     """The order in which this build draws the training samples of a prepared corpus. Of conversations, windows are
     rows, each counted as one token, so that it does not depend on the sequence; or they are sequences of packed rows.
 
-    Raises DataError where no row is left to train on.
+    Raises DataError where no row is left to train on, or the text has no piece of the length that a phase reads.
     """
     meta, train = json.loads((corpus / "meta.json").read_text("utf-8")), build.plan.train
     if (chat := build.plan.data.chat) is not None:
         samples = samples_of(corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed, chat=chat)
         return Order(train.sequence if chat.pack else 1, samples.num_windows, train.seed)
-    windows = (meta["splits"]["train"]["tokens"] - EXTRA_TOKENS) // train.sequence
-    return Order(train.sequence, max(1, windows), train.seed)
+    tokens, within = meta["splits"]["train"]["tokens"], train.within
+    if within is None:
+        return Order(train.sequence, max(1, (tokens - EXTRA_TOKENS) // train.sequence), train.seed)
+    pieces = (tokens - EXTRA_TOKENS) // within.longest
+    if not pieces:
+        needed = within.longest + EXTRA_TOKENS
+        raise DataError(f"{tokens:,} tokens are fewer than one sample of the longest phase, {needed:,}: give more text")
+    end = (
+        None
+        if within.is_last
+        else within.first_token + tokens_after(build.plan.batches, train.sequence, build.plan.steps)
+    )
+    windows = pieces * (within.longest // train.sequence)
+    return Order(train.sequence, windows, train.seed, within.longest, within.first_token, end)
 
 
 def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
@@ -100,9 +122,11 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     """
     checkpoint = load(folder)
     was, now = checkpoint.meta, json.loads(json.dumps(origin(build, corpus, device)))
+    begins = _begins(checkpoint, build.plan)
     with _named(checkpoint):
         changed = list(_changes(_flat(was.get("plan")), _flat(now["plan"])))
-    if other := [text for path, text in changed if path.startswith("model.") and not _RECIPE.fullmatch(path)]:
+    free = _OF_A_PHASE if begins else _RECIPE
+    if other := [text for path, text in changed if path.startswith("model.") and not free.fullmatch(path)]:
         raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(other)}")
     of_weights = [text for path, text in changed if path.startswith("adapter.") or path == "train.initial.sha256"]
     if build.plan.adapter and of_weights:
@@ -124,10 +148,12 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
         )
     notes += ["the checkpoint has no moving average of the weights: it begins with them"] * (averages and not averaged)
     notes += ["the moving average of the checkpoint is left behind"] * (averaged and not averages)
-    differs = [text for _, text in changed]
+    differs = [] if begins else [text for _, text in changed]
     differs += ["other text"] if was.get("data") != now["data"] else []
     differs += [difference(was, now, name) for name in ENVIRONMENT if was.get(name) != now[name]]
-    if was.get("build") != now["build"]:
+    if begins:
+        notes.append(_beginning(checkpoint.step, build.plan, changed))
+    elif was.get("build") != now["build"]:
         differs = differs or ["the build"]
     if was.get("data") != now["data"] or any(_OF_THE_DATA.fullmatch(path) for path, _ in changed):
         notes += _course(checkpoint.step, position, build.plan)
@@ -136,6 +162,31 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     notes = [f"going on from {checkpoint.path}", *notes]
     notes = [*(f"newer checkpoint not used: {reason}" for reason in checkpoint.refused), *notes]
     return Resumption(checkpoint, position, tuple(map(printable, notes)))
+
+
+def _begins(checkpoint: Checkpoint, plan: Plan) -> bool:
+    """Whether a phase begins with this checkpoint, the last of the phase before. EarlierPhaseError if it is not that
+    far."""
+    if (within := plan.train.within) is None or within.number == 1:
+        return False
+    if checkpoint.step < within.first_step:
+        raise EarlierPhaseError(
+            f"{checkpoint.path} is of step {checkpoint.step:,}, and phase {within.number} of {within.phases} begins "
+            f"behind step {within.first_step:,}: go on with the phase before"
+        )
+    before = checkpoint.meta.get("plan")
+    for key in ("train", "within", "number"):
+        before = before.get(key) if isinstance(before, dict) else None
+    return checkpoint.step == within.first_step and before in (None, within.number - 1)
+
+
+def _beginning(step: int, plan: Plan, changed: Sequence[tuple[str, str]]) -> str:
+    """What is to be said where a phase begins: its number, and what is otherwise than in the phase before."""
+    within = plan.train.within
+    assert within is not None
+    told = [text for path, text in changed if not _OF_EACH_PHASE.fullmatch(path)]
+    told += ["the rotation of positions"] * any(_ROTATION.fullmatch(path) for path, _ in changed)
+    return f"phase {within.number} of {within.phases} begins behind step {step:,}: {_listed(told) or 'nothing differs'}"
 
 
 def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -173,7 +224,9 @@ def _named(checkpoint: Checkpoint) -> Iterator[None]:
 def _position(checkpoint: Checkpoint, build: Build, order: Order, *, same_text: bool) -> tuple[Position, list[str]]:
     """Where this build goes on in the data, and what is to be said of windows that are cut anew."""
     if (value := checkpoint.meta.get("position")) is None:  # of a version that did not record it
-        tokens = tokens_after(build.plan.batches, order.sequence, checkpoint.step)
+        train = build.plan.train
+        done = tokens_after(build.plan.batches, order.sequence, checkpoint.step - train.first_step)
+        tokens = train.first_token + done
         samples = tokens // order.sequence
         note = f"this checkpoint does not say which samples it has seen: taken as {samples:,}, as if by this build"
         return Position(samples, tokens, samples, (), order), [note]
@@ -202,16 +255,18 @@ def _position(checkpoint: Checkpoint, build: Build, order: Order, *, same_text: 
 def _course(step: int, position: Position, plan: Plan) -> list[str]:
     """What comes next in the data, and where the run ends."""
     batches, train = plan.batches, plan.train
-    size = batch_at(batches, train.sequence, position.tokens)
+    trained = position.tokens - train.first_token
+    size = batch_at(batches, train.sequence, trained)
     drawn = position.draw(size)
-    end = last_step(batches, train.sequence, step, position.tokens, train.tokens)
+    end = last_step(batches, train.sequence, step, trained, train.tokens)
+    ends = "phase" if train.within and not train.within.is_last else "run"
     exact = not position.cuts and not position.skip
     done = f"{position.samples:,} samples ({position.tokens:,} tokens) were trained on"
     following = f"{size:,} of samples {int(drawn[0]):,} to {int(drawn[-1]):,}" + ", which follow" * exact
     return [
         f"{done}; step {step + 1:,} takes {following}",
         "rate, phases and the growth of the batch go by tokens; "
-        f"the run ends at {train.tokens:,} tokens, after step {end:,}",
+        f"the {ends} ends at {train.first_token + train.tokens:,} tokens, after step {end:,}",
     ]
 
 

@@ -8,7 +8,8 @@ asked to stop.
 With `--unbuilt` the build is still being made, and this process begins with what needs none: a line on stdin has the
 request by which the data is prepared (see runtime/prepare.py), another is the digest of the build that is
 there now. Where stdin ends instead, it ends too, and says nothing. With `--compiled SHA256` the build is there already.
-Either way, where the folder holds another build by then, it says nothing and ends with EXIT_REPLACED.
+Either way, where the folder holds another build by then, it says nothing and ends with EXIT_REPLACED; and where the
+build is of a phase and the run is not that far, with EXIT_EARLIER.
 """
 
 from __future__ import annotations
@@ -17,52 +18,32 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtime.begin import EarlierError, Options, holds_checkpoint, loop_of
 from runtime.build import Build, BuildError, OtherBuildError
-from runtime.checkpoint.durable_files import num_published
-from runtime.contract import DataRequest, node_kind
+from runtime.contract import DataRequest
 from runtime.launch.debug import MARK, LeftError, take_folder, terminal_restored, watch
 from runtime.launch.run_lock import RunFolderBusyError, lock_folder
-from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, FOREVER_S, add_options
+from runtime.options import DEBUG_SUFFIX, EXIT_EARLIER, EXIT_REPLACED, FOREVER_S, add_options, run_name
 from runtime.outcome import EXIT_RETRY, printable, refusal_code
 from runtime.preparing import Preparation, UsageError, preparing
 from runtime.room import cannot_save, lack
 from runtime.streams import open_streams, tell
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
-    from runtime.comm.connect import Transport
-    from runtime.launch.torchrun_meet import Place
-    from runtime.loop import Loop
+    pass
 
 EXIT_INTERRUPTED = 130
 
 
 class ReplacedError(Exception):
     """The folder holds another build than the one that was compiled for this run."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run is asked for beyond its build."""
-
-    run: Path
-    data: Path  # folder that the data's paths are relative to
-    steps: int | None
-    resume: bool
-    hang_timeout_s: float | None
-    device: str  # auto, cpu, cuda or shared
-    transport: Transport
-    profile: int | None  # steps
-    skip_batch: bool
-    cache: Path | None  # of prepared data
-    start_timeout_s: float
-    debug: int | None = None  # rank that has the terminal
 
 
 def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
@@ -74,6 +55,8 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
     except ReplacedError:
         return EXIT_REPLACED
     except UsageError as error:
+        if isinstance(error, EarlierError) and (args.compiled or args.unbuilt):
+            return EXIT_EARLIER
         if said := "\n".join(map(printable, str(error).splitlines())):
             clear = "\r\x1b[K" if args.unbuilt and sys.stderr.isatty() else ""  # the compiler's line
             print(f"{clear}error: {said}", file=sys.stderr)
@@ -85,7 +68,7 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     opened = None if args.unbuilt else _open(args.build, args.expect, args.compiled, edited=args.debug)
     name = opened.plan.run if opened else args.build.name
-    run = args.out or Path("runs") / (name + DEBUG_SUFFIX * args.debug)
+    run = args.out or Path("runs") / (run_name(name) + DEBUG_SUFFIX * args.debug)
     data = args.data or Path.cwd()
     how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile, args.skip_batch)
     starting = FOREVER_S if args.debug else args.start_timeout or FOREVER_S
@@ -119,16 +102,8 @@ def _check_is_free(run: Path) -> None:
 
 def _check_run_folder(options: Options) -> None:
     _check_place(options.run)
-    if not options.resume and _holds_checkpoint(options.run):
+    if not options.resume and holds_checkpoint(options.run):
         raise UsageError(f"{options.run} holds an earlier run: go on with --resume, or name another folder with --out")
-
-
-def _holds_checkpoint(run: Path) -> bool:
-    """Whether there is a checkpoint, good or not. What a kill left of a first save is none."""
-    try:
-        return num_published(run / "checkpoints") > 0
-    except OSError as error:
-        raise UsageError(f"{run / 'checkpoints'}: {error.strerror}") from None
 
 
 def _check_place(run: Path) -> None:
@@ -264,7 +239,7 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
     from runtime.launch.rank_watch import Supervision
 
     _check_run_folder(options)  # again: another run may have been here while the data was prepared
-    loop = _loop(build, options, corpus, tell)
+    loop = loop_of(build, options, corpus, tell)
     if loop.resume is not None and loop.resume.step >= loop.total:
         tell(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
         return 0
@@ -299,57 +274,6 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
     return outcome.exit_code
 
 
-def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], None], place: Place | None = None) -> Loop:
-    from runtime.device import check_ranks, choose
-    from runtime.loop import Loop
-    from runtime.native.library import missing
-    from runtime.position import Position
-    from runtime.resume import order_of
-
-    try:
-        device = choose(options.device, place.local_world if place else build.plan.mesh.world)
-        if place and device == "cuda":
-            check_ranks(node_kind(build.plan.cluster, place.rank), place.local_world)
-        order = order_of(build, corpus)
-    except ValueError as error:
-        raise UsageError(error) from None
-    if device == "cpu" and (reason := missing()):
-        say(f"ops run on torch, which takes about twice as long: {reason}")
-    local_rank, debugged = (place.local_rank if place else None), options.debug is not None
-    how = (device, options.transport, options.profile, local_rank, debugged, options.start_timeout_s)
-    loop = Loop(build, options.run, corpus, options.steps, None, Position(order=order), *how)
-    loop.say_rows(say)
-    return _going_on(loop, options, say)
-
-
-def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
-    """The loop from a verified checkpoint on, or from initial weights, having said what there is to know about them."""
-    from runtime.checkpoint.shard_manifest import CheckpointError
-    from runtime.events import Events
-    from runtime.resume import find, initial_weights, skipping
-
-    goes_on, notes = options.resume and _holds_checkpoint(options.run), list[str]()
-    if options.resume and not goes_on:
-        say(f"{options.run} holds no checkpoint to go on from: starting with step 1")
-    try:
-        if goes_on:
-            found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.device)
-            loop, notes = replace(loop, resume=found.checkpoint, position=found.position), [*found.notes]
-        if not goes_on or loop.build.plan.frozen:
-            initial, more = initial_weights(loop.build.plan, options.data)
-            loop, notes = replace(loop, initial=initial), [*notes, *more]
-    except CheckpointError as error:
-        Events(options.run).write("refused", reason=str(error))
-        raise UsageError(error) from None
-    for note in notes:
-        say(note)
-    if options.skip_batch:
-        position, note = skipping(options.run, loop.position, loop.corpus)
-        say(note)
-        loop = replace(loop, position=position)
-    return loop
-
-
 def _join(build: Build, options: Options) -> int:
     """One rank under torchrun. The first to ask prepares the data, the others wait for it."""
     from runtime.data.errors import DataError
@@ -377,7 +301,7 @@ def _join(build: Build, options: Options) -> int:
     try:
         if ranks.restarted:
             options = replace(options, resume=True)
-            goes_on = _holds_checkpoint(options.run)
+            goes_on = holds_checkpoint(options.run)
             how = "they go on from a checkpoint" if goes_on else "no checkpoint was saved, so from step 1"
             say(f"torchrun started the ranks again: {how}")
         else:
@@ -385,7 +309,7 @@ def _join(build: Build, options: Options) -> int:
         first = place.rank - place.local_rank
         _check_room(build, options, range(first, first + place.local_world))
         corpus = prepare_here(build.plan.data_request, options.data, options.run / "data", options.resume, say)
-        loop = _loop(build, options, corpus, say, place)
+        loop = loop_of(build, options, corpus, say, place)
     except (UsageError, DataError, OSError) as error:
         ranks.refuse(str(error), error.code if isinstance(error, UsageError) else refusal_code(error))
     view = loop.progress() if place.rank == 0 else None

@@ -153,7 +153,8 @@ class Trainer:
 
     def accumulate(self) -> Sums:
         """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
-        self.drawn = self.position.draw(batch_at(self.plan.batches, self.sequence, self.position.tokens))
+        done = self.position.tokens - self.plan.train.first_token
+        self.drawn = self.position.draw(batch_at(self.plan.batches, self.sequence, done))
         for bucket in self.state.buckets:
             bucket.gradients.zero_()
         return self._run("train", self.train_source, self.drawn)

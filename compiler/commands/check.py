@@ -22,9 +22,10 @@ from typing import Any
 
 from compiler.commands.common import EXIT_SPEC, add_overrides, human, say, wrong
 from compiler.read_files import mistakes_of
+from dsl.chosen import find, split
 from dsl.counts import parameters
 from dsl.diagnostics import Diagnostic, Edit, Note, SpecError, given, giver, plural, visible
-from dsl.load import Analysis, View, analyse, find, refusals, split
+from dsl.load import Analysis, View, analyse, refusals
 from dsl.resolve.files import read
 from dsl.source import Source
 

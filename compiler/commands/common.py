@@ -46,6 +46,14 @@ class Chosen:
     origins: Mapping[str, Span]
     path: Path
     ranking: Ranking | None = None  # of the plans that were tried, where the spec leaves something open
+    argument: str = ""  # by which a command chooses it: SPEC, SPEC:RUN, SPEC:RUN.2
+
+    @property
+    def last_step(self) -> int:
+        """The step after which its run ends, or its phase."""
+        from dsl import ramp
+
+        return self.spec.train.first_step + ramp.of(self.spec).steps_for(self.spec.train.tokens)
 
 
 def add_spec_arguments(parser: argparse.ArgumentParser, text: str = "") -> None:
@@ -82,6 +90,33 @@ def load_spec(
         return None
 
 
+def load_phases(
+    argument: str | None, overrides: list[str], how: str = "text", table: Table | None = None
+) -> list[Chosen] | None:
+    """The phases of the chosen run, of most runs one; None after the mistakes of all have been printed."""
+    from dsl.chosen import find, phases_in, split
+
+    try:
+        file, run = split(str(find()) if argument is None else argument)
+        names = phases_in(file, run)
+    except SpecError as error:
+        refused(error.diagnostics, how)
+        return None
+    if len(names) < 2:
+        found = load_spec(argument, overrides, how, table)
+        return None if found is None else [found]
+    phases, mistakes = list[Chosen](), dict[Diagnostic, None]()
+    for number in range(1, len(names) + 1):
+        try:
+            phases.append(choose(f"{file}:{names[0]}.{number}", overrides, table, progress("plan")))
+        except SpecError as error:
+            mistakes |= dict.fromkeys(error.diagnostics)
+    if mistakes:
+        refused([*mistakes], how)
+        return None
+    return phases
+
+
 def choose(
     argument: str | None,
     overrides: list[str],
@@ -89,7 +124,8 @@ def choose(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Chosen:
     """The chosen spec; SpecError with all its mistakes. `tell` shows how far a search is."""
-    from dsl.load import find, resolve, split
+    from dsl.chosen import find, split
+    from dsl.load import resolve
 
     file, run = split(str(find()) if argument is None else argument)
     resolved = resolve(file, run, overrides)
@@ -105,7 +141,7 @@ def choose(
 
         ranking = decided(replace(resolved, spec=spec), file, run, overrides, tell)
         spec = ranking.best.spec
-    return Chosen(spec, origins, path, ranking)
+    return Chosen(spec, origins, path, ranking, argument or str(path))
 
 
 def refused(diagnostics: Sequence[Diagnostic], how: str = "text") -> int:

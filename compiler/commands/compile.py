@@ -5,7 +5,7 @@ dsc compile spec.dsc:ablation -o build/wide -s model.hidden=512
 dsc compile spec.dsc --cache ~/.cache/dsc
 
 Segments that were traced before, and orders that were searched for, are taken from BUILD/cache, or from the folder of
---cache, which builds share.
+--cache, which builds share. Each phase of a run is a build of its own: build/<run>, build/<run>.<phase>.
 
 Exit codes: 0 done · 2 the spec is wrong or does not train yet · 3 an error of dsc: its proof refuses a program · 75 the
 disk is full: try again later
@@ -18,19 +18,23 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_spec, progress, say
+from compiler.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_phases, progress, say
 from compiler.emit.folder import check_place, write_build
 from runtime.build_files import CACHE
+from runtime.options import run_name
 from runtime.outcome import refusal_code
 
 if TYPE_CHECKING:
     from compiler.build import Build
+    from dsl.schema import Spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_spec_arguments(parser)
-    parser.add_argument("-o", "--out", metavar="BUILD", type=Path, help="build folder; default: build/<run>")
+    parser.add_argument(
+        "-o", "--out", metavar="BUILD", type=Path, help="build folder; default: build/<run>, or build/<run>.<phase>"
+    )
     caches = parser.add_mutually_exclusive_group()
     add_cache(caches)
     caches.add_argument("--no-cache", action="store_true", help="trace and search for everything, and keep nothing")
@@ -39,24 +43,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile; 0, or 2 with every mistake of the spec on stderr."""
-    loaded = load_spec(args.spec, args.set)
-    if loaded is None or is_refused(loaded):
+    """Compile each phase of the run; 0, or 2 with every mistake of the spec on stderr."""
+    phases = load_phases(args.spec, args.set)
+    if phases is None or any([is_refused(each) for each in phases]):
         return EXIT_SPEC
+    for phase in phases:
+        name = phase.spec.name
+        suffix = name.removeprefix(run_name(name)) if len(phases) > 1 else ""
+        out = Path("build") / name if args.out is None else args.out.parent / f"{args.out.name}{suffix}"
+        if code := _compile(args, phase.spec, out):
+            return code
+    return 0
+
+
+def _compile(args: argparse.Namespace, spec: Spec, out: Path) -> int:
+    """Compile a run, or one phase of it, into a build folder; the exit code."""
     from compiler.actions.order_cache import Orders
     from compiler.build import compile_spec  # a right spec alone waits for it
     from compiler.emit.segment_cache import Segments
     from compiler.proof import ProofError
 
     tell = progress("compile")
-    out = args.out or Path("build") / loaded.spec.name
     inside = out / CACHE
     cache = None if args.no_cache else args.cache or inside
     try:
         check_place(out)  # before the work
         if args.cache is not None and args.cache.exists() and not args.cache.is_dir():
             raise NotADirectoryError(f"{args.cache} is a file: choose a folder with --cache")
-        build = compile_spec(loaded.spec, tell, Segments(cache), Orders(cache))
+        build = compile_spec(spec, tell, Segments(cache), Orders(cache))
         entries = [(f"{CACHE}/{name}", text) for name, text in build.entries if cache == inside]
         write_build(out, (*build.files, *entries))
     except ProofError as error:

@@ -21,8 +21,9 @@ from typing import Any
 from compiler.commands.common import EXIT_DIFFERS, add_overrides, human, refused, wrong
 from compiler.difference import Change, Difference, Fact, Move, difference
 from compiler.read_files import with_files
+from dsl.chosen import split
 from dsl.diagnostics import Diagnostic, SpecError, in_order, visible
-from dsl.load import Resolved, resolve, split
+from dsl.load import Resolved, resolve
 
 JSON_VERSION = 1
 ABSENT = "—"

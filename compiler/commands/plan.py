@@ -7,6 +7,8 @@ dsc plan spec.dsc --rates here.json          at the rates that dsc calibrate mea
 dsc plan spec.dsc --format json              for programs, docs/json.md
 dsc plan spec.dsc --format html -o plan.html placement, memory over time, network and schedule as pictures
 
+Of a run with phases each phase is planned, and the whole run is added up; SPEC:RUN.2 plans the second one alone.
+
 A spec that does not train yet has a plan too. Where it does not fit, edits that mend it are planned, and the fastest
 are shown. What is assumed is said at the end.
 
@@ -20,11 +22,11 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, load_spec, progress, wrong
+from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, load_phases, progress, wrong
 from compiler.commands.output_files import put, refuse_output
 from compiler.picture.drawing import Screen
 from compiler.picture.formats import screen_of
@@ -34,6 +36,16 @@ if TYPE_CHECKING:
     from compiler.predict.prediction import Prediction, RankMemory
     from compiler.predict.why_shown import Why
     from compiler.rates import Table
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run, or a phase of it, with what it is predicted to take, and why it does not fit."""
+
+    chosen: Chosen
+    found: Timed
+    prediction: Prediction
+    why: Why | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +75,24 @@ def run(args: argparse.Namespace) -> int:
         table = _table(args.rates) if args.rates is not None else None
     except RateError as error:
         return wrong(str(error), how=args.format)
-    chosen = load_spec(args.spec, args.set, args.format, table)
-    if chosen is None:
+    phases = load_phases(args.spec, args.set, args.format, table)
+    if phases is None:
         return EXIT_SPEC
+    if len(phases) > 1 and args.format == "html":
+        listed = ", ".join(f"`{each.argument}`" for each in phases)
+        return wrong("a page is of one phase, and this run has several", f"name one: {listed}")
+    planned = [_planned(args, each) for each in phases]
+    try:
+        put(RENDERERS[args.format](args, planned), args.out)
+    except OSError as error:
+        if args.out is None:
+            raise
+        return _unwritten(args, error)
+    return 0
+
+
+def _planned(args: argparse.Namespace, chosen: Chosen) -> Planned:
+    """Plan a run, or one phase of it."""
     from compiler.lower import Lowering
     from compiler.lower.scheduler import Scheduler
     from compiler.plan import make_plan
@@ -77,13 +104,7 @@ def run(args: argparse.Namespace) -> int:
     found = timed_on(chosen.spec, lowering, Scheduler(chosen.spec, lowering).largest())
     prediction = predicted(found, memories(found))
     why = None if prediction.fits else _why(args, chosen, found, prediction.ranks)
-    try:
-        put(RENDERERS[args.format](args, chosen, found, prediction, why), args.out)
-    except OSError as error:
-        if args.out is None:
-            raise
-        return _unwritten(args, error)
-    return 0
+    return Planned(chosen, found, prediction, why)
 
 
 def _unwritten(args: argparse.Namespace, error: OSError) -> int:
@@ -94,10 +115,10 @@ def _why(args: argparse.Namespace, chosen: Chosen, found: Timed, ranks: Sequence
     """Why it does not fit, and the edits that mend it."""
     from compiler.predict.why import ways_to_fit
     from compiler.predict.why_shown import why_of
-    from dsl.load import find, variants
+    from dsl.load import variants
 
     choice = chosen.ranking.best.choice if chosen.ranking else {}
-    legal = variants(str(find()) if args.spec is None else args.spec, None, args.set, choice)
+    legal = variants(chosen.argument, None, args.set, choice)
     tell = progress("plan")
     tell("it does not fit: looking for edits that mend it")
     try:
@@ -107,27 +128,34 @@ def _why(args: argparse.Namespace, chosen: Chosen, found: Timed, ranks: Sequence
     return why_of(found, ranks, ways, chosen.origins)
 
 
-def _json(args: argparse.Namespace, chosen: Chosen, found: Timed, prediction: Prediction, why: Why | None) -> str:
-    from compiler.predict.json import document
+def _json(args: argparse.Namespace, planned: Sequence[Planned]) -> str:
+    from compiler.predict.json import document, document_of_phases
     from compiler.predict.ranking import document as rows_of
 
-    chosen_of = {"choices": [] if chosen.ranking is None else rows_of(chosen.ranking)}
-    whole = document(prediction, why) | chosen_of
+    documents = [
+        document(each.prediction, each.why)
+        | {"choices": [] if each.chosen.ranking is None else rows_of(each.chosen.ranking)}
+        for each in planned
+    ]
+    whole = documents[0] if len(planned) == 1 else document_of_phases(documents, [each.prediction for each in planned])
     return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _html(args: argparse.Namespace, chosen: Chosen, found: Timed, prediction: Prediction, why: Why | None) -> str:
+def _html(args: argparse.Namespace, planned: Sequence[Planned]) -> str:
     from compiler.report.plan_page import plan_html  # with jinja2
 
-    return plan_html(found, prediction, why)
+    (one,) = planned
+    return plan_html(one.found, one.prediction, one.why)
 
 
-def _text(args: argparse.Namespace, chosen: Chosen, found: Timed, prediction: Prediction, why: Why | None) -> str:
-    from compiler.predict.prediction_text import text  # with rich
+def _text(args: argparse.Namespace, planned: Sequence[Planned]) -> str:
+    from compiler.predict.prediction_text import text, text_of_phases  # with rich
 
     screen = screen_of(sys.stdout) if args.out is None else Screen()
     screen = replace(screen, width=args.width) if args.width else screen
-    return text(prediction, screen, chosen.ranking, why)
+    parts = [text(each.prediction, screen, each.chosen.ranking, each.why) for each in planned]
+    parts += [text_of_phases([each.prediction for each in planned], screen)] if len(planned) > 1 else []
+    return "\n".join(parts)
 
 
 RENDERERS = {"text": _text, "json": _json, "html": _html}

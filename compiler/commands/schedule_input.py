@@ -96,8 +96,8 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
 
 def _check_here(args: argparse.Namespace) -> None:
     """Say which sizes are missing where schedules are named, and no spec is here of which they would be."""
+    from dsl.chosen import find
     from dsl.diagnostics import SpecError
-    from dsl.load import find
 
     if args.name is None and args.compare is None:
         return

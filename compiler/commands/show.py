@@ -17,9 +17,9 @@ from typing import Any
 from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, load_spec, wrong
 from dsl.as_json import span_value
 from dsl.canonical import TextLine, text_lines
+from dsl.chosen import split
 from dsl.diagnostics import visible
 from dsl.leaves import Leaf, Origin, leaves, origin_of
-from dsl.load import split
 from dsl.resolve.fields import fields_of
 from dsl.schema import Spec
 

@@ -6,6 +6,9 @@ dsc train build/quickstart --resume
 dsc train --profile                where the time of a step goes
 dsc train build/quickstart --debug an edited build, with print and breakpoint()
 
+The phases of a run are trained one after the other, each from the last checkpoint of the one before; with --resume from
+the phase on that the newest checkpoint is of.
+
 The report is written after a run that came to its end; after any other `dsc report RUN` writes it, for exit codes
 must not wait.
 
@@ -28,7 +31,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_spec, reason, say
+from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_phases, reason, say, wrong
 from compiler.commands.compile import add_cache
 from compiler.commands.train_processes import call, call_both, compiled
 from compiler.emit.folder import check_place
@@ -41,8 +44,10 @@ from dsl.resolve.files import over
 from dsl.schema import Spec
 from dsl.schema.cluster import Cluster
 from runtime.build_files import MANIFEST, BuildError, read, versions
+from runtime.checkpoint.manifest_file import find_manifest
+from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.contract import Plan
-from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, add_options
+from runtime.options import DEBUG_SUFFIX, EXIT_EARLIER, EXIT_REPLACED, add_options, run_name
 from runtime.outcome import EXIT_RETRY, printable
 from runtime.streams import open_streams, tell
 from runtime.strict_json import FormError, tree
@@ -64,40 +69,93 @@ def run(args: argparse.Namespace) -> int:
     Returns the exit code of the ranks (see runtime/outcome.py), or 2 where there is nothing that could be trained.
     """
     open_streams()
-    build, data, chosen = Path(args.spec or ""), args.data, None
-    cluster: Cluster | None = None
-    if args.spec and os.path.lexists(build / MANIFEST):
+    if args.spec and os.path.lexists(Path(args.spec) / MANIFEST):
+        build = Path(args.spec)
         if args.set:
             print(f"error: {build} is compiled already: -s needs the spec", file=sys.stderr)
             return EXIT_SPEC
+        out = _out(args, _name(build))
         cluster = _cluster(build)
+        if cluster is not None and (said := _one_machine(cluster, build, out)):
+            tell(said)
+        code, launched = call(_launcher(args, build, out, args.data or Path.cwd(), resume=args.resume)), True
     else:
-        chosen = load_spec(args.spec, args.set)
-        if chosen is None or is_refused(chosen):
+        phases = load_phases(args.spec, args.set)
+        if phases is None or any([is_refused(each) for each in phases]):
             return EXIT_SPEC
-        build, cluster = Path("build") / chosen.spec.name, chosen.spec.cluster
-        data = data or chosen.path.parent
-    name = (chosen.spec.name if chosen else _name(build)) + DEBUG_SUFFIX * args.debug
-    out = args.out or Path("runs") / name
-    if cluster is not None and (said := _one_machine(cluster, build, out)):
-        tell(said)
-    launcher = ["runtime.train", str(build), "--out", str(out), "--data", str(data or Path.cwd())]
-    launcher += ["--device", args.device, "--transport", args.transport]
-    launcher += ["--hang-timeout", str(args.hang_timeout or "none")]
-    launcher += ["--start-timeout", str(args.start_timeout or "none")]
-    launcher += ["--steps", str(args.steps)] if args.steps is not None else []
-    launcher += ["--resume"] if args.resume else []
-    launcher += ["--skip-batch"] if args.skip_batch else []
-    launcher += ["--profile", str(args.profile)] if args.profile is not None else []
-    launcher += ["--expect", args.expect] if args.expect is not None else []
-    launcher += ["--data-cache", str(cache)] if (cache := _data_cache(args, build)) is not None else []
-    launcher += ["--debug", "--debug-rank", str(args.debug_rank)] if args.debug else []
-    code, launched = _train(args, chosen, build, launcher) if chosen else (call(launcher), True)
+        if len(phases) > 1 and args.expect is not None:
+            first = phases[0].argument
+            return wrong("--expect names one build, and this run has several phases", f"name one: `{first}`")
+        out = _out(args, phases[0].spec.name)
+        code, launched = _train_phases(args, phases, out)
     if not launched or args.debug:  # the numbers of a debug run are for nobody's report
         return code
     if (out / "metrics.jsonl").is_file() and code not in (EXIT_SPEC, EXIT_RETRY):  # at these there was no run
         _finish(out, code, profiled=args.profile is not None)
     return code
+
+
+def _out(args: argparse.Namespace, name: str) -> Path:
+    """The run folder: all phases of a run have one."""
+    return args.out or Path("runs") / (run_name(name) + DEBUG_SUFFIX * args.debug)
+
+
+def _launcher(args: argparse.Namespace, build: Path, out: Path, data: Path, *, resume: bool) -> list[str]:
+    """The command that starts the ranks of a build."""
+    launcher = ["runtime.train", str(build), "--out", str(out), "--data", str(data)]
+    launcher += ["--device", args.device, "--transport", args.transport]
+    launcher += ["--hang-timeout", str(args.hang_timeout or "none")]
+    launcher += ["--start-timeout", str(args.start_timeout or "none")]
+    launcher += ["--steps", str(args.steps)] if args.steps is not None else []
+    launcher += ["--resume"] if resume else []
+    launcher += ["--skip-batch"] if args.skip_batch else []
+    launcher += ["--profile", str(args.profile)] if args.profile is not None else []
+    launcher += ["--expect", args.expect] if args.expect is not None else []
+    launcher += ["--data-cache", str(cache)] if (cache := _data_cache(args, build)) is not None else []
+    return launcher + (["--debug", "--debug-rank", str(args.debug_rank)] if args.debug else [])
+
+
+def _train_phases(args: argparse.Namespace, phases: Sequence[Chosen], out: Path) -> tuple[int, bool]:
+    """Train phase after phase of a run, from the one on that it has come to; the exit code of the last that was
+    trained, and whether there may be a run."""
+    index = sum(each.last_step <= _step_of(out) for each in phases[:-1]) if args.resume else 0
+    resume = args.resume
+    if not (args.profile or args.debug):
+        for each in phases[index + 1 :]:  # a proof that fails is known now, and not after days
+            is_reached = args.steps is None or args.steps > each.spec.train.first_step
+            code, _ = _compiled(args, each) if is_reached else (0, "")
+            if code:
+                return code, False
+    while True:
+        phase = phases[index]
+        build = Path("build") / phase.spec.name
+        if said := _one_machine(phase.spec.cluster, build, out):
+            tell(said)
+        launcher = _launcher(args, build, out, args.data or phase.path.parent, resume=resume or index > 0)
+        code, launched = _train(args, phase, build, launcher)
+        if code == EXIT_EARLIER and index:  # the newest checkpoint is damaged, the one before is not so far
+            index, resume = index - 1, True
+            continue
+        is_over = args.steps is not None and args.steps <= phase.last_step
+        if code or not launched or is_over or args.profile or args.debug or index + 1 == len(phases):
+            return code, launched
+        index += 1
+
+
+def _step_of(out: Path) -> int:
+    """The step of the newest checkpoint of a run folder; 0 where there is none. Its shards are for the ranks to
+    verify."""
+    try:
+        return find_manifest(out)[1].step
+    except CheckpointError:
+        return 0
+
+
+def _compiled(args: argparse.Namespace, chosen: Chosen) -> tuple[int, str]:
+    """Compile a phase if its build is stale; the exit code of the compiler, and the digest of the build."""
+    build = Path("build") / chosen.spec.name
+    digest = fresh(build, chosen.spec)
+    return compiled(_compiler(args, chosen, build), quiet=False) if digest is None else (0, digest)
 
 
 def _finish(out: Path, code: int, *, profiled: bool) -> None:
@@ -208,7 +266,7 @@ def fresh(build: Path, spec: Spec) -> str | None:
 
 
 def _compiler(args: argparse.Namespace, chosen: Chosen, build: Path) -> list[str]:
-    command = ["compiler.cli", "compile", args.spec or str(chosen.path), "-o", str(build)]
+    command = ["compiler.cli", "compile", chosen.argument, "-o", str(build)]
     command += ["--cache", str(args.cache)] if args.cache is not None else []
     return [*command, *(word for override in args.set for word in ("-s", override))]
 

@@ -97,6 +97,7 @@ def train(spec: Spec) -> contract.Train:
         validate=contract.Validation(validate.every, validate.batches, validate.ema) if validate else None,
         ema=contract.Ema(average.decay, TORCH_DTYPE[average_dtype(spec.precision)]) if average else None,
         initial=initial_weights_of(spec),
+        within=contract.Within(**dict(block.within)) if block.within else None,
     )
 
 

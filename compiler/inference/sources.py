@@ -8,8 +8,9 @@ from typing import Any
 
 from compiler.inference.faults import InferenceError
 from compiler.read_files import load_with_files
+from dsl.chosen import split
 from dsl.diagnostics import SpecError
-from dsl.load import load, split
+from dsl.load import load
 from dsl.schema import Spec
 from runtime.checkpoint.durable_files import num_published
 from runtime.checkpoint.loading import Checkpoint, published, with_base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -56,6 +57,23 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
         "exchange": asdict(p.exchange) if p.exchange else None,
         "rates": p.rates,
         "assumptions": list(p.assumptions),
+    }
+
+
+def document_of_phases(documents: Sequence[dict[str, Any]], phases: Sequence[Prediction]) -> dict[str, Any]:
+    """The documents of the phases of a run, and what the run takes in all."""
+    usd = [each.money.usd for each in phases if each.money.usd is not None]
+    return {
+        "version": VERSION,
+        "phases": list(documents),
+        "total": {
+            "tokens": sum(each.whole.tokens for each in phases),
+            "steps": sum(each.whole.steps for each in phases),
+            "seconds": sum(each.whole.seconds for each in phases),
+            "device_hours": sum(each.device_hours for each in phases),
+            "usd": sum(usd) if len(usd) == len(phases) else None,
+            "fits": all(each.fits for each in phases),
+        },
     }
 
 

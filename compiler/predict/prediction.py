@@ -212,6 +212,11 @@ class Prediction:
         return self.devices_of_node * max(rank.host_bytes for rank in self.ranks)
 
     @property
+    def device_hours(self) -> float:
+        """Hours of all devices together, over the whole run."""
+        return self.num_devices * self.whole.seconds / 3600
+
+    @property
     def fits(self) -> bool:
         """Whether every device has the memory."""
         return all(rank.fits for rank in self.ranks)

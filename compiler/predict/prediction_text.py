@@ -18,7 +18,7 @@ from compiler.predict.search import Ranking
 from compiler.predict.why_shown import Why, lines_of
 from dsl.diagnostics import plural
 
-__all__ = ["count", "ranges", "seconds", "size", "span", "text"]
+__all__ = ["count", "ranges", "seconds", "size", "span", "text", "text_of_phases"]
 
 NARROWEST, WIDEST = 60, 200
 BAR, REST = "█", "·"
@@ -51,6 +51,37 @@ def text(
         line.rstrip()
         console.print(line, soft_wrap=True)
     return printed(console, screen)
+
+
+def text_of_phases(phases: Sequence[Prediction], screen: Screen) -> str:
+    """A table of the phases of a run, and what the run takes in all."""
+    width = min(max(screen.width, NARROWEST), WIDEST)
+    console = console_of(screen, width)
+    title = _title("the run", plural(len(phases), "phase"))
+    names = ("phase", "steps", "tokens", "time", "device-hours", "cost", "memory")
+    rows = [(each.run, *_totals([each])) for each in phases]
+    for line in (title, *map(_row, (names, *rows, ("all", *_totals(phases))))):
+        line.truncate(width)
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+    return printed(console, screen)
+
+
+def _totals(phases: Sequence[Prediction]) -> tuple[str, ...]:
+    """Steps, tokens, time, hours of devices, cost, and whether they fit, of some phases together."""
+    usd = [each.money.usd for each in phases if each.money.usd is not None]
+    return (
+        f"{sum(each.whole.steps for each in phases):,}",
+        count(sum(each.whole.tokens for each in phases)),
+        span(sum(each.whole.seconds for each in phases)),
+        count(sum(each.device_hours for each in phases)),
+        f"${count(sum(usd))}" if len(usd) == len(phases) else "unknown",
+        "fits" if all(each.fits for each in phases) else "does not fit",
+    )
+
+
+def _row(cells: Sequence[str]) -> Text:
+    return Text("  " + f"{cells[0]:<22}" + "".join(f"{cell:>13}" for cell in cells[1:]))
 
 
 def _lines(p: Prediction, ranking: Ranking | None, why: Why | None, width: int) -> Iterable[Text]:

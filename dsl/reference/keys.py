@@ -42,6 +42,7 @@ UNITS = {
 # Rules that look at more than their rows say, or that are no rows: code → the keys it is about.
 ABOUT = {
     "E0704": ("train.rate",),
+    "E0708": ("model", "data", "adapter", *(f"train.{key}" for key in ("optimizer", "seed", "initial", "ema"))),
     "E0812": ("cluster.node.device.memory",),
     "E0910": (*(f"model.attention.{key}" for key in ("query_rank", "kv_rank", "heads")), "model.layers.ffn.inner"),
     "E0920": ("precision.high",),
@@ -170,11 +171,11 @@ def _keys(cls: type[Node], path: str) -> Iterator[Key]:
         at = f"{path}.{name}".lstrip(".")
         yield _key(cls, name, kind, at)
         if at == "train.tokens":
-            meaning = "steps of the whole run, in the place of `tokens`"
+            meaning = "steps of the run, or of a phase of it, in the place of `tokens`"
             bounds = "1 to 1,000,000,000"
             examples = ("steps = 1000", "steps = 1000 steps")
             steps = Key("train.steps", meaning, "whole number", "`tokens` says it", UNITS["step"], bounds)
-            yield replace(steps, examples=examples)
+            yield replace(steps, examples=examples, codes=("E0707",))
 
 
 def _key(cls: type[Node], name: str, kind: FieldType, path: str) -> Key:

@@ -24,6 +24,12 @@ WORDS: tuple[Word, ...] = (
     Word("import", "brings in what another file defines; the path is relative to this file", 'import "tiny.dsc"'),
     Word("let", "names a value, for use in arithmetic and references", "let width = 64"),
     Word("extends", "a block starts from the keys of another one of its kind", "run mine extends tiny { }"),
+    Word(
+        "phase",
+        "a block of a run: what is otherwise from where the phase before has ended",
+        "phase long { train { sequence = 64, batch = 2, steps = 4 } }",
+        ("train.sequence", "train.batch", "train.rate"),
+    ),
     Word("auto", "the value is found from others", "parallel { data = auto }", ("parallel.data",)),
     Word("none", "there is no such thing, where a key allows that", "optimizer adamw { clip = none }"),
     Word(

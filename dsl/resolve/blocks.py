@@ -91,7 +91,7 @@ def field(context: Context, scope: Scope, cls: type[Node], name: str, statement:
         return forms.batch(context, scope, statement)
     if kind.form == "rate":
         block = _expect_block(context, statement, "write `rate { constant at 1e-4 }`")
-        return forms.rate(context, scope, block, derive.ramp_of(context), derive.total_tokens(context))
+        return forms.rate(context, scope, block, derive.ramp_of(context), derive.until(context))
     if kind.nodes and kind.types != (Tile,) and kind.form != "tokenizer":
         return _child(context, scope, cls, name, statement)
     if isinstance(statement, Block):

@@ -8,9 +8,10 @@ from typing import Any
 
 from dsl.diagnostics import Diagnostic, Note, listed
 from dsl.parser import MAX_DEPTH
+from dsl.ramp import Size
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import merge
-from dsl.schema import BUILT_IN, Node, Tile
+from dsl.schema import BUILT_IN, Node, Tile, Within
 from dsl.source import Span
 from dsl.syntax import Attribute, Block, Let, Number, Phrase, Word
 from dsl.units import Quantity
@@ -55,6 +56,9 @@ class Context:
     lets: list[tuple[Scope, Let]] = field(default_factory=list)  # of the blocks that were looked at
     chosen: Mapping[str, Any] = field(default_factory=dict)  # path → value, of keys that are written `auto`
     opened: dict[str, Span] = field(default_factory=dict)  # the others of these, each with its `auto`
+    within: Within | None = None  # where this phase is in its run
+    before: tuple[Size, ...] = ()  # sizes of the batch in the phases before this one
+    rate_begin: int = 0  # the token at which the phase begins that says the rate
 
     def complain(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> None:
         place = (code, message, span.source.name, span.start, span.end)

@@ -19,7 +19,7 @@ from dsl.resolve.fields import broken_bound, fields_of
 from dsl.resolve.forms import STEP, TOKEN, whole
 from dsl.resolve.merge import key_of, lost_keys
 from dsl.schedules import DEFAULT_CHUNKS, default_of, facts_of
-from dsl.schema import Batch, Device, More, Node, Parallel, Schedule, Sm, Spec, Unit
+from dsl.schema import Batch, Device, More, Node, Parallel, Schedule, Sm, Spec, Train, Unit, Within
 from dsl.schema.base import MAX_TOKENS
 from dsl.schema.parallel import MAX_DEGREE
 from dsl.source import Span
@@ -186,6 +186,7 @@ DEFAULTS: dict[type[Node], dict[str, Callable[[Context], Any]]] = {
     Parallel: {"data": data_degree},
     Schedule: {"name": default_name, "chunks": default_chunks},
     Sm: {"communication": communicating_sms},
+    Train: {"within": lambda context: context.within},
     Spec: {"parallel": default_parallel, "schedule": default_schedule, "sm": default_sm},
 }
 
@@ -200,7 +201,17 @@ def of_name(cls: type[Node], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ramp_of(context: Context) -> ramps.Ramp | None:
-    """How the batch grows, or None when what says so has failed."""
+    """How the batch grows over the whole run, phases before this one included; None when what says so has failed."""
+    ramp = own_ramp(context)
+    try:
+        within: Within | None = peek(context, "train.within")
+        return ramp and (ramp.behind(context.before, within.first_step, within.first_token) if within else ramp)
+    except (RejectedError, AttributeError):  # the latter: a part of `within` has failed
+        return None
+
+
+def own_ramp(context: Context) -> ramps.Ramp | None:
+    """How the batch grows from the beginning of this phase on, or None when what says so has failed."""
     try:
         batch: Batch = peek(context, "train.batch")
         sequence, micro_batch = (_positive(context, f"train.{name}") for name in ("sequence", "micro_batch"))
@@ -213,7 +224,7 @@ def ramp_of(context: Context) -> ramps.Ramp | None:
 
 
 def tokens_of_steps(context: Context, scope: Scope, statement: Attribute | Block) -> int:
-    """`steps = 150`: the tokens of so many steps."""
+    """`steps = 150`: the tokens of so many steps from the beginning of the run, or of the phase, on."""
     if isinstance(statement, Block):
         raise context.reject("E0204", "`steps` is a value, not a block", statement.head, "write `steps = 1000`")
     span = statement.phrase.span
@@ -222,7 +233,7 @@ def tokens_of_steps(context: Context, scope: Scope, statement: Attribute | Block
     if not 1 <= steps <= 10**9:
         message = f"`steps = {span.text}` is out of bounds: at least 1 and at most 1,000,000,000"
         raise context.reject("E0303", message, span, "write `steps = 1000`")
-    ramp = ramp_of(context)
+    ramp = own_ramp(context)
     if ramp is None:
         raise RejectedError
     tokens = ramp.tokens_at(steps)
@@ -233,7 +244,7 @@ def tokens_of_steps(context: Context, scope: Scope, statement: Attribute | Block
 
 
 def total_tokens(context: Context) -> int | None:
-    """Tokens of the run, or None if they are not known."""
+    """Tokens of the run, or of the phase; None if they are not known."""
     train = _statement(context.run, "train")
     if not isinstance(train, Block):
         return None
@@ -252,6 +263,14 @@ def total_tokens(context: Context) -> int | None:
     return None
 
 
+def until(context: Context) -> int | None:
+    """Tokens of the run when this phase ends, or None if they are not known."""
+    tokens, ramp = total_tokens(context), ramp_of(context)
+    if tokens is None or ramp is None:
+        return None
+    return tokens + ramp.sizes[len(context.before)].first_token
+
+
 __all__ = [
     "DEFAULTS",
     "STEP",
@@ -259,9 +278,11 @@ __all__ = [
     "count",
     "data_degree",
     "of_name",
+    "own_ramp",
     "peek",
     "ramp_of",
     "ranges_of",
     "tokens_of_steps",
     "total_tokens",
+    "until",
 ]

@@ -242,7 +242,7 @@ def _checked(found: Definitions, block: Block) -> tuple[str, str] | None:
         hint = f"write `precision my_{name} extends {name} {{ … }}`"
         found.complain("E0202", f"precision `{name}` is built in, and is the same everywhere", block.head, hint)
         return None
-    if not name or not name.isidentifier():
+    if not (is_run_name(name) if kind == "run" else name.isidentifier()):
         written = block.labels[0].span.to(block.labels[-1].span).text if block.labels else ""
         label = "_".join(re.findall(r"[A-Za-z0-9_]+", written[:64], re.ASCII))
         proposed = label if label.isidentifier() else f"my_{kind}"
@@ -250,6 +250,12 @@ def _checked(found: Definitions, block: Block) -> tuple[str, str] | None:
         found.damaged = True
         return None
     return kind, name
+
+
+def is_run_name(text: str) -> bool:
+    """Whether a text can be the name of a run, or with a point the name or the number of a phase of it."""
+    run, point, phase = text.partition(".")
+    return run.isidentifier() and (not point or phase.isidentifier() or phase.isdecimal())
 
 
 def _is_built_in(name: str) -> bool:

@@ -172,8 +172,12 @@ class Clause:
 
 
 def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total: int | None) -> tuple[RatePhase, ...]:
-    """The lines of a `rate` block. `total`: tokens of the run, where a last phase without an end ends."""
+    """The lines of a `rate` block. `total`: tokens of the run, where a last phase without an end ends.
+
+    What a phase of the run says begins with this phase; a constant stands for the tokens before.
+    """
     found: list[RatePhase] = []
+    begin = context.rate_begin
     lines = [each for each in block.body if isinstance(each, Line)]
     damaged = len(lines) < len(block.body)
     # A damaged line may have changed the rate: lines behind it are not judged by it.
@@ -187,8 +191,10 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
     for index, line in enumerate(lines[: len(leading)]):
         last = index == len(lines) - 1
         try:
-            found.append(_line(context, scope, line, found[-1] if found else None, ramp, total if last else None, last))
-            context.origins[f"{scope.at('rate')}.{index}"] = line.span
+            before = found[-1] if found else None
+            found.append(_line(context, scope, line, before, begin, ramp, total if last else None, last))
+            begin = found[-1].end_tokens
+            context.origins[f"{scope.at('rate')}.{index + (context.rate_begin > 0)}"] = line.span
         except RejectedError:
             damaged = True
             break  # later phases begin where this one would have ended
@@ -196,6 +202,11 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
         _alone(context, scope, line)
     if damaged:
         raise RejectedError
+    if context.rate_begin:
+        context.origins[f"{scope.at('rate')}.0"] = block.head
+        first = found[0].start
+        earlier = RatePhase.model_construct(shape="constant", start=first, end=first, end_tokens=context.rate_begin)
+        found.insert(0, earlier)
     return tuple(found)
 
 
@@ -264,6 +275,7 @@ def _line(
     scope: Scope,
     line: Line,
     before: RatePhase | None,
+    begin: int,
     ramp: Ramp | None,
     total: int | None,
     last: bool,
@@ -271,7 +283,6 @@ def _line(
     clauses = _clauses(context, scope, line)
     shape, head = SHAPES[line.head.text], line.head
     start, end = _goals(context, shape, head, clauses, before)
-    begin = before.end_tokens if before else 0
     end_tokens = _end(context, line, clauses, begin, ramp, total, last)
     return RatePhase.model_construct(shape=shape, start=start, end=end, end_tokens=end_tokens)
 

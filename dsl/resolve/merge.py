@@ -15,12 +15,15 @@ from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Number, Statem
 
 MAX_NOTES = 8
 EXTENDS = "extends"
+PHASE = "phase"  # a block of a run, of which there may be several
 ALTERNATIVES = {"tokens": "steps", "steps": "tokens"}  # two ways to say one thing
 NAMES = frozenset({"run", "model", "cluster", "precision", "device"})  # blocks whose label is a name, not a kind
 
 
 def key_of(statement: Statement) -> str:
     """What a statement gives a value to; "" for a line or a lost statement, which are not named."""
+    if isinstance(statement, Block) and statement.key.text == PHASE:
+        return f"{PHASE} {label_of(statement)}"
     if isinstance(statement, (Attribute, Block)):
         return statement.key.text
     if isinstance(statement, Let):

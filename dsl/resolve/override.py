@@ -17,7 +17,7 @@ from dsl.parser import MAX_PARTS, parse
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.derive import ranges_of
 from dsl.resolve.fields import fields_of, keys_of
-from dsl.resolve.merge import inner, key_of, merge
+from dsl.resolve.merge import PHASE, inner, key_of, merge
 from dsl.schema import BUILT_IN, Node, Spec
 from dsl.source import OVERRIDE, Source, Span
 from dsl.syntax import NAMED, Attribute, Block, Let, Line, Phrase, Range, Statement, String, Word
@@ -45,6 +45,8 @@ def override(context: Context, text: str) -> None:
             raise context.reject("E0504", message, word.span, meant)
         if not rest and kind not in keys_of(Spec) and kind in lets:
             _set_let(context, word, setting)
+        elif kind == PHASE:
+            _set_in_phase(context, rest, word, setting)
         elif kind in NAMED and rest:
             _set_named(context, kind, rest, word, setting)
         else:
@@ -159,6 +161,18 @@ def _set_named(context: Context, kind: str, keys: list[str], word: Word, setting
         raise context.reject("E0504", message, word.span, f"define a {kind} and write `{kind} = name`")
     block = context.block(kind, target.text, target.span)
     context.extended[kind, target.text] = _put(context, Scope((block,), kind), block, keys, word, setting)
+
+
+def _set_in_phase(context: Context, keys: list[str], word: Word, setting: Setting) -> None:
+    """`phase.to_32k.train.batch`: a key of one phase of the run."""
+    name, *rest = keys or [""]
+    phase = next((each for each in context.run.body if key_of(each) == f"{PHASE} {name}"), None)
+    if not isinstance(phase, Block) or not rest:
+        names = [key_of(each).partition(" ")[2] for each in context.run.body if key_of(each).startswith(f"{PHASE} ")]
+        hint = f"write `-s phase.{names[0]}.train.batch=…`; there is {', '.join(names)}" if names else ""
+        raise context.reject("E0504", f"`{word.text}` names no key of a phase of this run", word.span, hint)
+    scope = Scope((context.run, phase))
+    context.run = _with(context.run, phase, _put(context, scope, phase, rest, word, setting))
 
 
 def _own_precision(context: Context, named: Attribute, built_in: Word) -> Word:

@@ -71,7 +71,12 @@ JOINT_CODES = frozenset(
 )
 RULES: tuple[Row, ...] = (
     (tuple(f"{LAYERS}.{key}" for key in ("first", "last", "by")), phases.layer_ranges),
-    (("train.rate", "train.tokens"), phases.rate_covers),
+    (("train.rate", "train.tokens", "train.within"), phases.rate_covers),
+    (
+        (*(f"train.{key}" for key in ("within", "sequence", "tokens", "batch", "micro_batch")), "parallel.data"),
+        phases.phases_meet,
+    ),
+    (("train.within", "train.sequence", "data.chat"), phases.phases_read_text),
     (
         (
             *("model.attention.head_dim", "model.attention.rope.width"),

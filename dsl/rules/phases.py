@@ -1,4 +1,4 @@
-"""Layer ranges, learning rate and batch: what follows each other without holes."""
+"""Layer ranges, learning rate, batch and phases of a run: what follows each other without holes."""
 
 from __future__ import annotations
 
@@ -62,15 +62,17 @@ def _patterns(spec: Spec) -> Generator[Finding, None, dict[int, int]]:
 def rate_covers(spec: Spec) -> Iterator[Finding]:
     """The learning rate is known for every token of the run, and no phase lies beyond it."""
     train = spec.train
-    end = train.rate[-1].end_tokens
-    if end < train.tokens:
-        message = f"the rate ends at token {end:,}, the run at token {train.tokens:,}"
+    end, until = train.rate[-1].end_tokens, train.first_token + train.tokens
+    if end < until:
+        message = f"the rate ends at token {end:,}, the run at token {until:,}"
         last = f"train.rate.{len(train.rate) - 1}"
-        hint = f"add a phase over {train.tokens - end:,} tokens, or leave out the end of the last one"
+        hint = f"add a phase over {until - end:,} tokens, or leave out the end of the last one"
         yield Finding("E0705", message, last, hint, (("the run's length", "train.tokens"),))
+    if train.within is not None and not train.within.is_last:
+        return  # a later phase of the run may reach what this one does not
     for index, phase in enumerate(train.rate[:-1]):
-        if phase.end_tokens >= train.tokens:
-            message = f"this phase begins at token {phase.end_tokens:,}, the run ends at token {train.tokens:,}"
+        if phase.end_tokens >= until:
+            message = f"this phase begins at token {phase.end_tokens:,}, the run ends at token {until:,}"
             hint = "remove the phase, or train longer; `dsc train --steps N` ends early and keeps the rate"
             yield Finding("E0705", message, f"train.rate.{index + 1}", hint, (("the run's length", "train.tokens"),))
 
@@ -87,3 +89,44 @@ def batch_grows(spec: Spec) -> Iterator[Finding]:
         growth = f"from {batch.start:,} to {batch.end:,} by {quantum:,}"
         message = f"the batch grows {growth}, in more than {ramp.MAX_SIZES:,} sizes"
         yield Finding("E0706", message, "train.batch", "grow it by less")
+
+
+def phases_meet(spec: Spec) -> Iterator[Finding]:
+    """The sequences of a phase divide the longest of the run, and where it ends such a piece of the text ends."""
+    train, within = spec.train, spec.train.within
+    if within is None:
+        return
+    longest, sequence = within.longest, train.sequence
+    if longest % sequence:
+        message = f"sequences of {sequence:,} tokens do not divide those of {longest:,}, the longest of the run"
+        near = max(each for each in range(1, sequence) if longest % each == 0)
+        yield Finding("E0707", message, "train.sequence", f"write `sequence = {near}`")
+        return
+    if within.is_last or train.batch.end < train.batch.start:
+        return
+    growth = ramp.of(spec)
+    steps = growth.steps_for(train.tokens)
+    ends = (
+        (each, within.first_token + growth.tokens_at(each)) for each in range(steps, steps + longest // sequence + 1)
+    )
+    end = within.first_token + growth.tokens_at(steps)
+    if end % longest:
+        message = (
+            f"this phase ends behind token {end:,}, inside of a piece of {longest:,} tokens, the longest sequence of "
+            "the run: a later phase could not read the rest of it"
+        )
+        whole = next((each for each, token in ends if token % longest == 0), None)
+        hint = f"write `steps = {whole}`" if whole else f"let the phase train on a multiple of {longest:,} tokens"
+        yield Finding("E0707", message, "train.tokens", hint)
+
+
+def phases_read_text(spec: Spec) -> Iterator[Finding]:
+    """Conversations are cut or packed by the sequence, so that phases of several sequences would not go on in them."""
+    within, chat = spec.train.within, spec.data.chat
+    if within is not None and chat is not None and spec.train.sequence != within.longest:
+        message = (
+            f"rows of conversations are put into sequences of {spec.train.sequence:,} tokens here, and of "
+            f"{within.longest:,} in another phase"
+        )
+        note = (("phases of several sequences are for text", "data.chat"),)
+        yield Finding("E0707", message, "train.sequence", f"write `sequence = {within.longest}`", note)

@@ -9,7 +9,7 @@ from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, St
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
 from dsl.schema.run import Chat, Data, Schedule, Sm, Spec, TrainTokenizer
-from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate
+from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate, Within
 
 __all__ = [
     "BUILT_IN",
@@ -67,6 +67,7 @@ __all__ = [
     "TrainTokenizer",
     "Unit",
     "Validate",
+    "Within",
     "YarnScaling",
     "value_at",
 ]

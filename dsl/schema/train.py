@@ -7,12 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, FilePath, Node, Syntax, Unit
+from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, FilePath, Node, Quiet, Syntax, Unit
 from dsl.schema.optimizers import AnyOptimizer
 
 PLANNED = "auto: the fastest that fits"  # as far as can be predicted, compiler/predict/search.py
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), Unit("token", bare=True)]
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), Unit("step", bare=True)]
+MAX_SEQUENCE = 16_777_216
+MAX_PHASES = 100
 LearningRate = Annotated[float, Field(ge=0, le=10)]
 
 
@@ -31,6 +33,35 @@ class RatePhase(Node):
     start: Annotated[LearningRate, Field(description="rate at the beginning")]
     end: Annotated[LearningRate, Field(description="rate at the end")]
     end_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS, description="where the phase ends")]
+
+
+class Within(Node):
+    """Where a phase is in the run that it is of: what was trained before, and how the samples of the run lie."""
+
+    number: Annotated[
+        int, Field(ge=1, le=MAX_PHASES, description="number of the phase, from 1", examples=["number = 2"])
+    ]
+    phases: Annotated[int, Field(ge=1, le=MAX_PHASES, description="phases of the run", examples=["phases = 2"])]
+    first_step: Annotated[
+        int, Field(ge=0, le=MAX_STEPS, description="steps of the phases before", examples=["first_step = 1000"])
+    ]
+    first_token: Annotated[
+        int, Field(ge=0, le=MAX_TOKENS, description="tokens of the phases before", examples=["first_token = 4_096_000"])
+    ]
+    longest: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_SEQUENCE,
+            description="tokens of the longest sequence of the run: a phase reads whole pieces of so many tokens",
+            examples=["longest = 4096"],
+        ),
+    ]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no phase follows."""
+        return self.number == self.phases
 
 
 class Checkpoint(Node):
@@ -110,7 +141,7 @@ with warnings.catch_warnings():
 
         sequence: Annotated[
             int,
-            Field(ge=1, le=16_777_216, description="tokens of a sequence", examples=["sequence = 4096"]),
+            Field(ge=1, le=MAX_SEQUENCE, description="tokens of a sequence", examples=["sequence = 4096"]),
             Unit("token", bare=True),
         ]
         micro_batch: Annotated[
@@ -130,7 +161,9 @@ with warnings.catch_warnings():
                 examples=["batch = 64", "batch { from = 3072, to = 15360, over = 469B tokens }"],
             ),
         ]
-        tokens: Annotated[Tokens, Field(description="tokens of the whole run; or `steps`", examples=["tokens = 10B"])]
+        tokens: Annotated[
+            Tokens, Field(description="tokens of the run, or of a phase of it; or `steps`", examples=["tokens = 10B"])
+        ]
         optimizer: Annotated[
             AnyOptimizer, Field(description="how weights are updated", examples=["optimizer adamw { clip = 1.0 }"])
         ]
@@ -168,3 +201,24 @@ with warnings.catch_warnings():
             Ema | None,
             Field(description="a moving average of the weights, or none", examples=["ema { decay = 0.999 }"]),
         ] = None
+        within: Annotated[
+            Within | None,
+            Quiet(),
+            Derived("none; of a phase, as its run has it"),
+            Field(
+                description="where this phase is in its run; dsc writes it, from the `phase` blocks of a run",
+                examples=[
+                    "within { number = 2, phases = 2, first_step = 1000, first_token = 4_096_000, longest = 4096 }"
+                ],
+            ),
+        ] = None
+
+        @property
+        def first_step(self) -> int:
+            """Steps of the phases before this one."""
+            return self.within.first_step if self.within else 0
+
+        @property
+        def first_token(self) -> int:
+            """Tokens of the phases before this one."""
+            return self.within.first_token if self.within else 0

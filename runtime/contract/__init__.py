@@ -17,29 +17,20 @@ from runtime.contract.held import Bias, Bucket, Host, OptimizerState, Parameter,
 from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
 from runtime.contract.mesh import Mesh, Opening
 from runtime.contract.nodes import NodeKind, node_kind
+from runtime.contract.numbers import Batches
 from runtime.contract.overlap import BodyTimes, Overlap, ProgramTimes
 from runtime.contract.plan import (
-    Adapter,
-    Batches,
-    BatchGrowth,
     Chat,
-    Checkpoints,
     Data,
     DataRequest,
-    Ema,
-    Initial,
     Layers,
     Message,
     Model,
     MoeLayer,
-    Optimizer,
     Phase,
     Plan,
     Precision,
-    RatePhase,
-    Train,
     TrainedTokenizer,
-    Validation,
 )
 from runtime.contract.programs import (
     Call,
@@ -51,6 +42,18 @@ from runtime.contract.programs import (
     Program,
     Reduction,
     check_programs,
+)
+from runtime.contract.recipe import (
+    Adapter,
+    BatchGrowth,
+    Checkpoints,
+    Ema,
+    Initial,
+    Optimizer,
+    RatePhase,
+    Train,
+    Validation,
+    Within,
 )
 
 __all__ = [
@@ -101,6 +104,7 @@ __all__ = [
     "Train",
     "TrainedTokenizer",
     "Validation",
+    "Within",
     "check_programs",
     "node_kind",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -17,7 +16,6 @@ from runtime.contract.numbers import (
     Batches,
     Count,
     Dtype,
-    Kind,
     Layer,
     Name,
     Placement,
@@ -26,6 +24,7 @@ from runtime.contract.numbers import (
     Vocab,
 )
 from runtime.contract.overlap import Overlap
+from runtime.contract.recipe import Adapter, Train
 from runtime.contract.slices import Slice, tiling_problem
 from runtime.strict_json import FormError, Pattern, Range, Tree, read
 
@@ -81,105 +80,7 @@ class Model:
     more: Tree | None = None  # other keys of the model block, where they are not their defaults
 
 
-# ---------------------------------------------------------------- training
-
-
-@dataclass(frozen=True)
-class BatchGrowth:
-    """Sequences of a step: from `start` to `end` over the first `over_tokens` tokens."""
-
-    start: Count
-    end: Count
-    over_tokens: Amount
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """How weights are updated: the file of runtime/optimizers, and what it takes, in the order in which it takes it.
-
-    `clip`: the largest global gradient norm, or None.
-    """
-
-    kind: Kind
-    settings: Mapping[str, float]
-    weight_decay: float
-    clip: float | None
-
-
-@dataclass(frozen=True)
-class RatePhase:
-    """The learning rate goes from `start` to `end`, where it is after `end_tokens` tokens."""
-
-    shape: Literal["linear", "constant", "cosine"]
-    start: float
-    end: float
-    end_tokens: Count
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """When the run is saved before its end, and which checkpoints stay."""
-
-    every: Count
-    keep: Count
-    best: Amount
-    keep_every: Count | None
-    failure: Literal["continue", "stop"]
-
-
-@dataclass(frozen=True)
-class Validation:
-    """When the held-out loss is measured, and over how many global batches. `ema`: with the moving average, too."""
-
-    every: Count
-    batches: Count
-    ema: bool = False
-
-
-@dataclass(frozen=True)
-class Ema:
-    """The moving average of the weights, of which a step leaves the share `decay`."""
-
-    decay: Share
-    dtype: Dtype
-
-
-@dataclass(frozen=True)
-class Initial:
-    """The checkpoint that a run's weights begin with. `path` is relative to the folder of the spec, `sha256` is that of
-    its manifest. `model_type` and `context` are those of the published model that it once was, if it was one."""
-
-    path: Annotated[str, Pattern(".{1,4096}")]
-    sha256: Annotated[str, Pattern("[0-9a-f]{64}")]
-    model_type: Annotated[str, Pattern("[a-z0-9_]{0,60}")] = ""
-    context: Amount = 0  # tokens of a sequence
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """What is trained beside frozen weights: W has `factor` · B · A added, A of `rank` rows, `on` these matrices."""
-
-    kind: Literal["lora"]
-    rank: Count
-    factor: Annotated[float, Range(0)]
-    on: tuple[Kind, ...]
-
-
-@dataclass(frozen=True)
-class Train:
-    """Recipe of the run."""
-
-    sequence: Count
-    micro_batch: Count
-    batch: BatchGrowth
-    tokens: Count
-    optimizer: Optimizer
-    rate: tuple[RatePhase, ...]
-    seed: Amount
-    checkpoint: Checkpoints | None
-    validate: Validation | None
-    ema: Ema | None = None
-    initial: Initial | None = None
+# ---------------------------------------------------------------- the data
 
 
 @dataclass(frozen=True)
@@ -282,8 +183,8 @@ class Plan:
     train: Train
     optimizer: OptimizerState
     data: Data
-    steps: Annotated[int, Range(1, MAX_STEPS)]
-    batches: Batches
+    steps: Annotated[int, Range(1, MAX_STEPS)]  # of the phase, where there are several
+    batches: Batches  # counted from its first step
     mtp_weight: tuple[Phase, ...] | None
     message: Message | None  # None: one stage
     openings: tuple[Opening, ...]  # the channels of all ranks, in the order in which they are opened
@@ -344,6 +245,9 @@ def _check_parts(plan: Plan) -> None:
         demand(opening.kind != "edge" or len(ends) == 2, "openings")
     demand(not plan.host.memory or len(plan.host.memory) == mesh.pp, "host.memory")
     demand(plan.train.rate, "train.rate")
+    if (within := plan.train.within) is not None:
+        demand(within.number <= within.phases and (within.number > 1) == (within.first_step > 0), "train.within")
+        demand(within.longest % plan.train.sequence == 0 == within.first_token % within.longest, "train.within")
     validate = plan.train.validate
     demand(not (validate and validate.ema and plan.train.ema is None), "train.validate.ema")
     demand(plan.buckets and all(bucket.parameters for bucket in plan.buckets), "buckets")

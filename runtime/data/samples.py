@@ -1,4 +1,5 @@
-"""Samples of a prepared corpus. Sample i is a pure function of (seed, i): no rank count, no state, nothing stored.
+"""Samples of a prepared corpus. Sample i is a pure function of (seed, i): no rank count, no state, nothing stored
+(runtime/data/order.py).
 
 The documents of a split, one after the other, are cut into windows `sequence` apart; a sample is a window and the first
 `extra` tokens of the next, its targets. Of conversations each row is a sample, or several rows that are packed. Every
@@ -7,8 +8,6 @@ epoch of training visits each window, row or pack once, in an order of its own.
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from runtime.contract import Chat
 from runtime.data.errors import DataError
+from runtime.data.order import Order, permuted
 from runtime.data.packing import Packs, packed
 from runtime.data.row_shards import RowReader
 from runtime.data.shards import Reader
@@ -24,20 +24,22 @@ from runtime.data.shards import Reader
 SPLITS = ("train", "validation")
 Fate = Literal["sample", "cut", "dropped", "without_loss"]  # of a row
 PADDING = -1  # ~0: read as token 0, and nobody's target
-_ROUNDS = 6  # four make a Feistel network over a good round function indistinguishable from chance (Luby and Rackoff)
 
 
 class Samples:
     """The samples of one split of a prepared folder. Training is permuted anew each epoch, validation is in order.
 
-    Raises DataError when the split is shorter than one sample.
+    `order`: that of training, where it is a phase's. Raises DataError when the split is shorter than one sample.
     """
 
-    def __init__(self, folder: Path, split: str, sequence: int, extra: int = 2, *, seed: int) -> None:
+    def __init__(
+        self, folder: Path, split: str, sequence: int, extra: int = 2, *, seed: int, order: Order | None = None
+    ) -> None:
         assert split in SPLITS and sequence > 0 and extra >= 0
         self.split, self.sequence, self.extra, self.seed = split, sequence, extra, seed
         self.reader = Reader(folder / split)
-        self.num_windows = max(0, self.reader.num_tokens - extra) // sequence
+        self.num_windows = order.windows if order else max(0, self.reader.num_tokens - extra) // sequence
+        self.order = order or Order(sequence, self.num_windows, seed)
         if self.num_windows == 0:
             raise DataError(
                 f"{self.reader.data_path}: {self.reader.num_tokens} {split} tokens, fewer than one sample of "
@@ -46,7 +48,8 @@ class Samples:
 
     def window(self, index: int) -> int:
         """Which window sample `index` is: 0 ≤ window < num_windows."""
-        return _window(index, self.num_windows, self.split, self.seed)
+        assert index >= 0, "samples count from 0"
+        return index % self.num_windows if self.split == "validation" else self.order.window(index)
 
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
         """[sequence + extra] token ids of sample `index`."""
@@ -142,7 +145,9 @@ class RowSamples:
 
     def window(self, index: int) -> int:
         """Which row that is trained on, or which pack, sample `index` is: 0 ≤ window < num_windows."""
-        return _window(index, self.num_windows, self.split, self.seed)
+        assert index >= 0, "samples count from 0"
+        epoch, place = divmod(index, self.num_windows)
+        return place if self.split == "validation" else permuted(place, self.num_windows, self.seed, epoch)
 
     def rows(self, window: int) -> npt.NDArray[np.int64]:
         """The rows that are in a window, by their numbers."""
@@ -166,68 +171,9 @@ class RowSamples:
 
 
 def samples_of(
-    folder: Path, split: str, sequence: int, extra: int, *, seed: int, chat: Chat | None
+    folder: Path, split: str, sequence: int, extra: int, *, seed: int, chat: Chat | None, order: Order | None = None
 ) -> Samples | RowSamples:
-    """The samples of one split of a prepared folder: windows of text, or rows of conversations."""
+    """The samples of one split of a prepared folder: windows of text, in this order, or rows of conversations."""
     if chat is None:
-        return Samples(folder, split, sequence, extra, seed=seed)
+        return Samples(folder, split, sequence, extra, seed=seed, order=order)
     return RowSamples(folder, split, sequence, extra, seed=seed, long=chat.long, pack=chat.pack)
-
-
-def _window(index: int, num: int, split: str, seed: int) -> int:
-    assert index >= 0, "samples count from 0"
-    epoch, place = divmod(index, num)
-    return place if split == "validation" else permuted(place, num, seed, epoch)
-
-
-def permuted(place: int, num: int, seed: int, epoch: int) -> int:
-    """Where `place` goes under the permutation of range(num) that (seed, epoch) names.
-
-    A Feistel network permutes the least 4^k ≥ num; walking its cycle until below num gives a permutation of range(num)
-    (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002), in 4 steps or fewer on average.
-    """
-    assert 0 <= place < num
-    key, half = _network(num, seed, epoch)
-    place = _feistel(place, half, key)
-    while place >= num:
-        place = _feistel(place, half, key)
-    return place
-
-
-def unpermuted(window: int, num: int, seed: int, epoch: int) -> int:
-    """The place that `permuted` sends to `window`."""
-    assert 0 <= window < num
-    key, half = _network(num, seed, epoch)
-    window = _feistel_back(window, half, key)
-    while window >= num:
-        window = _feistel_back(window, half, key)
-    return window
-
-
-def _network(num: int, seed: int, epoch: int) -> tuple[bytes, int]:
-    """Key and half of the bits of the network that permutes range(num)."""
-    key = hashlib.blake2b(f"{seed}\0{epoch}".encode(), digest_size=32).digest()
-    return key, max(1, ((num - 1).bit_length() + 1) // 2)
-
-
-def _feistel(value: int, half: int, key: bytes) -> int:
-    """One permutation of [0, 4^half)."""
-    mask = (1 << half) - 1
-    left, right = value >> half, value & mask
-    for number in range(_ROUNDS):
-        left, right = right, left ^ (_round(number, right, key) & mask)
-    return left << half | right
-
-
-def _feistel_back(value: int, half: int, key: bytes) -> int:
-    """The inverse of `_feistel`."""
-    mask = (1 << half) - 1
-    left, right = value >> half, value & mask
-    for number in reversed(range(_ROUNDS)):
-        left, right = right ^ (_round(number, left, key) & mask), left
-    return left << half | right
-
-
-def _round(number: int, half: int, key: bytes) -> int:
-    block = hashlib.blake2b(struct.pack("<BQ", number, half), key=key, digest_size=8).digest()
-    return int.from_bytes(block, "little")

@@ -13,8 +13,9 @@ from compiler.cli import main
 from compiler.difference import difference
 from compiler.ir import Use
 from compiler.plan import make_plan
+from dsl.chosen import runs_in
 from dsl.counts import parameters
-from dsl.load import load, resolve, runs_in
+from dsl.load import load, resolve
 from dsl.memory import lower_bound
 from dsl.schema import Spec
 from tests.cli.forms import parsed

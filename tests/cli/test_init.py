@@ -12,8 +12,9 @@ import pytest
 
 from compiler.cli import main
 from compiler.templates import STARTER, inlined, names, run_name
+from dsl.chosen import runs_in
 from dsl.formatter import formatted
-from dsl.load import load, runs_in
+from dsl.load import load
 from dsl.rules import train_refusals
 from dsl.source import Source
 

@@ -9,9 +9,10 @@ import pytest
 
 from compiler.cli import main
 from dsl.canonical import canonical, text_lines
+from dsl.chosen import runs_in
 from dsl.diagnostics import Diagnostic
 from dsl.leaves import leaves, origin_of
-from dsl.load import analyse, load, resolve, runs_in
+from dsl.load import analyse, load, resolve
 from dsl.resolve.files import read
 from dsl.source import Source
 from tests.cli.forms import parsed

@@ -215,6 +215,7 @@ AROUND = {  # the first word of an example → what it stands in
     "source": "run mine extends tiny {{ data {{ {} }} }}",
     "optimizer": "run mine extends tiny {{ train {{ {} }} }}",
     "parallel": "run mine extends tiny {{ {} }}",
+    "phase": "run mine extends tiny {{ train {{ steps = 4 }}, {} }}",
 }
 
 
@@ -251,7 +252,7 @@ def test_keys_of_a_growing_batch() -> None:
 def test_every_code_of_a_rule_is_told_with_some_key() -> None:
     told = {code for key in keys().values() for code in key.codes}
     given = {code for rule in (*(rule for _, rule in RULES), *REFUSALS) for code in codes_of(rule)}
-    assert told == given | {"E0703", "E0704", "E1005"}
+    assert told == given | {"E0703", "E0704", "E0708", "E1005"}
     assert {code for code in CODES if code >= "E07"} == told
 
 
@@ -356,7 +357,8 @@ def test_a_key_tells_type_bounds_default_and_rules() -> None:
 
 @pytest.mark.usefixtures("place")
 def test_overrides_that_are_shown_are_taken() -> None:
-    blocks = 'train { validate { every = 9 }, initial = "v3" }, adapter lora { rank = 1, on = [out] }'
+    within = "within { number = 1, phases = 1, first_step = 0, first_token = 0, longest = 4096 }"
+    blocks = f'train {{ validate {{ every = 9 }}, initial = "v3", {within} }}, adapter lora {{ rank = 1, on = [out] }}'
     Path(FILE).write_text(f'import "deepseek-v3.dsc"\nrun mine extends pretrain {{ {blocks} }}\n', "utf-8")
     shown = {
         key: dict(topic.facts).get("override", ("",))[0] for key in keys() for topic in find(key) if topic.name == key

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from dsl.chosen import find
 from dsl.codes import CODES
 from dsl.diagnostics import SpecError, render_all
-from dsl.load import analyse, find, refusals, resolve
+from dsl.load import analyse, refusals, resolve
 from dsl.parser import MAX_BYTES, MAX_WORDS
 
 UI = Path(__file__).parent.parent / "ui"

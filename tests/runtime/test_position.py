@@ -12,8 +12,8 @@ import pytest
 
 from dsl.ramp import ramp
 from dsl.schema import Batch
-from runtime.data.samples import permuted, unpermuted
-from runtime.position import Order, Position
+from runtime.data.order import Order, permuted, unpermuted
+from runtime.position import Position
 from runtime.rate import batch_at, last_step, tokens_after
 
 TOKENS = 1000  # of the text

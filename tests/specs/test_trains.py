@@ -8,6 +8,7 @@ import shutil
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,20 +20,31 @@ CORPUS = ("bisect", "contextlib", "copy", "fnmatch", "heapq", "shlex", "string",
 STEPS = 3
 
 
-@pytest.mark.parametrize("name", LAPTOP)
-def test_trains(name: str, tmp_path: Path) -> None:
-    """All is as shipped but the text: some files of the standard library, and a tokenizer of them."""
-    corpus = tmp_path / "corpus"
+def trained(name: str, folder: Path, *words: str) -> list[dict[str, Any]]:
+    """The steps of a run in which all is as shipped but the text: some files of the standard library, and a tokenizer
+    of them."""
+    corpus = folder / "corpus"
     corpus.mkdir()
     for module in CORPUS:
         shutil.copy(Path(sysconfig.get_paths()["stdlib"]) / f"{module}.py", corpus)
-    words = ["train", str(SPECS / f"{name}.dsc"), "--steps", str(STEPS), "--data", str(tmp_path), "--out", "run"]
-    words += ["-s", f"data.source={corpus}/*.py", "-s", "data.tokenizer=train(300)"]
-    done = progress.run((sys.executable, "-P", "-m", "compiler.cli", *words), tmp_path)
+    command = ["train", str(SPECS / f"{name}.dsc"), "--data", str(folder), "--out", "run", *words]
+    command += ["-s", f"data.source={corpus}/*.py", "-s", "data.tokenizer=train(300)"]
+    done = progress.run((sys.executable, "-P", "-m", "compiler.cli", *command), folder)
     assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
 
+
+def test_every_phase_trains(tmp_path: Path) -> None:
+    """A step of each, of as many tokens."""
+    rows = trained("laptop-long", tmp_path, "-s", "train.steps=1", "-s", "train.rate=constant at 1e-3")
+    assert [(row["step"], row["phase"], row["tokens"]) for row in rows] == [(1, 1, 2048), (2, 2, 4096), (3, 3, 6144)]
+    assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("name", LAPTOP)
+def test_trains(name: str, tmp_path: Path) -> None:
+    rows = trained(name, tmp_path, "--steps", str(STEPS))
     spec = shipped(f"{name}.dsc")
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[0]["loss"] == pytest.approx(math.log(spec.model.vocab), abs=0.3), "nothing is known yet"
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)

@@ -1,0 +1,109 @@
+"""Where a run begins: with its first step, with initial weights, or with a checkpoint, be it of the phase before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.build import Build
+from runtime.checkpoint.durable_files import num_published
+from runtime.contract import node_kind
+from runtime.preparing import UsageError
+
+if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
+    from runtime.comm.connect import Transport
+    from runtime.launch.torchrun_meet import Place
+    from runtime.loop import Loop
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is asked for beyond its build."""
+
+    run: Path
+    data: Path  # folder that the data's paths are relative to
+    steps: int | None
+    resume: bool
+    hang_timeout_s: float | None
+    device: str  # auto, cpu, cuda or shared
+    transport: Transport
+    profile: int | None  # steps
+    skip_batch: bool
+    cache: Path | None  # of prepared data
+    start_timeout_s: float
+    debug: int | None = None  # rank that has the terminal
+
+
+class EarlierError(UsageError):
+    """The run folder has no good checkpoint of the end of the phase before this one."""
+
+
+def holds_checkpoint(run: Path) -> bool:
+    """Whether there is a checkpoint, good or not. What a kill left of a first save is none."""
+    try:
+        return num_published(run / "checkpoints") > 0
+    except OSError as error:
+        raise UsageError(f"{run / 'checkpoints'}: {error.strerror}") from None
+
+
+def loop_of(
+    build: Build, options: Options, corpus: Path, say: Callable[[str], None], place: Place | None = None
+) -> Loop:
+    """The life of the ranks of a run, having said what there is to know before it begins. UsageError if it cannot."""
+    from runtime.device import check_ranks, choose
+    from runtime.loop import Loop
+    from runtime.native.library import missing
+    from runtime.position import Position
+    from runtime.resume import order_of
+
+    try:
+        device = choose(options.device, place.local_world if place else build.plan.mesh.world)
+        if place and device == "cuda":
+            check_ranks(node_kind(build.plan.cluster, place.rank), place.local_world)
+        order = order_of(build, corpus)
+    except ValueError as error:
+        raise UsageError(error) from None
+    if device == "cpu" and (reason := missing()):
+        say(f"ops run on torch, which takes about twice as long: {reason}")
+    local_rank, debugged = (place.local_rank if place else None), options.debug is not None
+    how = (device, options.transport, options.profile, local_rank, debugged, options.start_timeout_s)
+    loop = Loop(build, options.run, corpus, options.steps, None, Position(order=order), *how)
+    loop.say_rows(say)
+    return _going_on(loop, options, say)
+
+
+def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
+    """The loop from a verified checkpoint on, or from initial weights, having said what there is to know about them."""
+    from runtime.checkpoint.shard_manifest import CheckpointError
+    from runtime.events import Events
+    from runtime.resume import EarlierPhaseError, find, initial_weights, skipping
+
+    goes_on, notes = options.resume and holds_checkpoint(options.run), list[str]()
+    if (within := loop.build.plan.train.within) and within.number > 1 and not goes_on:
+        raise EarlierError(
+            f"this is phase {within.number} of {within.phases} of a run, and begins with the checkpoint that the phase "
+            f"before leaves in {options.run}: go on with --resume"
+        )
+    if options.resume and not goes_on:
+        say(f"{options.run} holds no checkpoint to go on from: starting with step 1")
+    try:
+        if goes_on:
+            found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.device)
+            loop, notes = replace(loop, resume=found.checkpoint, position=found.position), [*found.notes]
+        if not goes_on or loop.build.plan.frozen:
+            initial, more = initial_weights(loop.build.plan, options.data)
+            loop, notes = replace(loop, initial=initial), [*notes, *more]
+    except EarlierPhaseError as error:
+        raise EarlierError(error) from None
+    except CheckpointError as error:
+        Events(options.run).write("refused", reason=str(error))
+        raise UsageError(error) from None
+    for note in notes:
+        say(note)
+    if options.skip_batch:
+        position, note = skipping(options.run, loop.position, loop.corpus)
+        say(note)
+        loop = replace(loop, position=position)
+    return loop

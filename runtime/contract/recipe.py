@@ -1,0 +1,137 @@
+"""How a run is trained, as plan.json has it: batch, rate, optimizer, checkpoints, and where a phase is in its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from runtime.contract.numbers import Amount, Count, Dtype, Kind, Share
+from runtime.strict_json import Pattern, Range
+
+
+@dataclass(frozen=True)
+class BatchGrowth:
+    """Sequences of a step: from `start` to `end` over the first `over_tokens` tokens."""
+
+    start: Count
+    end: Count
+    over_tokens: Amount
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How weights are updated: the file of runtime/optimizers, and what it takes, in the order in which it takes it.
+
+    `clip`: the largest global gradient norm, or None.
+    """
+
+    kind: Kind
+    settings: Mapping[str, float]
+    weight_decay: float
+    clip: float | None
+
+
+@dataclass(frozen=True)
+class RatePhase:
+    """The learning rate goes from `start` to `end`, where it is after `end_tokens` tokens."""
+
+    shape: Literal["linear", "constant", "cosine"]
+    start: float
+    end: float
+    end_tokens: Count
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When the run is saved before its end, and which checkpoints stay."""
+
+    every: Count
+    keep: Count
+    best: Amount
+    keep_every: Count | None
+    failure: Literal["continue", "stop"]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """When the held-out loss is measured, and over how many global batches. `ema`: with the moving average, too."""
+
+    every: Count
+    batches: Count
+    ema: bool = False
+
+
+@dataclass(frozen=True)
+class Ema:
+    """The moving average of the weights, of which a step leaves the share `decay`."""
+
+    decay: Share
+    dtype: Dtype
+
+
+@dataclass(frozen=True)
+class Initial:
+    """The checkpoint that a run's weights begin with. `path` is relative to the folder of the spec, `sha256` is that of
+    its manifest. `model_type` and `context` are those of the published model that it once was, if it was one."""
+
+    path: Annotated[str, Pattern(".{1,4096}")]
+    sha256: Annotated[str, Pattern("[0-9a-f]{64}")]
+    model_type: Annotated[str, Pattern("[a-z0-9_]{0,60}")] = ""
+    context: Amount = 0  # tokens of a sequence
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What is trained beside frozen weights: W has `factor` · B · A added, A of `rank` rows, `on` these matrices."""
+
+    kind: Literal["lora"]
+    rank: Count
+    factor: Annotated[float, Range(0)]
+    on: tuple[Kind, ...]
+
+
+@dataclass(frozen=True)
+class Within:
+    """Where a phase is in its run: its number from 1, how many there are, and the steps and tokens of those before it.
+
+    `longest`: tokens of the longest sequence of the run. The phase reads whole pieces of so many tokens.
+    """
+
+    number: Count
+    phases: Count
+    first_step: Amount
+    first_token: Amount
+    longest: Count
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.phases
+
+
+@dataclass(frozen=True)
+class Train:
+    """Recipe of the run, or of a phase of it: then `tokens` are the phase's, and the rate is that of the whole run."""
+
+    sequence: Count
+    micro_batch: Count
+    batch: BatchGrowth
+    tokens: Count
+    optimizer: Optimizer
+    rate: tuple[RatePhase, ...]
+    seed: Amount
+    checkpoint: Checkpoints | None
+    validate: Validation | None
+    ema: Ema | None = None
+    initial: Initial | None = None
+    within: Within | None = None
+
+    @property
+    def first_step(self) -> int:
+        """Steps of the phases before this one."""
+        return self.within.first_step if self.within else 0
+
+    @property
+    def first_token(self) -> int:
+        """Tokens of the phases before this one."""
+        return self.within.first_token if self.within else 0

@@ -1,0 +1,218 @@
+"""A run whose sequences grow, in real processes: it equals a plain loop in float64, and a break leaves no trace.
+
+Three phases of 16, 32 and 64 tokens; the second begins with YaRN, the third with other degrees of parallelism.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compiler.build import compile_spec, write_build
+from dsl.chosen import phases_in
+from dsl.load import load
+from dsl.schema import Spec
+from runtime.build import Build
+from runtime.checkpoint.publish import Checkpoint
+from runtime.contract import RatePhase
+from runtime.data.samples import Samples
+from runtime.micro_batches import EXTRA_TOKENS
+from runtime.position import Position
+from runtime.rate import learning_rate
+from runtime.resume import order_of
+from tests.reference.config import Config
+from tests.reference.model import Reference
+from tests.reference.training import AdamW, Recipe, balance_, clip_
+from tests.runs.place import ONE_RANK, TIMINGS, Place, bits, rows, saved
+
+GROW = """
+import "tiny.dsc"
+run grow extends tiny {
+  cluster = two
+  parallel { pipeline = 2 }
+  train { ema { decay = 0.9 } }
+  phase to_32 { model = stretched, train { sequence = 32, batch = 2, steps = 4, rate { constant at 5e-4 } } }
+  phase to_64 { parallel { pipeline = 1, zero = 1 }, train { sequence = 64, steps = 2 } }
+}
+model stretched extends tiny {
+  attention mla { rope { scaling yarn { factor = 4, original = 16, mscale = 1.0, mscale_all_dim = 1.0 } } }
+}
+cluster two { nodes = 1, node { devices = 2, device cpu { cores = 1, memory = 4GB } } }
+"""
+SETTINGS = dict(ONE_RANK, precision="fp64", batch=4, steps=4)
+ENDS = (4, 8, 10)  # of the phases, in steps
+NAMES = ("grow", "grow.to_32", "grow.to_64")
+TOLERANCE = 1e-9  # of the largest element of a tensor, after six steps in float64
+
+
+@pytest.fixture(scope="module")
+def place(new_place: Callable[[], Place]) -> Place:
+    """A folder with the spec and the builds of its phases."""
+    place = new_place()
+    place.write(SETTINGS)
+    path = place.folder / "grow.dsc"
+    path.write_text(GROW, "utf-8")
+    assert phases_in(path) == NAMES
+    for name in NAMES:
+        write_build(place.folder / "build" / name, compile_spec(load(path, name), segments=place.segments).files)
+    return place
+
+
+@pytest.fixture(scope="module")
+def straight(place: Place) -> Path:
+    """The run without a break."""
+    said = place.dsc("train", "grow.dsc", "--out", "straight").stdout
+    assert "phase 2 of 3 begins behind step 4: train.sequence 16 → 32" in said
+    assert "the rotation of positions" in said and "not bit for bit" not in said
+    assert "mesh.pp 2 → 1" in said
+    return place.folder / "straight"
+
+
+def _samples(place: Place, run: Path, name: str) -> tuple[Samples, Position]:
+    build = Build.open(place.folder / "build" / name)
+    (corpus,) = (path.parent for path in (run / "data").glob("*/meta.json"))
+    order = order_of(build, corpus)
+    sequence = build.plan.train.sequence
+    samples = Samples(corpus, "train", sequence, EXTRA_TOKENS, seed=1, order=order)
+    return samples, Position(order=order, next=order.first // sequence)
+
+
+def test_rows_and_checkpoints_say_their_phase(straight: Path) -> None:
+    written = rows(straight)
+    assert [row["step"] for row in written] == [*range(1, 11)]
+    assert [row["phase"] for row in written] == [1] * 4 + [2] * 4 + [3] * 2
+    assert [row["tokens"] for row in written] == np.cumsum([64] * 4 + [64] * 4 + [128] * 2).tolist()
+    assert [row["rate"] for row in written][4:] == [5e-4] * 6
+    for step, number in ((4, 1), (6, 2), (8, 2), (10, 3)):
+        assert saved(straight, step).meta["plan"]["train"]["within"]["number"] == number
+
+
+def test_phases_equal_a_plain_loop(place: Place, straight: Path) -> None:
+    """From a checkpoint of the first phase on: losses, weights, both moments, their average, and balancing biases."""
+    specs = [load(place.folder / "grow.dsc", name) for name in NAMES]
+    begin = saved(straight, 3)
+
+    weights = _held(begin, "weight") | _held(begin, "bias")
+    moments, average = [_held(begin, kind) for kind in ("moment1", "moment2")], _held(begin, "ema")
+    step, tokens, losses = 3, 3 * 64, []
+    for chosen, name, end in zip(specs, NAMES, ENDS, strict=True):
+        model = _reference(chosen)
+        model.load_logical(weights)
+        optimizer = AdamW(dict(model.named_parameters()), Recipe(rates=(), weight_decay=0.1, clip=1.0))
+        optimizer.t, optimizer.m, optimizer.v = step, *moments
+        samples, position = _samples(place, straight, name)
+        position = position.after(position.draw(12), 16) if step == 3 else position
+        while step < end:
+            drawn = position.draw(chosen.train.batch.end)
+            position = position.after(drawn, chosen.train.sequence)
+            found = model.losses(torch.from_numpy(np.stack([samples.tokens(int(i)) for i in drawn])))
+            model.zero_grad()
+            found.total(0.3).backward()
+            gradients = model.logical_gradients()
+            clip_(gradients, 1.0)
+            before, step = tokens, step + 1
+            tokens += len(drawn) * chosen.train.sequence
+            optimizer.step_(gradients, learning_rate(_rate(chosen), tokens))
+            balance_(model, found.loads, before)
+            losses.append(found.main.item())
+            for key, weight in dict(model.named_parameters()).items():
+                average[key] = 0.9 * average[key] + 0.1 * weight.detach()
+        weights, moments = model.logical_parameters(), [optimizer.m, optimizer.v]
+    assert [row["loss"] for row in rows(straight)][3:] == pytest.approx(losses, rel=1e-9)
+    last = saved(straight, 10)
+    for kind, tensors in zip(("moment1", "moment2", "ema"), (*moments, average), strict=True):
+        for key, ours in _held(last, kind).items():
+            _close(f"{kind} of {key}", ours, tensors[key])
+    for key, ours in _held(last, "weight").items():
+        _close(key, ours, weights[key])
+    for key, ours in _held(last, "bias").items():
+        assert ours.tolist() == weights[key].tolist(), key
+
+
+def _held(checkpoint: Checkpoint, kind: str) -> dict[str, torch.Tensor]:
+    """Tensors of a checkpoint of one kind, by the names of parameters."""
+    found = checkpoint.read(name for name in checkpoint.shapes if name.startswith(f"{kind}/"))
+    assert found
+    return {name.removeprefix(f"{kind}/"): tensor for name, tensor in found.items()}
+
+
+def _reference(chosen: Spec) -> Reference:
+    config = chosen.model.model_dump(mode="json") | {"sequence": chosen.train.sequence}
+    return Reference(Config.from_plan(config)).double()
+
+
+def _rate(chosen: Spec) -> list[RatePhase]:
+    return [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in chosen.train.rate]
+
+
+def _close(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
+    error = (ours - expected).abs().max().item()
+    assert error <= TOLERANCE * max(expected.abs().max().item(), 1e-12), f"{name}: {error}"
+
+
+def test_no_token_is_read_twice(place: Place, straight: Path) -> None:
+    read: list[int] = []
+    for name, count in zip(NAMES, (16, 8, 4), strict=True):
+        samples, position = _samples(place, straight, name)
+        for index in position.draw(count).tolist():
+            first = samples.window(index) * samples.sequence
+            read += range(first, first + samples.sequence)
+    assert len(read) == 16 * 16 + 8 * 32 + 4 * 64 and samples.order.windows > 12
+    assert len({*read}) == len(read)
+
+
+@pytest.mark.parametrize("breaks", [(4,), (3, 6, 9)], ids=str)
+def test_a_break_leaves_no_trace(place: Place, straight: Path, breaks: tuple[int, ...]) -> None:
+    """A run that ends at a seam, or within each phase, goes on to the same bits in the phase that it has come to."""
+    name = f"broken at {breaks}"
+    for step in breaks:
+        place.dsc("train", "grow.dsc", "--out", name, "--resume", "--steps", step)
+        assert rows(place.folder / name)[-1]["step"] == step
+    place.dsc("train", "grow.dsc", "--out", name, "--resume")
+    _assert_equal(place.folder / name, straight)
+
+
+def test_a_damaged_checkpoint_leads_back_to_the_phase_before(place: Place, straight: Path) -> None:
+    """The newest checkpoint says that the second phase has come to its end; it is damaged, and so is that of its
+    beginning."""
+    name = "damaged"
+    place.dsc("train", "grow.dsc", "--out", name, "--steps", 6)
+    for step in (4, 6):
+        shard = next((place.folder / name / "checkpoints" / f"step-{step:08}").glob("shard.*.safetensors"))
+        shard.write_bytes(shard.read_bytes()[:-1])
+    said = place.dsc("train", "grow.dsc", "--out", name, "--resume").stdout
+    assert "going on from damaged/checkpoints/step-00000003" in said
+    _assert_equal(place.folder / name, straight)
+
+
+def _assert_equal(run: Path, straight: Path) -> None:
+    ours, theirs = saved(run, 10), saved(straight, 10)
+    assert bits(ours) == bits(theirs) and ours.meta["position"] == theirs.meta["position"]
+    plain = [[{k: v for k, v in row.items() if k not in TIMINGS} for row in rows(each)] for each in (run, straight)]
+    assert plain[0] == plain[1]
+
+
+def test_a_later_phase_begins_with_a_checkpoint(place: Place) -> None:
+    said = place.dsc("train", "build/grow.to_32", "--out", "alone", code=2).stderr
+    assert "this is phase 2 of 3 of a run, and begins with the checkpoint that the phase before leaves" in said
+
+
+def test_what_a_run_leaves_can_be_used(place: Place, straight: Path) -> None:
+    """The model of a run is that of its last phase; the plan is of all."""
+    place.dsc("report", "straight")
+    place.dsc("generate", "straight", "import", "--tokens", 2)
+    planned = json.loads(place.dsc("plan", "grow.dsc", "--format", "json").stdout)
+    assert [each["run"] for each in planned["phases"]] == [*NAMES]
+    total = planned["total"]
+    assert total["steps"] == 10 and total["tokens"] == 768 and total["fits"] and total["usd"] is None
+    seconds = sum(each["whole_run"]["seconds"] for each in planned["phases"])
+    assert total["seconds"] == pytest.approx(seconds)
+    assert total["device_hours"] == pytest.approx(2 * seconds / 3600)
+    text = place.dsc("plan", "grow.dsc").stdout
+    assert "the run  3 phases" in text and "grow.to_64" in text
+    assert "a page is of one phase" in place.dsc("plan", "grow.dsc", "--format", "html", code=2).stderr
