@@ -64,3 +64,9 @@ def test_slices_over_gloo(tmp_path: Path, traced: Segments) -> None:
 def test_rows_of_slices_are_counted(tmp_path: Path, precision: str, nodes: int) -> None:
     """What a rank holds is what the proof says, to the byte, with the rows that it received."""
     measured_peaks(tmp_path, on_nodes(spec(1, 2, 4, 2, precision=precision, expert_tensor=2), nodes))
+
+
+def test_expert_groups_reach_over_context_ranks(tmp_path: Path, traced: Segments) -> None:
+    """Two data ranks of two context ranks each are one group, of two expert ranks with two slices each."""
+    chosen = spec(1, 2, 2, 2, STEPS, 1, "v3", context=2, sequence=8, expert_tensor=2)
+    check(tmp_path, traced, {"only": chosen}, 4)
