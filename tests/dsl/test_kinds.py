@@ -85,8 +85,9 @@ cluster random {{
 }}
 """
 DOMAIN: dict[str, tuple[int | str, ...]] = {
-    "pipeline": (1, 2, 3, 4, 6, 8, 12), "data": (1, 2, 3, 4, 6, 8, 12), "expert": (1, 2, 3), "nodes": (1,),
-    "micro_batch": (1, 2), "batch": (4, 6, 8, 12, 16, 24, 32, 48, 96), "schedule": ("1f1b", "dualpipe", "dualpipev"),
+    "pipeline": (1, 2, 3, 4, 6, 8, 12), "data": (1, 2, 3, 4, 6, 8, 12), "expert": (1, 2, 3),
+    "expert_tensor": (1,), "nodes": (1,), "micro_batch": (1, 2), "batch": (4, 6, 8, 12, 16, 24, 32, 48, 96),
+    "schedule": ("1f1b", "dualpipe", "dualpipev"),
     "experts": (2, 3, 6), "groups": (1, 2), "last": (9,),
 }  # fmt: skip
 WORLDS = (2, 3, 4, 6, 8, 12)
@@ -143,8 +144,8 @@ def test_lines_that_cannot_hold_together(tmp_path: Path, right: list[dict[str, i
 def test_edits_leave_no_rank_on_two_kinds(tmp_path: Path) -> None:
     """What the search does not know of is seen when the spec is read again."""
     n: dict[str, int | str] = {
-        "pipeline": 2, "data": 3, "expert": 2, "nodes": 1, "devices": 8, "micro_batch": 1, "batch": 48,
-        "schedule": "1f1b", "experts": 6, "groups": 1, "last": 9,
+        "pipeline": 2, "data": 3, "expert": 2, "expert_tensor": 1, "nodes": 1, "devices": 8, "micro_batch": 1,
+        "batch": 48, "schedule": "1f1b", "experts": 6, "groups": 1, "last": 9,
     }  # fmt: skip
     path = written(tmp_path, n)
     (item,) = (item for item in check(path) if item.conflict is not None)
