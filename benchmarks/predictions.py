@@ -349,9 +349,9 @@ def _method() -> str:
         " class, dtype and shape ([rates.md](rates.md)). Exchanges have bytes, links, and the SMs that they are given.",
         "2. Each action and each pair is laid on a compute lane and a communication lane, in the order that"
         " `dsc compile` emits. It ends when the later lane ends. Every stage has its own times.",
-        "3. The schedule is run at these times. A message to a neighbour takes its bytes over the link. The rows of a"
-        " rank are sums over its actions. The bubble is the rest of the time until the last rank ends; waiting for"
-        " messages is part of it.",
+        "3. The schedule is run at these times. A message to a neighbour is on the communication lane of the rank that"
+        " sends it, behind the exchanges before it, and its action ends when it is there. The rows of a rank are sums"
+        " over its actions. The bubble is the rest of the time until the last rank ends.",
         "4. After the schedule, gradients are summed over their holders (inside nodes, then between them), clipped and"
         " applied, and weights are gathered.",
         "5. The interval: the error of a kernel class is how far each row of its table is from what the other rows say"

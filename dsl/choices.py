@@ -19,15 +19,18 @@ Choice = Mapping[str, Any]  # path → value
 # What a key is until it is chosen: the least there can be.
 OPEN: dict[str, Any] = {
     "parallel.pipeline": 1,
+    "parallel.tensor": 1,
     "parallel.expert": 1,
     "train.micro_batch": 1,
     "sm.communication": 0,
     "recompute": (),
 }
 checked_paths(*OPEN)
-JOINT = ("parallel.pipeline", "parallel.expert", "train.micro_batch")  # those that rules hold against each other
+# Those that rules hold against each other.
+JOINT = ("parallel.pipeline", "parallel.tensor", "parallel.expert", "train.micro_batch")
 MICRO_BATCHES = (1, 2, 4, 8, 16)
-SMS = (20, 8, 12, 16, 24, 32)  # that communicate; DeepSeek-V3 used 20 of 132 (arXiv 2412.19437, §3.2.2)
+# SMs that communicate; DeepSeek-V3 used 20 of 132 (arXiv 2412.19437, §3.2.2). 0: exchanges take what they need.
+SMS = (20, 0, 8, 12, 16, 24, 32)
 
 
 def structures(spec: Spec, opened: Collection[str]) -> Iterator[Choice]:
@@ -42,6 +45,7 @@ def values(spec: Spec, path: str) -> tuple[Any, ...]:
     """What is worth trying for an open key, given all else that the spec says. AttributeError where that is missing."""
     return {
         "parallel.pipeline": _pipelines,
+        "parallel.tensor": _tensors,
         "parallel.expert": _experts,
         "train.micro_batch": _micro_batches,
         "sm.communication": _sms,
@@ -53,6 +57,12 @@ def _pipelines(spec: Spec) -> tuple[int, ...]:
     """Divisors of the devices with a layer or more for each rank."""
     layers = max((span.last + 1 for span in spec.model.layers), default=1)
     return _divisors(spec.cluster.world, layers)
+
+
+def _tensors(spec: Spec) -> tuple[int, ...]:
+    """Divisors of the devices of a node: tensor ranks exchange rows in front of and behind every part of a layer."""
+    devices = gcd(*(node.devices for _, node in spec.cluster.parts))
+    return _divisors(devices, devices)
 
 
 def _experts(spec: Spec) -> tuple[int, ...]:

@@ -190,7 +190,11 @@ class Chains:
         instruction = Instruction(
             "run", 0, "", phase, use.site, reads=reads, writes=writes, params=params, weights=weights
         )
-        return Node(instruction, nanoseconds(self.rates.compute_s(use.segment.kind, cost, self.rows)), writes)
+        beside, alone = (
+            nanoseconds(rates.compute_s(use.segment.kind, cost, self.rows))
+            for rates in (self.rates.beside, self.rates.undivided)
+        )
+        return Node(instruction, beside, writes, faster_ns=beside - alone, keeps=self.rates.keeps)
 
     def _exchange(
         self,

@@ -1,19 +1,20 @@
 """Jobs over two lanes: when an order of them ends, the least any order can take, and an order that is hard to better.
 
-The lanes are those of a rank. Compute goes through the order one job after another. An exchange starts where the order
-has it, behind the exchanges before it, and goes on beside compute; the first job that reads its result waits for it.
-An order is searched for: list scheduling under several rules of priority, then annealing from the best of them, by
-moves of one job, until an order meets the bound. Times are whole nanoseconds, seeds and counts of steps are fixed: an
-order depends on the jobs alone.
+The lanes are those of a rank. Compute goes through the order one job after another, slower beside an exchange that
+takes SMs from it. An exchange starts where the order has it, behind the exchanges before it, and goes on beside
+compute; the first job that reads its result waits for it. An order is searched for: list scheduling under several
+rules of priority, then annealing from the best of them, by moves of one job, until an order meets the bound. Times are
+whole nanoseconds, seeds and counts of steps are fixed: an order depends on the jobs alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from random import Random
+from types import MappingProxyType
 
 # Annealing. Chosen on all pairs of four layers of DeepSeek-V3, 44 to 88 jobs: more steps gain nothing there.
 SEEDS = 6
@@ -25,7 +26,9 @@ HOT, COLD = 0.1, 0.0001  # first and last temperature, as a share of the end
 @dataclass(frozen=True)
 class Jobs:
     """Jobs in base order, chain behind chain. `after[i]`: the jobs before job i in any order; of these `awaits[i]` are
-    exchanges whose results it reads. `early[i]`: it gives memory back, so it is early where that costs no time."""
+    exchanges whose results it reads. `early[i]`: it gives memory back, so it is early where that costs no time.
+
+    `time` of what computes is that beside an exchange, `between` that while there is none, where these differ."""
 
     time: tuple[int, ...]
     exchange: tuple[bool, ...]
@@ -33,13 +36,19 @@ class Jobs:
     early: tuple[bool, ...]
     after: tuple[tuple[int, ...], ...]
     awaits: tuple[tuple[int, ...], ...]
+    between: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.time)
 
+    @property
+    def least(self) -> tuple[int, ...]:
+        """The least time of each job."""
+        return self.between or self.time
+
     def total(self, exchange: bool) -> int:
-        """Time of all jobs of a lane."""
-        return sum(time for time, other in zip(self.time, self.exchange, strict=True) if other == exchange)
+        """The least time of all jobs of a lane."""
+        return sum(time for time, other in zip(self.least, self.exchange, strict=True) if other == exchange)
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -55,7 +64,7 @@ class Jobs:
         """The least time before each job can start."""
         heads: list[int] = []
         for earlier in self.after:
-            heads.append(max((heads[other] + self.time[other] for other in earlier), default=0))
+            heads.append(max((heads[other] + self.least[other] for other in earlier), default=0))
         return tuple(heads)
 
     @cached_property
@@ -63,12 +72,14 @@ class Jobs:
         """The least time after each job's end."""
         tails = [0] * len(self)
         for job in range(len(self) - 1, -1, -1):
-            tails[job] = max((tails[other] + self.time[other] for other in self.readers[job]), default=0)
+            tails[job] = max((tails[other] + self.least[other] for other in self.readers[job]), default=0)
         return tuple(tails)
 
 
 def end_of(jobs: Jobs, order: Sequence[int]) -> int:
     """When the last job of an order ends."""
+    if jobs.between:
+        return run_of(jobs, order).end
     times, exchange, awaits = jobs.time, jobs.exchange, jobs.awaits
     ends = [0] * len(times)
     compute = link = 0
@@ -83,10 +94,51 @@ def end_of(jobs: Jobs, order: Sequence[int]) -> int:
     return max(compute, link)
 
 
-def least_end(jobs: Jobs) -> int:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """When an order of jobs has ended, and how long each lane is busy till then."""
+
+    end: int
+    compute: int
+    exchange: int
+
+
+def run_of(jobs: Jobs, order: Sequence[int], sends: Mapping[int, int] = MappingProxyType({})) -> Run:
+    """An order of jobs over the lanes, with the messages that leave behind some of them. `sends`: job → how long what
+    it makes is on the link to another rank; it goes as an exchange does, and no job waits for it."""
+    times, least, exchange, awaits = jobs.time, jobs.least, jobs.exchange, jobs.awaits
+    ends = [0] * len(times)
+    compute = link = waited = 0
+    for job in order:
+        for other in awaits[job]:
+            if ends[other] > compute:
+                waited += ends[other] - compute
+                compute = ends[other]
+        if exchange[job]:
+            link = ends[job] = (link if link > compute else compute) + times[job]
+        else:
+            compute += least[job] if link <= compute else computed(times[job], least[job], link - compute)
+        if job in sends:
+            link = (link if link > compute else compute) + sends[job]
+    return Run(max(compute, link), compute - waited, jobs.total(exchange=True) + sum(sends.values()))
+
+
+def computed(beside: int, between: int, left: int) -> int:
+    """How long a job computes that takes `beside` beside an exchange and `between` without, where the exchanges that
+    are under way go on for `left`."""
+    if left >= beside or beside == between:
+        return beside
+    return left + between * (beside - left) // beside if left > 0 else between
+
+
+def least_end(jobs: Jobs, sends: Mapping[int, int] = MappingProxyType({})) -> int:
     """No order ends earlier: the longest chain; each lane's jobs, behind its first start and before its last end."""
     least = max(
-        (head + time + tail for head, time, tail in zip(jobs.heads, jobs.time, jobs.tails, strict=True)), default=0
+        (
+            head + time + max(tail, sends.get(job, 0))
+            for job, (head, time, tail) in enumerate(zip(jobs.heads, jobs.least, jobs.tails, strict=True))
+        ),
+        default=0,
     )
     for lane in (False, True):
         of_lane = [job for job in range(len(jobs)) if jobs.exchange[job] == lane]
@@ -144,6 +196,7 @@ def _alone(jobs: Jobs, chain: list[int]) -> Jobs:
     return Jobs(
         time=tuple(jobs.time[job] for job in chain),
         exchange=tuple(jobs.exchange[job] for job in chain),
+        between=tuple(jobs.between[job] for job in chain) if jobs.between else (),
         slot=(0,) * len(chain),
         early=tuple(jobs.early[job] for job in chain),
         after=tuple(within(jobs.after[job]) for job in chain),
@@ -189,7 +242,7 @@ def _listed(jobs: Jobs, rule: Rule) -> list[int]:
         if jobs.exchange[job]:
             link = ends[job] = max(link, compute) + jobs.time[job]
         else:
-            compute += jobs.time[job]
+            compute += computed(jobs.time[job], jobs.least[job], link - compute)
         order.append(job)
         ready.remove(job)
         for other in jobs.readers[job]:

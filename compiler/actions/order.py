@@ -51,14 +51,29 @@ def jobs_of(chains: Sequence[Sequence[Node]]) -> Jobs:
     awaits = [{other for other in earlier if held[other][1].exchanges} for earlier in after]
     for first, second in (pair for group in adding.values() for pair in pairwise(group)):
         after[second].add(first)
+    time, between = paces([node for _, node in held], len(chains))
     return Jobs(
-        time=tuple(node.time_ns for _, node in held),
+        time=time,
+        between=() if between == time else between,
         exchange=tuple(node.exchanges for _, node in held),
         slot=tuple(slot for slot, _ in held),
         early=tuple(node.key[:2] == ("run", "W") for _, node in held),  # the last reader of what a forward saved
         after=tuple(tuple(sorted(earlier)) for earlier in after),
         awaits=tuple(tuple(sorted(exchanges)) for exchanges in awaits),
     )
+
+
+def paces(nodes: Sequence[Node], num_actions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Nanoseconds of the segments and exchanges of an action or a pair, beside an exchange and without.
+
+    A pair exchanges nearly all the time, and two micro-batches are computed to hide it: its segments have the SMs that
+    exchanges leave throughout. Where nothing is exchanged, all have all SMs.
+    """
+    if not any(node.exchanges for node in nodes):
+        alone = tuple([node.alone_ns for node in nodes])
+        return alone, alone
+    beside = tuple([node.time_ns for node in nodes])
+    return beside, tuple([node.between_ns for node in nodes]) if num_actions == 1 else beside
 
 
 def _early_exchanges(jobs: Jobs, order: Sequence[int]) -> list[int]:

@@ -10,19 +10,19 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from statistics import mean
 
-from compiler.actions.chains import Chains
-from compiler.actions.lanes import end_of
-from compiler.actions.node import EXCHANGES
-from compiler.actions.order import jobs_of
-from compiler.actions.order_cache import Orders
+from compiler.actions.lanes import computed
+from compiler.actions.node import EXCHANGES, Key, Node
+from compiler.actions.order import paces
+from compiler.actions.timing import run_of_chains
 from compiler.ir import Body, Instruction, Plan, Program
 from compiler.lower.lowering import Lowering
 from compiler.schedules.costs import PAIR_KINDS, Costs
-from compiler.topology.messages import messages_s
+from compiler.topology.messages import Messages, messages_of
 
-Times = Mapping[tuple[str, str, str], int]  # (kind, phase, site) of a segment or exchange → nanoseconds on its lane
+Times = Mapping[Key, Node]  # segments and exchanges with the nanoseconds that they hold their lanes, by key
 KINDS = "FBIW"
 
 
@@ -32,31 +32,28 @@ KINDS = "FBIW"
 def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Costs:
     """Costs of the schedules of a plan's stages, in milliseconds; of `pairs` alone, if that is all a schedule has.
 
-    A lone action takes the time of its own order, the mean of all stages; a stage weighs the sum of its four kinds of
-    actions over the mean sum. What a pair gains is what it gains on the ranks of the most common kind. A message takes
-    its bytes over the link between pipeline ranks. A stage that two kinds of devices run takes what it takes on the
-    slower one, and every message as long as the slowest.
+    A lone action takes the time of its own order and of its message, the mean of all stages; a stage weighs the sum of
+    its four kinds of actions over the mean sum. What a pair gains is what it gains on the ranks of the most common
+    kind. A stage that two kinds of devices run takes what it takes on the slower one.
     """
-    plan, orders = lowering.plan, lowering.orders
+    plan = lowering.plan
+    messages = messages_of(lowering.rates[0].fabric, plan, plan.stage_placement)
     alone = []
     for stage in range(len(plan.stages)):
         kinds = dict.fromkeys(lowering.kinds[rank] for rank in plan.ranks_of_stage(stage))
-        each = [lowering.chains(stage, rank) for rank in kinds]
-        times = [{kind: _time(orders, (chains, kind)) for kind in KINDS} for chains in each]
+        times = [{kind: _time(lowering, messages, rank, (kind, stage)) for kind in KINDS} for rank in kinds]
         alone.append(max(times, key=lambda one: sum(one.values())))
     totals = [sum(times.values()) for times in alone]
     rank = _common_rank(plan, alone)
     stages = plan.stages_of(rank)
-    chains = {stage: lowering.chains(stage, rank) for stage in stages}
     gained = {}
     both = tuple(dict.fromkeys([(stages[0], stages[-1]), (stages[-1], stages[0])]))
     for first, second in map(tuple, sorted(pairs)):
-        together = sum(_time(orders, (chains[a], first), (chains[b], second)) for a, b in both)
-        apart = sum(_time(orders, (chains[a], first)) + _time(orders, (chains[b], second)) for a, b in both)
+        together = sum(_time(lowering, messages, rank, (first, a), (second, b)) for a, b in both)
+        apart = sum(_time(lowering, messages, rank, each) for a, b in both for each in ((first, a), (second, b)))
         if together < apart:
             lone = mean(times[first] + times[second] for times in alone)
             gained[first + second] = _ms(Fraction(lone) * together / apart)
-    messages = messages_s(lowering.rates[0].fabric, plan, plan.stage_placement)
     F, B, I, W = (_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS)
     return Costs(
         F=F,
@@ -64,15 +61,17 @@ def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Cost
         I=I,
         W=W,
         pairs=tuple(sorted(gained.items())),
-        latency=_ms(round(max(messages.values(), default=0.0) * 1e9)),
         stages=tuple(Fraction(total) / mean(map(Fraction, totals)) for total in totals),
     )
 
 
-def _time(orders: Orders, *actions: tuple[Chains, str]) -> int:
-    """Nanoseconds of an action, or of a pair."""
-    jobs = jobs_of([chains.of(kind) for chains, kind in actions])
-    return end_of(jobs, orders.best(jobs))
+def _time(lowering: Lowering, messages: Messages, rank: int, *actions: tuple[str, int]) -> int:
+    """Nanoseconds of an action, or of a pair, on the kind of device of a rank: kinds and stages."""
+    plan = lowering.plan
+    chains = [lowering.chains(stage, rank).of(kind) for kind, stage in actions]
+    rank_of = partial(plan.stage_placement.rank_of, plan.mesh.pp, 2, micro_batch=0)
+    sends = [messages.sent_ns(kind, stage, len(plan.stages), rank_of) for kind, stage in actions]
+    return run_of_chains(chains, sends, lowering.orders).end
 
 
 def _common_rank(plan: Plan, alone: Sequence[Mapping[str, int]]) -> int:
@@ -127,21 +126,24 @@ def times_on(lowering: Lowering, rank: int) -> Times:
     """The time of every segment and exchange of a plan on the device of a pipeline rank."""
     chains = [lowering.chains(stage, rank) for stage in range(len(lowering.plan.stages))]
     nodes = [node for stage in chains for node in (*stage.of("F"), *stage.of("B")) if node.ordered]
-    return {(i.kind, i.phase, i.site): node.time_ns for node in nodes for i in [node.instruction]}
+    return {node.key: node for node in nodes}
 
 
-def lane_times(instructions: Iterable[Instruction], times: Times) -> LaneTimes:
+def lane_times(instructions: Sequence[Instruction], times: Times) -> LaneTimes:
     """The time that a body takes, and that each lane is busy."""
     spans = list(held(instructions, times))
     busy = [sum(end - start for i, start, end in spans if (i.kind in EXCHANGES) == lane) for lane in (False, True)]
     return LaneTimes(max((end for _, _, end in spans), default=0), *busy)
 
 
-def held(instructions: Iterable[Instruction], times: Times) -> Iterator[tuple[Instruction, int, int]]:
+def held(instructions: Sequence[Instruction], times: Times) -> Iterator[tuple[Instruction, int, int]]:
     """The segments and exchanges of a body, each with its start and end in nanoseconds.
 
     Compute goes in order, exchanges in order beside it, waits where they stand.
     """
+    on_lanes = [i for i in instructions if i.kind == "run" or i.kind in EXCHANGES]
+    nodes = [times[i.kind, i.phase, i.site] for i in on_lanes]
+    pace = zip(*paces(nodes, len({i.slot for i in on_lanes})), strict=True)
     compute = link = 0
     ends: dict[tuple[int, str, str, str], int] = {}
     for i in instructions:
@@ -150,11 +152,11 @@ def held(instructions: Iterable[Instruction], times: Times) -> Iterator[tuple[In
             compute = max(compute, ends[key])
         elif i.kind in EXCHANGES:
             start = max(link, compute)
-            link = ends[key] = start + times[key[1:]]
+            link = ends[key] = start + next(pace)[0]
             yield i, start, link
         elif i.kind == "run":
-            compute += times[key[1:]]
-            yield i, compute - times[key[1:]], compute
+            start, compute = compute, compute + computed(*next(pace), link - compute)
+            yield i, start, compute
 
 
 def overlaps_of(programs: Mapping[str, Program], times: Times | Sequence[Times]) -> dict[str, Overlap]:

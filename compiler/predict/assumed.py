@@ -8,9 +8,11 @@ from compiler.ir import Plan
 from compiler.plan.blocks import balanced_rows
 from compiler.plan.sharding import Crossing, crossing_of
 from compiler.predict.memory_why import gib, memory_assumptions
+from compiler.predict.numbers import seconds
 from compiler.predict.prediction import RankMemory
 from compiler.rates import Rates
 from compiler.rates.kernel_classes import HOST, LINKS
+from compiler.topology.messages import messages_of
 from dsl import ramp
 from dsl.memory import offloaded_bytes
 from dsl.schema import Moe, Spec
@@ -26,6 +28,7 @@ def assumptions(
     return (
         *plan.assumptions,
         *_of_the_step(spec, plan),
+        *_of_links(spec, plan, rates[0]),
         *dict.fromkeys(said for one in rates for said in one.assumptions),
         *_of_the_host(spec, rates),
         *_of_rates(spec, plan, rates),
@@ -56,6 +59,17 @@ def _of_the_step(spec: Spec, plan: Plan) -> Iterator[str]:
         if spec.parallel.zero:
             yield "weights are gathered behind the update, beside nothing"
     yield "reading data, checkpoints, validation and failures take no time"
+
+
+def _of_links(spec: Spec, plan: Plan, rates: Rates) -> Iterator[str]:
+    """Say what messages and exchanges take from compute."""
+    messages = messages_of(rates.fabric, plan, plan.stage_placement).seconds
+    if messages:
+        most = seconds(max(messages.values()))
+        yield f"an action ends when its message is at the next rank: up to {most}, less what it computes beside it"
+    exchanges = spec.parallel.expert > 1 or plan.mesh.tp > 1 or plan.sharded
+    if exchanges and not spec.sm.communication and rates.left < 1:
+        yield f"no SMs are kept for exchanges: they take {1 - rates.left:.0%} of them from what is computed beside"
 
 
 def _of_divided_state(spec: Spec, plan: Plan) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from compiler.actions.node import EXCHANGES
 from compiler.ir import Instruction, Program
@@ -22,7 +22,7 @@ def lanes_of(program: Program, times: Times | Sequence[Times]) -> tuple[Lanes, .
     return tuple(ranks)
 
 
-def shares_of(instructions: Iterable[Instruction], times: Times) -> tuple[Share, ...]:
+def shares_of(instructions: Sequence[Instruction], times: Times) -> tuple[Share, ...]:
     """Times as shares of the whole."""
     spans = list(held(instructions, times))
     whole = max((end for _, _, end in spans), default=0)

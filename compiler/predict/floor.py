@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.actions.chains import Chains
 from compiler.actions.node import Node
 from compiler.actions.order import jobs_of
 from compiler.plan.block_costs import chains_of
@@ -46,26 +45,20 @@ def _works(rates: Rates, model: CutModel) -> Mapping[str, Sequence[Work]]:
     result: dict[str, list[Work]] = {"F": [], "B": []}
     before = ""
     for block, shared in zip(model.blocks, chains_of(rates, model), strict=True):
-        alone = shared if any(node.exchanges for node in shared.of("F")) else _undivided(shared)
         for kind, works in result.items():
             if (id(shared), kind) not in found:
                 ends = (before, block.output) if kind == "F" else (f"d_{block.output}", f"d_{before}")
-                found[id(shared), kind] = _work(alone.of(kind), *ends)
+                found[id(shared), kind] = _work(shared.of(kind), *ends)
             works.append(found[id(shared), kind])
         before = block.output
     return result
-
-
-def _undivided(chains: Chains) -> Chains:
-    """The chains of an action that exchanges nothing: its products have all SMs."""
-    return Chains(chains.stage, chains.cuts, chains.rates.undivided)
 
 
 def _work(nodes: Sequence[Node], source: str, target: str) -> Work:
     """The work of a chain; its longest way is from what reads one value to what makes another."""
     jobs, held = jobs_of([nodes]), [node for node in nodes if node.ordered]
     ways: list[int | None] = []
-    for node, time, earlier in zip(held, jobs.time, jobs.after, strict=True):
+    for node, time, earlier in zip(held, jobs.least, jobs.after, strict=True):
         before = [way for way in (ways[other] for other in earlier) if way is not None]
         reads = [0] if source in node.instruction.reads else []
         ways.append(max((*before, *reads)) + time if before or reads else None)

@@ -5,17 +5,17 @@ Nothing is averaged over stages: a slow stage is slow, and a pair gains what its
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from compiler.actions.chains import Chains
-from compiler.actions.lanes import end_of, least_end
-from compiler.actions.order import jobs_of
+from compiler.actions.lanes import Run
+from compiler.actions.order import paces
+from compiler.actions.timing import least_of_chains, run_of_chains
 from compiler.ir import Stage, Use
 from compiler.lower import Lowering
 from compiler.schedules.schedule import Schedule
-from compiler.topology.messages import messages_s
+from compiler.topology.messages import RankOf, messages_of
 from runtime.actions import Step, actions_of
 
 Key = tuple[tuple[str, int], ...]  # (kind, stage) of an action, or of both of a pair
@@ -28,8 +28,7 @@ class StepTimes:
 
     times: Mapping[tuple[Key, int], int]  # of a step, on a pipeline rank
     compute: Mapping[tuple[Key, int], int]  # what of it the compute lane is busy
-    exchanges: Mapping[tuple[Key, int], int]  # and the communication lane
-    messages: Mapping[tuple[int, int], int]  # of one to a neighbour, by the pipeline ranks that send and receive it
+    exchanges: Mapping[tuple[Key, int], int]  # and the communication lane, messages to other ranks among it
 
     def check(self, num_ranks: int, num_stages: int) -> None:
         """Do nothing: these times are of the sizes of the schedule they were made for."""
@@ -39,8 +38,8 @@ class StepTimes:
         return Fraction(self.times[key_of(step), rank], NS_IN_MS)
 
     def message(self, source: int, target: int) -> Fraction:
-        """Time of a message from a pipeline rank to another."""
-        return Fraction(self.messages[source, target], NS_IN_MS)
+        """Time of a message behind the step that sends it: none, for the step ends when it is there."""
+        return Fraction(0)
 
     def computed_s(self, steps: Iterable[Step], rank: int) -> float:
         """What a rank computes in some steps."""
@@ -51,10 +50,9 @@ class StepTimes:
         return self.exchanges[key_of(step), rank] / NS
 
     def longer(self, factor: float) -> StepTimes:
-        """The times, longer by a factor of at least 1; those of messages are left as they are."""
+        """The times, longer by a factor of at least 1."""
         lanes = self.times, self.compute, self.exchanges
-        times, compute, exchanges = ({key: round(time * factor) for key, time in t.items()} for t in lanes)
-        return StepTimes(times, compute, exchanges, self.messages)
+        return StepTimes(*({key: round(time * factor) for key, time in t.items()} for t in lanes))
 
 
 def key_of(step: Step) -> Key:
@@ -67,45 +65,47 @@ def step_times(lowering: Lowering, schedule: Schedule, least: bool = False) -> S
 
     `least`: what each step takes in any order of its instructions at least, which is found much sooner.
     """
-    steps = _Steps(lowering, least)
+    steps = _Steps(lowering, schedule, least)
     times = {
-        (key, rank): steps.spans(key, rank)
+        (key, rank): steps.run(step, rank)
         for rank, row in enumerate(schedule.actions)
-        for key in sorted({key_of(step) for step in row})
+        for key, step in sorted({key_of(step): step for step in row}.items())
     }
-    between = messages_s(lowering.rates[0].fabric, lowering.plan, schedule.stage_placement)
-    whole, compute, exchanges = ({key: each[k] for key, each in times.items()} for k in range(3))
-    return StepTimes(whole, compute, exchanges, {ends: round(time_s * NS) for ends, time_s in between.items()})
+    return StepTimes(
+        {key: run.end for key, run in times.items()},
+        {key: run.compute for key, run in times.items()},
+        {key: run.exchange for key, run in times.items()},
+    )
 
 
 class _Steps:
     """What steps take on a plan's stages. Twins among stages, and ranks on one kind of device, are looked at once."""
 
-    def __init__(self, lowering: Lowering, least: bool) -> None:
-        self._lowering, self._least = lowering, least
+    def __init__(self, lowering: Lowering, schedule: Schedule, least: bool) -> None:
+        self._lowering, self._schedule, self._least = lowering, schedule, least
+        self._messages = messages_of(lowering.rates[0].fabric, lowering.plan, schedule.stage_placement)
         self._twins = twins_of(lowering.plan.stages)
-        self._spans: dict[tuple[Key, int], tuple[int, int, int]] = {}  # by kind of device
+        self._runs: dict[tuple[Key, int, tuple[int, ...]], Run] = {}  # by kind of device, and messages
 
-    def spans(self, key: Key, rank: int) -> tuple[int, int, int]:
-        """Nanoseconds until the last instruction of a step has ended, and those that each of the lanes is busy: for
-        compute, and for exchanges."""
-        alike = _alike(key, self._twins), self._lowering.kinds[rank]
-        if alike not in self._spans:
-            self._spans[alike] = self._new_spans(*alike)
-        return self._spans[alike]
+    def run(self, step: Step, rank: int) -> Run:
+        """A step until its last instruction has ended, and its messages are there."""
+        sends = tuple(
+            self._messages.sent_ns(a.kind, a.stage, self._schedule.num_stages, self._rank_of(a.micro_batch))
+            for a in actions_of(step)
+        )
+        alike = _alike(key_of(step), self._twins), self._lowering.kinds[rank], sends
+        if alike not in self._runs:
+            self._runs[alike] = self._new_run(*alike)
+        return self._runs[alike]
 
-    def _new_spans(self, key: Key, rank: int) -> tuple[int, int, int]:
-        lowering, rates = self._lowering, self._lowering.rates[rank]
+    def _rank_of(self, micro_batch: int) -> RankOf:
+        return lambda stage: self._schedule.rank_of(stage, micro_batch)
+
+    def _new_run(self, key: Key, rank: int, sends: Sequence[int]) -> Run:
+        lowering = self._lowering
         chains = [lowering.chains(stage, rank).of(kind) for kind, stage in key]
-        if not any(node.exchanges for chain in chains for node in chain):
-            plan = lowering.plan
-            chains = [
-                Chains(plan.stages[stage], plan.cuts, rates.undivided, plan.sharded).of(kind) for kind, stage in key
-            ]
-        jobs = jobs_of(chains)
-        end = least_end(jobs) if self._least else end_of(jobs, lowering.orders.best(jobs))
-        busy = jobs.total(exchange=False), jobs.total(exchange=True)
-        return round(end * (rates.pair if len(key) > 1 else 1.0)), *busy
+        found = least_of_chains(chains, sends) if self._least else run_of_chains(chains, sends, lowering.orders)
+        return replace(found, end=round(found.end * (lowering.rates[rank].pair if len(key) > 1 else 1.0)))
 
 
 def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:
@@ -118,9 +118,12 @@ def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:
 
 def lane_seconds(lowering: Lowering, stage: int, rank: int) -> tuple[float, float]:
     """Seconds that a micro-batch holds the compute lane and the communication lane of a rank, there and back."""
-    held = [node for kind in "FB" for node in lowering.chains(stage, rank).of(kind)]
-    compute, exchange = (sum(node.time_ns for node in held if node.exchanges == lane) / NS for lane in (False, True))
-    return compute, exchange
+    lanes = {False: 0, True: 0}
+    for chain in (lowering.chains(stage, rank).of(kind) for kind in "FB"):
+        nodes = [node for node in chain if node.ordered]
+        for node, time_ns in zip(nodes, paces(nodes, 1)[1], strict=True):
+            lanes[node.exchanges] += time_ns
+    return lanes[False] / NS, lanes[True] / NS
 
 
 def _alike(key: Key, twins: Mapping[int, tuple[int, ...]]) -> Key:

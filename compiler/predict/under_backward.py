@@ -1,8 +1,7 @@
 """How much of the reductions of gradients runs under the backward, and what is left of them behind it.
 
 A reduction starts when the last of its ranks starts it, and takes the time in which a rank's links are free: between
-its steps all of it, in a step what its exchanges leave. Messages between stages are left out, as everywhere: they
-occupy nobody.
+its steps all of it, in a step what its exchanges and messages leave.
 """
 
 from __future__ import annotations

@@ -39,7 +39,9 @@ class Rates:
     cores: int | None = None  # CPU cores that the ranks of a node share; None: each rank has a device of its own
     ranks_of_node: int = 1
     sms: int | None = None  # over which tiles are spread; None: shapes are not told apart by tiles
-    compute: float = 1.0  # share of the SMs that compute
+    compute: float = 1.0  # share of the SMs that products have at the rates of `points`
+    left: float = 1.0  # share of the SMs that an exchange leaves to what is computed beside it
+    keeps: bool = False  # whether products keep to it in all that their action computes: kernels are made for it
     carried: Mapping[str, float] = field(default_factory=dict)  # by class: factors that were measured on another device
     rope: bool = False  # whether attention's rates are of its core alone, without RoPE and the assembly of keys
     pair: float = 1.0  # how much longer two overlapped actions take than their lanes
@@ -55,12 +57,25 @@ class Rates:
 
     @cached_property
     def undivided(self) -> Rates:
-        """Rates of an action that runs alone and exchanges nothing: products have the SMs of communication, too."""
-        faster = {
-            (kind, dtype): tuple((shape, rate / self.compute) for shape, rate in points) if kind in FLOPS else points
-            for (kind, dtype), points in self.points.items()
+        """Rates where nothing is exchanged: products have all SMs."""
+        return self._on(1.0)
+
+    @cached_property
+    def beside(self) -> Rates:
+        """Rates beside an exchange: products have the SMs that it leaves."""
+        return self._on(self.left)
+
+    def _on(self, share: float) -> Rates:
+        """These rates with products on a share of the SMs."""
+        if share == self.compute:
+            return self
+        points = {
+            (kind, dtype): tuple((shape, rate * share / self.compute) for shape, rate in each)
+            if kind in FLOPS
+            else each
+            for (kind, dtype), each in self.points.items()
         }
-        return replace(self, points=faster, compute=1.0, _rates_at={}, _calls={})
+        return replace(self, points=points, compute=share, _rates_at={}, _calls={})
 
     def compute_s(self, kind: str, cost: Cost, rows: int) -> float:
         """Seconds of one call of a segment of `kind` that meets `rows` received rows: its ops one after the other."""

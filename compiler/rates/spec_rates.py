@@ -37,7 +37,7 @@ class Place:
 
     device: Device
     compute: float = 1.0  # share of the SMs that compute
-    communication: int = 0  # SMs that communicate; 0: no split
+    communication: int = 0  # SMs that communicate; 0: as many as they take
 
 
 def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rates:
@@ -76,6 +76,8 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
         ranks_of_node=node.devices,
         sms=place.device.sms if at.tiles else None,
         compute=place.compute,
+        left=place.compute if place.communication else 1 - _taken(at),
+        keeps=place.communication > 0,
         carried={factor.kind: factor.factor for factor in at.factors if factor.carried},
         rope=any(row.kind == "rope" for row in at.rows),
         pair=at.factor_of(PAIR),
@@ -83,6 +85,12 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
         assumptions=tuple(said),
         notes={each: note for each, (_, note) in found.items() if note},
     )
+
+
+def _taken(table: Table) -> float:
+    """The share of the SMs that exchanges take where none are kept for them: as many as they had when measured."""
+    sms = max((row.sms or 0 for row in table.rows if row.kind in LINKS), default=0)
+    return sms / table.device.sms if table.device.sms else 0.0
 
 
 def core_rates() -> Rates:

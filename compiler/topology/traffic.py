@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 
 from compiler.dtypes import ITEMSIZE
 from compiler.holders import Holders
 from compiler.ir import Communication, Plan, Stage
 from compiler.schedules.schedule import Schedule
 from compiler.topology.fabric import Fabric
-from runtime.actions import Action, actions_of
+from compiler.topology.messages import receiver
+from runtime.actions import actions_of
 
 Traffic = Mapping[str, Mapping[str, int]]  # what for → level → bytes of a step, of all devices together
 
@@ -39,19 +41,12 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
         # Where results go depends on the direction of a micro-batch alone.
         ways = Counter([(action.kind, action.stage, action.micro_batch >= back) for action in actions])
         for (kind, stage, turned), times in ways.items():
-            to = _receiver(schedule, Action(kind, stage, back if turned else 0))
+            micro_batch = back if turned else 0
+            to = receiver(kind, stage, schedule.num_stages, partial(schedule.rank_of, micro_batch=micro_batch))
             if to is not None and to != rank:
                 levels = fabric.levels(mesh.rank(rank, 0), mesh.rank(to, 0), mesh.columns)
                 pipeline.update({level: times * count * message for level, count in levels.items()})
     return {"pipeline": dict(pipeline), "experts": dict(experts), "gradients": dict(_gradients(fabric, plan, schedule))}
-
-
-def _receiver(schedule: Schedule, action: Action) -> int | None:
-    """The pipeline rank that the result of an action goes to."""
-    stage = action.stage + (1 if action.kind == "F" else -1)
-    if not 0 <= stage < schedule.num_stages:
-        return None
-    return schedule.rank_of(stage, action.micro_batch)
 
 
 def _exchanged(stage: Stage, kind: str) -> int:

@@ -161,13 +161,14 @@ def default_parallel(context: Context) -> Parallel:
 
 
 def communicating_sms(context: Context) -> int:
-    """SMs that exchange rows, of experts, tensor or context ranks, or parts of divided state, beside compute: 20 of
-    132 in DeepSeek-V3 (arXiv 2412.19437, 3.2.2), as large a share of other devices, and of several kinds that of the
-    smallest; 0 where nothing is exchanged."""
+    """SMs that exchange rows, of experts, tensor or context ranks, beside another micro-batch, or parts of divided state
+    beside the same: 20 of 132 in DeepSeek-V3 (arXiv 2412.19437, 3.2.2), as large a share of other devices, and of
+    several kinds that of the smallest. Else 0: an action that waits for its rows leaves them all SMs meanwhile."""
     try:
         divides = peek(context, "parallel.zero") > 1 and peek(context, "parallel.data") > 1
         axes = ("expert", "expert_tensor", "tensor", "context")
-        if not divides and all(peek(context, f"parallel.{axis}") < 2 for axis in axes):
+        rows = any(peek(context, f"parallel.{axis}") > 1 for axis in axes)
+        if not divides and not (rows and facts_of(peek(context, "schedule.name")).overlaps):
             return 0
         sms, more = [peek(context, "cluster.node.device").sms], peek(context, "cluster.more")
         while more is not None:

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from compiler.actions.lanes import best_order, end_of
+from compiler.actions.node import Key, Node
 from compiler.actions.order import finish, interleave, jobs_of
 from compiler.actions.order_cache import Orders
 from compiler.ir import Body, Program
@@ -52,8 +53,8 @@ def small_program() -> Program:
     return lowering.program(dualpipe(2, 4))
 
 
-def assert_as_predicted(body: Body, times: dict[tuple[str, str, str], int]) -> None:
-    predicted = lane_times(body.instructions, times)
+def assert_as_predicted(body: Body, nodes: dict[Key, Node]) -> None:
+    predicted, times = lane_times(body.instructions, nodes), {key: node.time_ns for key, node in nodes.items()}
     end, exposed = Machines(body, times).run(given_to(body))
     assert end == predicted.end
     assert predicted.end - predicted.compute == exposed

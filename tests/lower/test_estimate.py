@@ -26,13 +26,16 @@ def test_costs_are_those_of_the_stages() -> None:
         for stage in range(len(lowering.plan.stages)):
             jobs = jobs_of([chain(deepseek_v3(), stage, kind)])
             times.append(Fraction(end_of(jobs, best_order(jobs)), 10**6))
-        assert abs(costs.one(kind) - sum(times) / len(times)) < Fraction(1, 10**6)
+        more_ms = float(costs.one(kind) - sum(times) / len(times))
+        # A message to the next node: 15 of 16 stages send one. Behind that of a B there are weight gradients.
+        message_ms = 15 / 16 * (2.8e-6 + 4096 * 7168 * 2 / 40e9) * 1e3
+        assert more_ms == pytest.approx(message_ms if kind in "FI" else 0, rel=1e-3, abs=1e-5)
     pair = jobs_of([chain(deepseek_v3(), 5, "F"), chain(deepseek_v3(), 10, "B")])
     alone = [jobs_of([chain(deepseek_v3(), 5, kind)]) for kind in "FB"]
     gain = end_of(pair, best_order(pair)) / sum(end_of(jobs, best_order(jobs)) for jobs in alone)
     assert float(costs.two("FB") / (costs.one("F") + costs.one("B"))) == pytest.approx(gain, rel=0.01)
     assert float(sum(costs.stages)) == pytest.approx(16)
-    assert float(costs.latency) == pytest.approx(4096 * 7168 * 2 / 40e9 * 1e3, rel=0.01)
+    assert costs.latency == 0
     assert costs.gains() == {"BF"}
 
 

@@ -54,6 +54,7 @@ def test_everything_that_jobs_are_changes_their_key(tmp_path: Path, monkeypatch:
         "early": (False,) * 6,
         "after": ((), (0,), (1,), (), (3,), (3, 4)),
         "awaits": ((), (0,), (), (), (3,), (3,)),
+        "between": (4, 2, 5, 4, 3, 5),
     }
     assert list(other) == [field.name for field in fields(Jobs)], "a field of jobs that no key knows"
     keys = {Orders(tmp_path).key_of(replace(JOBS, **{name: value})) for name, value in other.items()}  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from compiler.ops import CASTS, GRADIENTS, RULES, kernel_class
 from compiler.rates import Rates, core_rates, rates_of, shipped_table, table_for
 from compiler.rates.kernel_classes import FLOPS, MEMORY, shape_at
 from compiler.rates.spec_rates import RATED
-from compiler.topology.messages import messages_s
+from compiler.topology.messages import messages_of
 from dsl.schema import Sm, Spec
 from tests.lower.stages import deepseek_v3
 from tests.specs.shipped import shipped
@@ -132,7 +132,7 @@ def test_sms_that_communicate_do_not_compute() -> None:
 def layer_s(rates: Rates) -> float:
     plan = deepseek_v3().plan
     chains = Chains(plan.stages[5], plan.cuts, rates)
-    between = messages_s(rates.fabric, plan, plan.stage_placement)[5, 6]
+    between = messages_of(rates.fabric, plan, plan.stage_placement).seconds[5, 6]
     return sum(node.time_ns for kind in "FB" for node in chains.of(kind)) * 1e-9 + between
 
 

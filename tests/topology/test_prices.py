@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiler.actions.timing import run_of_chains
 from compiler.ir import Buffer
 from compiler.lower import Lowering
+from compiler.lower.estimate import stage_costs
 from compiler.plan import make_plan
-from compiler.predict.predict import predict
+from compiler.predict.predict import predict, timed
 from compiler.predict.times import step_times
 from compiler.rates import Rates, rates_of, shipped_table
 from compiler.rates.rank_rates import rank_rates
@@ -19,11 +21,13 @@ from compiler.rates.table import Row, Table
 from compiler.schedules import schedule_of
 from compiler.schedules.simulate import simulate
 from compiler.topology.links import LEVELS
-from compiler.topology.messages import messages_s
+from compiler.topology.messages import messages_of
 from dsl.load import load
 from dsl.schema import Spec
+from runtime.actions import Action
 from tests.specs.shipped import shipped
 
+PUBLISHED = "benchmarks/published/zero-bubble.dsc:large"  # 16 pipeline ranks on two nodes
 HIDDEN = 8192 * 4096 * 2  # bytes of a message of llama3-8b
 ROWS = (Buffer("rows", ("R", 4096), "bfloat16"),)
 
@@ -40,7 +44,7 @@ def test_a_message_within_a_node_goes_over_nvlink() -> None:
     """360 GB/s within, 40 GB/s between; rank 1 is on the upper half of its node and 2 on the lower, other rails."""
     spec = two_nodes()
     plan, fabric = make_plan(spec), rates_of(spec).fabric
-    found = messages_s(fabric, plan, plan.stage_placement)
+    found = messages_of(fabric, plan, plan.stage_placement).seconds
     assert set(found) == {(a, b) for a in range(4) for b in range(4) if abs(a - b) == 1}
     inside, between = fabric.link(0, 4), fabric.link(4, 8)
     assert inside is not None and between is not None
@@ -50,16 +54,55 @@ def test_a_message_within_a_node_goes_over_nvlink() -> None:
     assert (inside.bandwidth, between.bandwidth) == (360e9, 40e9)
 
 
-def test_a_step_waits_for_each_message_as_long_as_it_takes() -> None:
-    """Down the pipeline once and back: every hop counts by its own time."""
+def test_an_action_ends_when_its_message_is_there() -> None:
+    """A micro-batch down the pipeline and back: every hop counts by its own time, and once. Behind what a backward
+    sends it computes its last weight gradients."""
     spec = two_nodes()
     plan = make_plan(spec)
-    schedule = schedule_of("1f1b", 4, 1)
-    times = step_times(Lowering(plan, rank_rates(spec)), schedule)
-    assert times.message(0, 1) == times.message(3, 2) and times.message(1, 2) > 8 * times.message(0, 1)
-    ways = sum((2 * times.message(rank, rank + 1) for rank in range(3)), Fraction(0))
+    lowering, schedule = Lowering(plan, rank_rates(spec)), schedule_of("1f1b", 4, 1)
+    messages = messages_of(lowering.rates[0].fabric, plan, schedule.stage_placement).seconds
+    times = step_times(lowering, schedule)
+    for rank in range(4):
+        for kind, to in (("F", rank + 1), ("B", rank - 1)):
+            alone = run_of_chains([lowering.chains(rank, rank).of(kind)], (0,), lowering.orders)
+            message = round(messages.get((rank, to), 0) * 1e9)
+            taken = times.of(Action(kind, rank, 0), rank) * 10**6
+            assert times.exchanged_s(Action(kind, rank, 0), rank) == pytest.approx(message * 1e-9)
+            assert alone.end <= taken <= alone.end + message
+            if kind == "F":
+                assert taken == alone.end + message
+    assert messages[1, 2] > 8 * messages[0, 1]
     work = sum((times.of(step, rank) for rank, steps in enumerate(schedule.actions) for step in steps), Fraction(0))
-    assert simulate(schedule, times).makespan == work + ways
+    assert simulate(schedule, times).makespan == work
+
+
+def test_chunks_cost_messages() -> None:
+    """With three chunks for each rank, a micro-batch is sent three times as often, and between nodes that is seen."""
+    plain, chunked = (
+        timed(load(PUBLISHED, overrides=["train.batch=48", *more]))
+        for more in ((), ("schedule.name=interleaved", "schedule.chunks=3", 'parallel.layout="E|(t|)*46L"'))
+    )
+    messages = messages_of(plain.rates[0].fabric, plain.plan, plain.plan.stage_placement).seconds
+    sent_s = [
+        sum(step_times(found.lowering, found.schedule).exchanged_s(step, 7) for step in found.schedule.actions[7])
+        for found in (plain, chunked)
+    ]
+    assert sent_s[0] == pytest.approx(48 * (messages[7, 8] + messages[7, 6]))
+    assert sent_s[1] == pytest.approx(3 * sent_s[0])
+    busy_s = [found.step.ranks[7].busy_s for found in (plain, chunked)]  # of the same three layers
+    assert busy_s[1] - busy_s[0] == pytest.approx(2 * 48 * messages[7, 8], rel=0.1), "forwards wait for two more each"
+
+
+def test_a_searched_schedule_has_the_price_of_steps() -> None:
+    """What the search takes an action for is what a step takes, messages with it."""
+    spec = two_nodes()
+    plan = make_plan(spec)
+    lowering, schedule = Lowering(plan, rank_rates(spec)), schedule_of("1f1b", 4, 4)
+    times, costs = step_times(lowering, schedule), stage_costs(lowering)
+    assert costs.latency == 0
+    for kind in "FB":
+        mean = sum((times.of(Action(kind, rank, 0), rank) for rank in range(4)), Fraction(0)) / 4
+        assert float(costs.one(kind)) == pytest.approx(float(mean), rel=1e-6)
 
 
 # ---------------------------------------------------------------- reductions
