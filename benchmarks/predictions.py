@@ -18,6 +18,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from benchmarks.published.rows import all_runs, stored
 from compiler.plan import make_plan
 from compiler.plan.blocks import balanced_rows
 from compiler.predict.interval import LEAST, UNKNOWN, class_seconds
@@ -82,6 +83,7 @@ def page() -> str:
         _bytes(fixed, found[tables[-1]]),
         _v2(fixed, found, second),
         _longer(fixed["published_longer"], tables),
+        _others(),
         _method(),
     )
     return "\n\n".join(parts) + "\n"
@@ -340,6 +342,27 @@ def _longer(published: Mapping[str, Any], tables: Sequence[str]) -> str:
         rows.append(f"| {phase.partition('.')[2]} | {first.num_devices:,} | {fits} | {cells} |")
     off = (f"{each / 1e3:.1f}K ({each / published['device_hours'] - 1:+.0%})" for each in hours.values())
     rows.append(f"| both | | | {' | '.join(off)} |")
+    return "\n".join(rows)
+
+
+def _others() -> str:
+    """The runs of docs/published-runs.md, a row each."""
+    results = stored()
+    rows = [
+        "## Other published runs\n",
+        _flow(
+            "[published-runs.md](published-runs.md) has these runs with their sources and with what their plans say"
+            " otherwise. Tokens per second of a device; a positive error says that the plan is faster than the run was."
+        ),
+        "",
+        "| run | published | predicted | off | step inside the interval |",
+        "|---|--:|--:|--:|:--|",
+    ]
+    for run in all_runs():
+        found = results[run.name]
+        inside = "yes" if found.is_hit(run) else "**no**"
+        tokens = f"{run.tokens_per_s_gpu:,.0f} | {found.tokens_gpu / found.step_s:,.0f}"
+        rows.append(f"| `{run.name}` | {tokens} | {found.off(run):+.1%} | {inside} |")
     return "\n".join(rows)
 
 

@@ -55,7 +55,8 @@ JOINT: tuple[Row, ...] = (
         resources.state_fits,
     ),
 )
-CHOICE_CODES = frozenset({"E0818", "E0922"})  # of other rules that read the expert ranks: where experts lie on nodes
+# Of other rules that read a degree that may be open: where experts lie on nodes, and what tensor ranks split.
+CHOICE_CODES = frozenset({"E0818", "E0819", "E0922"})
 JOINT_CODES = frozenset(
     (
         "E0706",
