@@ -67,7 +67,8 @@ def _of_links(spec: Spec, plan: Plan, rates: Rates) -> Iterator[str]:
     if messages:
         most = seconds(max(messages.values()))
         yield f"an action ends when its message is at the next rank: up to {most}, less what it computes beside it"
-    exchanges = spec.parallel.expert > 1 or plan.mesh.tp > 1 or plan.sharded
+    p = spec.parallel
+    exchanges = max(p.expert, p.expert_tensor, p.tensor, p.context) > 1 or plan.sharded
     if exchanges and not spec.sm.communication and rates.left < 1:
         yield f"no SMs are kept for exchanges: they take {1 - rates.left:.0%} of them from what is computed beside"
 

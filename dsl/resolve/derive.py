@@ -161,9 +161,9 @@ def default_parallel(context: Context) -> Parallel:
 
 
 def communicating_sms(context: Context) -> int:
-    """SMs that exchange rows, of experts, tensor or context ranks, beside another micro-batch, or parts of divided state
-    beside the same: 20 of 132 in DeepSeek-V3 (arXiv 2412.19437, 3.2.2), as large a share of other devices, and of
-    several kinds that of the smallest. Else 0: an action that waits for its rows leaves them all SMs meanwhile."""
+    """SMs that exchange rows (of experts, tensor or context ranks) beside another micro-batch, or parts of divided
+    state beside the same: 20 of 132 in DeepSeek-V3 (arXiv 2412.19437, 3.2.2), as large a share of other devices, and
+    of several kinds that of the smallest. Else 0: an action that waits for its rows has all SMs meanwhile."""
     try:
         divides = peek(context, "parallel.zero") > 1 and peek(context, "parallel.data") > 1
         axes = ("expert", "expert_tensor", "tensor", "context")
