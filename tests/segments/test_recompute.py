@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import get_args
 
@@ -18,7 +19,7 @@ from compiler import ir
 from compiler.emit.segment_code import emit
 from compiler.ir.segment import SUM
 from compiler.layers import LAYERS
-from compiler.plan.blocks import model_steps
+from compiler.plan.blocks import cut_model, model_steps
 from compiler.segments import check, printer
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.node_costs import costs
@@ -30,6 +31,7 @@ from tests.golden.test_golden import other_versions
 from tests.segments.running import NUM_SMS, assert_equal, by_autograd, by_segment, load
 from tests.segments.specs import DENSE, deepseek_v3, gqa, mla, moe, quickstart_sized, softmax_moe, spec
 from tests.segments.test_segments import arguments
+from tests.training.specs import spec as small_spec
 
 NAMES = get_args(Recompute)
 V3 = ("rmsnorm", "mla_up", "swiglu")  # what DeepSeek-V3 recomputes
@@ -277,3 +279,13 @@ def test_text() -> None:
         check.text(
             source.replace("linear(rmsnorm_1_again, q_up)", "linear(linear_0, q_up)"), joint, parts, lambda _: None
         )
+
+
+@pytest.mark.parametrize("of", ["v3", "pattern"])
+def test_segments_of_context_ranks_with_any_names(of: str) -> None:
+    """Each pass of fusion matches as often as a segment says, whatever is computed again."""
+    names = ("rmsnorm", "mla_up", "attention", "router", "shared", "experts", "swiglu", "dense")
+    small = small_spec(1, 1, 1, 2, of=of, schedule="1f1b", context=2, sequence=8)
+    for count in range(4):
+        for chosen in combinations([name for name in names if of == "v3" or name != "mla_up"], count):
+            cut_model(small.model_copy(update={"recompute": chosen}))
