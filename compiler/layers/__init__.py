@@ -61,7 +61,7 @@ LAYERS: dict[str, Layer] = {
         ("rmsnorm", "mla_up", "qkv", "attention"),
         ("residual_norm", "quantise", "norm_gradient"),
     ),
-    "attend": Layer(attention.build_attend, attention.PARAMETERS, ("mla_up", "attention"), ("quantise",)),
+    "attend": Layer(attention.build_attend, attention.PARAMETERS, ("rmsnorm", "mla_up", "attention"), ("quantise",)),
     "balance": Layer(moe.build_balance, {}),
     "between": Layer(stream.build_between, stream.BETWEEN_PARAMETERS, (), ("residual_norm", "norm_gradient")),
     "dense": Layer(
