@@ -109,6 +109,7 @@ SOAK = (
     Row("tests/training/test_expert_tensor.py", 3),
     Row("tests/training/test_nodes.py::test_forwarded", 4),
     Row("tests/training/test_nodes.py::test_training", 2),
+    Row("tests/training/test_layers_again.py", 4),
     Row("tests/training/test_recompute.py", 8),
     Row("tests/training/test_tensor.py", 3),
     Row("tests/training/test_transformers.py", 2),
