@@ -82,7 +82,7 @@ LAYERS: dict[str, Layer] = {
     "project": Layer(
         attention.build_project,
         attention.PARAMETERS,
-        ("rmsnorm", "mla_up", "qkv", "attention"),
+        ("rmsnorm", "qkv", "attention"),
         ("quantise", "norm_gradient"),
     ),
     "router": Layer(

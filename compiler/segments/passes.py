@@ -126,9 +126,12 @@ def _remade(segment: Segment) -> str:
     """How the backward makes a block's norm again for W alone: not where products of I read it again. The product of a
     router that gives its logits to another segment is not computed again."""
     products = {param.name for param in segment.params} & {"qkv", "up"}
-    given = any(output.name == "scores" for output in segment.outputs) and scored(segment)
-    repeats = segment.repeats and not given
-    if "rmsnorm" not in segment.recompute or repeats or not products.isdisjoint(segment.recompute):
+    outputs = {output.name for output in segment.outputs}
+    if "scores" in outputs and scored(segment):
+        is_again = "rmsnorm" in segment.recompute or (segment.repeats and "x" not in outputs)
+    else:
+        is_again = "rmsnorm" in segment.recompute and not segment.repeats
+    if not is_again or not products.isdisjoint(segment.recompute):
         return ""
     quantised = segment.kind != "router" and "operands" in dict(segment.stored) and "quantise" in segment.fused
     return "_again_quantise" if quantised else "_again"
