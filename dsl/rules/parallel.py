@@ -265,7 +265,7 @@ def sequences_are_split(spec: Spec) -> Iterator[Finding]:
 
 def attention_is_split(spec: Spec) -> Iterator[Finding]:
     """A module of a user attends to whole sequences, which no context rank has."""
-    customs = [path for path, part in spec.model.customs if isinstance(part, CustomAttention)]
+    customs = [path for path, part in spec.model.attentions if isinstance(part, CustomAttention)]
     if spec.parallel.context > 1 and customs:
         message = f"context = {spec.parallel.context}: a module for attention has whole sequences"
         yield Finding(
