@@ -177,7 +177,6 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
     What a phase of the run says begins with this phase; a constant stands for the tokens before.
     """
     found: list[RatePhase] = []
-    begin = context.rate_begin
     lines = [each for each in block.body if isinstance(each, Line)]
     damaged = len(lines) < len(block.body)
     # A damaged line may have changed the rate: lines behind it are not judged by it.
@@ -192,8 +191,7 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
         last = index == len(lines) - 1
         try:
             before = found[-1] if found else None
-            found.append(_line(context, scope, line, before, begin, ramp, total if last else None, last))
-            begin = found[-1].end_tokens
+            found.append(_line(context, scope, line, before, ramp, total if last else None, last))
             context.origins[f"{scope.at('rate')}.{index + (context.rate_begin > 0)}"] = line.span
         except RejectedError:
             damaged = True
@@ -275,7 +273,6 @@ def _line(
     scope: Scope,
     line: Line,
     before: RatePhase | None,
-    begin: int,
     ramp: Ramp | None,
     total: int | None,
     last: bool,
@@ -283,6 +280,7 @@ def _line(
     clauses = _clauses(context, scope, line)
     shape, head = SHAPES[line.head.text], line.head
     start, end = _goals(context, shape, head, clauses, before)
+    begin = before.end_tokens if before else context.rate_begin
     end_tokens = _end(context, line, clauses, begin, ramp, total, last)
     return RatePhase.model_construct(shape=shape, start=start, end=end, end_tokens=end_tokens)
 

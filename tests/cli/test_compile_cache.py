@@ -144,8 +144,8 @@ def test_what_is_no_entry_in_a_builds_cache_is_not_removed(
 
 def test_train_hands_the_folder_to_compile(tmp_path: Path) -> None:
     def command(cache: Path | None) -> list[str]:
-        given = Namespace(spec=str(SPEC), set=[], cache=cache)
-        return train._compiler(given, Namespace(path=SPEC), tmp_path / "build")  # type: ignore[arg-type]
+        given = Namespace(set=[], cache=cache)
+        return train._compiler(given, Namespace(argument=str(SPEC)), tmp_path / "build")  # type: ignore[arg-type]
 
     assert "--cache" not in command(None)
     assert command(tmp_path / "shared")[-2:] == ["--cache", str(tmp_path / "shared")]
