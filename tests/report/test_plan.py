@@ -49,14 +49,17 @@ def test_a_page_is_well_formed_self_contained_and_stable(name: str) -> None:
     assert sum(drawn.values()) == sum(len(str(step).split("|")) for row in found.schedule.actions for step in row)
 
 
-def test_the_bars_of_a_step_are_its_parts() -> None:
-    _, prediction, planned = plan_of("quickstart")
+@pytest.mark.parametrize(("name", "waits"), [("quickstart", False), ("llama3-8b", True)])
+def test_the_bars_of_a_step_are_its_parts(name: str, waits: bool) -> None:
+    """DualPipe on two ranks has no bubble, and then there is no bar of one."""
+    _, prediction, planned = plan_of(name)
     bars = step_bars(planned.step.ranks)
     for at, rank in enumerate(prediction.step.ranks):
         mine = [bar for bar in bars.bars if bar.y == bars.bars[0].y + at * 19]
         assert sum(bar.width for bar in mine) == pytest.approx(bars.right - bars.left, abs=0.3)
-        (bubble,) = (bar for bar in mine if "bubble" in bar.title)
-        assert bubble.width / (bars.right - bars.left) == pytest.approx(rank.bubble_s / rank.seconds)
+        bubbles = [bar.width for bar in mine if "bubble" in bar.title]
+        assert len(bubbles) == waits and (rank.bubble_s > 0) == waits
+        assert sum(bubbles) / (bars.right - bars.left) == pytest.approx(rank.bubble_s / rank.seconds)
 
 
 def test_a_stage_is_drawn_with_all_its_segments() -> None:
