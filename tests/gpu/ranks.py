@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import torch
 from safetensors.torch import save_file
@@ -22,6 +23,7 @@ from runtime.comm.connect import Endpoint, Transport
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
+from runtime.ops import product
 from runtime.trainer import Trainer
 from tests.gpu.pretend import DEVICE, pretended
 from tests.training.samples import RandomSamples, weight
@@ -48,7 +50,8 @@ def train(build: Build, rank: int, board: Board, device: torch.device, transport
 def main(folder: Path, world: int, device: str, transport: Transport) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         there = device == "pretend"
-        with pretended() if there else nullcontext():
+        # A processor without BF16 instructions widens the operands of products, a device does not.
+        with mock.patch.object(product, "has_bf16", lambda: True), pretended() if there else nullcontext():
             where = DEVICE if there else torch.device("cpu")
             result = train(Build.open(folder / "build"), rank, board, where, transport)
         out = folder / f"{device}-{transport}"

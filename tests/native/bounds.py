@@ -152,7 +152,7 @@ def _by_head(x_TX: Tensor, sequence: int, heads: int) -> Tensor:
 
 
 def mla_attention(q: Tensor, kv: Tensor, k_rope: Tensor, *sizes: Any) -> tuple[Tensor, ...]:
-    S, heads, nope, rope, _, theta, starts = sizes
+    S, heads, nope, rope, _, theta, starts, _ = sizes
     turn = turns(angles(S, rope, theta, q.dtype, q.device), starts)
     o, lse = _attend(*_heads(q, kv, k_rope, S, heads, nope, turn), nope, starts)
     return _rows(o, heads), lse.unflatten(0, (-1, heads))
@@ -161,7 +161,7 @@ def mla_attention(q: Tensor, kv: Tensor, k_rope: Tensor, *sizes: Any) -> tuple[T
 def mla_attention_dgrad(
     do: Tensor, q: Tensor, kv: Tensor, k_rope: Tensor, o: Tensor, lse_BHS: Tensor, *sizes: Any
 ) -> tuple[Tensor, ...]:
-    S, heads, nope, rope, _, theta, starts = sizes
+    S, heads, nope, rope, _, theta, starts, _ = sizes
     inputs = _heads(q, kv, k_rope, S, heads, nope, turns(angles(S, rope, theta, q.dtype, q.device), starts))
     dq, dk, dv = _attend_dgrad(
         _by_head(do, S, heads), _by_head(o, S, heads), lse_BHS.flatten(0, 1), *inputs, nope, heads, starts
@@ -171,17 +171,17 @@ def mla_attention_dgrad(
 
 
 def gqa_attention(q: Tensor, k: Tensor, v: Tensor, *sizes: Any) -> tuple[Tensor, ...]:
-    _, heads, kv_heads, _, starts = sizes
-    o, lse = _attend(*_gqa_heads(q, k, v, *sizes), 0, starts)
+    _, heads, kv_heads, _, starts, _ = sizes
+    o, lse = _attend(*_gqa_heads(q, k, v, *sizes[:-1]), 0, starts)
     return _rows(o, heads), lse.unflatten(0, (-1, kv_heads, heads // kv_heads)).transpose(2, 3)
 
 
 def gqa_attention_dgrad(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *sizes: Any
 ) -> tuple[Tensor, ...]:
-    S, heads, kv_heads, _, starts = sizes
+    S, heads, kv_heads, _, starts, _ = sizes
     share, lse_NS = heads // kv_heads, lse.transpose(2, 3).flatten(0, 2)
-    given = (_by_head(do, S, heads), _by_head(o, S, heads), lse_NS, *_gqa_heads(q, k, v, *sizes))
+    given = (_by_head(do, S, heads), _by_head(o, S, heads), lse_NS, *_gqa_heads(q, k, v, *sizes[:-1]))
     dq, dk, dv = _attend_dgrad(*given, 0, share, starts)
     shared = (_rows(d.unflatten(0, (-1, share)).sum(1), kv_heads) for d in (dk, dv))
     return _rows(dq, heads) * q.shape[1] ** -0.5 * heads**0.5, *shared
