@@ -96,9 +96,12 @@ def given(block: outline.Node) -> set[str]:
     return keys | {ALTERNATIVES[key] for key in keys if key in ALTERNATIVES}
 
 
+OURS = ("within",)  # keys that dsc writes, and no user
+
+
 def keys(cls: type[Node]) -> tuple[str, ...]:
-    """The keys of a block, those that must be given first."""
-    names = LayerRange.KEYS if cls is LayerRange else keys_of(cls)
+    """The keys of a block that a user writes, those that must be given first."""
+    names = [name for name in (LayerRange.KEYS if cls is LayerRange else keys_of(cls)) if name not in OURS]
     return tuple(sorted(names, key=lambda name: not required(cls, name)))
 
 

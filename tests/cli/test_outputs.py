@@ -69,7 +69,7 @@ def test_a_place_that_takes_no_file_is_told_before_the_work(
     def work(*_: object) -> None:
         raise AssertionError("it has begun")
 
-    for name in ("plan.load_spec", "schedule.answer_to", "place.place_all", "calibrate._measured"):
+    for name in ("plan.load_phases", "schedule.answer_to", "place.place_all", "calibrate._measured"):
         monkeypatch.setattr(f"compiler.commands.{name}", work)
     words = ["calibrate", "spec.dsc"] if command == "calibrate" else COMMANDS[command]
     (folder / "circle").symlink_to("circle")

@@ -28,7 +28,18 @@ def labels(marked: str, **others: str) -> list[str]:
 
 
 FILE = ["run", "model", "cluster", "precision", "import", "let"]
-PARALLEL = ["expert", "data", "tensor", "context", "layout", "placement", "route", "zero", "overlap_reduce"]
+PARALLEL = [
+    "expert",
+    "expert_tensor",
+    "data",
+    "tensor",
+    "context",
+    "layout",
+    "placement",
+    "route",
+    "zero",
+    "overlap_reduce",
+]
 SHAPES = ["warmup", "linear", "constant", "cosine"]
 
 
@@ -66,7 +77,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("run a { recompute = |", ["[ ]"]),
         (
             "run a { recompute = [rmsnorm, swiglu, |",
-            ["mla_up", "attention", "dense", "router", "shared", "experts", "logits"],
+            ["mla_up", "qkv", "up", "attention", "dense", "router", "shared", "experts", "logits", "layer"],
         ),
         ("run a { parallel { data = |", ["auto"]),
         ("run a { train { optimizer adamw { clip = |", ["none"]),

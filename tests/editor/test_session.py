@@ -94,7 +94,18 @@ def test_completion_while_typing(editor: Editor) -> None:
     typed = head + "  parallel { pipeline = 2, ex"
     editor.change(SPEC, typed)
     found = proposals(editor, typed, "pipeline = 2, ex|")
-    keys = ["expert", "data", "tensor", "context", "layout", "placement", "route", "zero", "overlap_reduce"]
+    keys = [
+        "expert",
+        "expert_tensor",
+        "data",
+        "tensor",
+        "context",
+        "layout",
+        "placement",
+        "route",
+        "zero",
+        "overlap_reduce",
+    ]
     assert [item["label"] for item in found] == keys
     assert applied(typed, [found[0]["textEdit"]]) == head + "  parallel { pipeline = 2, expert = ${1:64}"
     assert found[0]["insertTextFormat"] == 2 and "experts" in found[0]["documentation"]["value"]

@@ -11,7 +11,7 @@ from torch import Tensor
 import tests.kernels.interpreted as interpreted
 from compiler.kernels.kernel import LEGS
 from runtime import ops
-from runtime.ops.causal import angles, back, columns, split_heads, starts_of_heads, turns
+from runtime.ops.causal import angles, back, columns, of_heads, split_heads, turns
 from tests.kernels.checks_quantise import bytes_of, moved, same
 from tests.kernels.checks_quantise_e5m6 import unsigned
 from tests.kernels.interpreted import NUM_SMS, double, random, run
@@ -46,7 +46,7 @@ def angles_of(B: int, S: int, width: int, starts: tuple[Tensor, ...]) -> Tensor:
 
 def heads_of(starts: tuple[Tensor, ...], S: int, heads: int) -> Tensor | None:
     """Where documents begin for the heads of all sequences, PS."""
-    return starts_of_heads(*starts, S, heads) if starts else None
+    return of_heads(*starts, S, heads) if starts else None
 
 
 # ---------------------------------------------------------------- latent

@@ -277,7 +277,7 @@ def test_the_best_and_every_nth_stay_beside_the_newest(place: Place) -> None:
     run = place.folder / "diverges"
     losses = {row["step"]: row["validation_loss"] for row in rows(run)}
     assert len(losses) == 8, "a checkpoint that may be the best is validated"
-    assert min(losses, key=losses.__getitem__) == 1 and losses[8] > 2 * losses[1], "it has diverged"
+    assert min(losses, key=losses.__getitem__) == 1 and max(losses.values()) > 2 * losses[1], "it has diverged"
     kept = sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
     assert kept == [1, 5, 7, 8]
     assert all(saved(run, step).meta["validation_loss"] == losses[step] for step in kept)
