@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from compiler.actions.chains import Chains
+from compiler.actions.order import paces
 from compiler.ir import Buffer, Communication, Cut, Use
 
 
@@ -41,13 +42,17 @@ def model_graph(stages: Iterable[Chains]) -> ModelGraph:
     makers: dict[str, tuple[str, int]] = {}  # value → (who makes it, bytes)
     for chains in stages:
         stage = chains.stage
+        rows = {step.site: step.kind for step in stage.steps if isinstance(step, Communication) and step.moves_rows}
         times: dict[tuple[str, str], int] = {}
-        for kind in "FIW":
-            for node in (each for each in chains.of(kind) if each.ordered):
-                name = node.instruction.site
+        for action in "FB":
+            nodes = [each for each in chains.of(action) if each.ordered]
+            for node, time_ns in zip(nodes, paces(nodes, 1)[1], strict=True):
+                name, phase = node.instruction.site, node.instruction.phase
                 if node.exchanges:
-                    name = f"{name} {'combine' if node.instruction.kind == 'combine' else 'dispatch'}"
-                times[name, kind] = times.get((name, kind), 0) + node.time_ns
+                    is_combine = node.instruction.kind == "combine"
+                    name = f"{name} {rows.get(name) or ('combine' if is_combine else 'dispatch')}"
+                key = name, phase if action == "F" or phase == "W" else "I"  # where I runs a layer again, too
+                times[key] = times.get(key, 0) + time_ns
         for step in stage.steps:
             name = node_of(step)
             kind = step.segment.kind if isinstance(step, Use) else step.kind
