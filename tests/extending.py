@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "extending.md"
 TABLE = ROOT / "docs" / "architecture.md"
 TEMPLATE = re.compile(
     r"^(?:New file|In) `(?P<path>[^`\n]+)`"
-    r"(?:, (?P<how>above|below|in the place of) the line[ \n]`(?P<anchor>[^\n]+)`)?:\n\n"
+    r"(?:, (?P<how>above|below|in the place of) (?P<which>the|each) line[ \n]`(?P<anchor>[^\n]+)`)?:\n\n"
     r"```\w*\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -31,6 +31,7 @@ class Template:
     text: str
     how: str = ""  # above, below or in the place of the line
     anchor: str = ""  # without its indentation
+    each: bool = False  # whether there are several such lines
 
     def write(self, folder: Path) -> None:
         """Puts the text into a copy of the project."""
@@ -40,9 +41,12 @@ class Template:
             path.write_text(self.text, "utf-8")
             return
         lines = path.read_text("utf-8").splitlines(keepends=True)
-        (at,) = (index for index, line in enumerate(lines) if line.strip() == self.anchor)
-        begin, end = {"above": (at, at), "below": (at + 1, at + 1), "in the place of": (at, at + 1)}[self.how]
-        path.write_text("".join([*lines[:begin], self.text, *lines[end:]]), "utf-8")
+        found = [index for index, line in enumerate(lines) if line.strip() == self.anchor]
+        assert found and self.each == (len(found) > 1), f"{self.path} has {len(found)} lines {self.anchor}"
+        for at in reversed(found):
+            begin, end = {"above": (at, at), "below": (at + 1, at + 1), "in the place of": (at, at + 1)}[self.how]
+            lines[begin:end] = [self.text]
+        path.write_text("".join(lines), "utf-8")
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def extension(title: str) -> Extension:
     parts = PAGE.read_text("utf-8").split("\n## ")
     (text,) = (part for part in parts if part.partition("\n")[0] == title)
     found = tuple(
-        Template(match["path"], match["text"], match["how"] or "", match["anchor"] or "")
+        Template(match["path"], match["text"], match["how"] or "", match["anchor"] or "", match["which"] == "each")
         for match in TEMPLATE.finditer(text)
     )
     return Extension(title, FENCED.sub("", text), found)

@@ -81,9 +81,8 @@ def project(
 ) -> tuple[Any, ...]:
     """h, handed through, queries, and keys and values side by side, of the rows that a context rank has."""
     x_TD = entering(ops, p, h_TD, eps, pre)
-    sizes = sequence, heads, kv_heads
-    where = placed(places_T)
-    q_T, k_T, v_T = _projected(ops, p, x_TD, where, *sizes, head_dim, qk_norm, eps, biased, rotation, query_scale)
+    places_T, sizes = placed(places_T), (sequence, heads, kv_heads)
+    q_T, k_T, v_T = _projected(ops, p, x_TD, places_T, *sizes, head_dim, qk_norm, eps, biased, rotation, query_scale)
     return *(() if part else (h_TD,)), q_T, ops.cat2(k_T, v_T)
 
 

@@ -63,7 +63,7 @@ def rotated(
 def placed(places_T: tuple[Any, ...]) -> tuple[Any, ...]:
     """(starts, positions) of a context rank, whose segments are always given positions, and starts in front of them
     where sequences hold several documents."""
-    return places_T if len(places_T) == 2 else (None, *places_T)
+    return (None, *places_T) if len(places_T) == 1 else places_T
 
 
 _PLAIN = (1.0, 0.0, 1.0, 0.0, 1.0)

@@ -301,6 +301,27 @@ def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softma
     return balance_scores(scores(logits_TE, softmax), expert_TK, sequence)
 
 
+def choice_counts(expert_TK: Tensor, num_experts: int, rows: int) -> Tensor:
+    """By one-hot rows."""
+    return torch.nn.functional.one_hot(expert_TK, num_experts).sum(1).view(-1, rows, num_experts).sum(1)
+
+
+def counted_balance(logits_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int, softmax: bool) -> Tensor:
+    return counted_balance_scores(scores(logits_TE, softmax), counts_NE, rows, sequence)
+
+
+def counted_balance_scores(score_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int) -> Tensor:
+    """Row by row, with the counts of all ranks."""
+    B, E = len(score_TE) // rows, score_TE.shape[1]
+    counts_BE = counts_NE.view(-1, B, E).sum(0).to(score_TE.dtype)
+    frequency_BE = E * counts_BE / counts_BE.sum(1, keepdim=True)
+    share_TE = score_TE / score_TE.sum(1, keepdim=True)
+    return (
+        sum(((share_TE[t] * frequency_BE[t // rows]).sum() for t in range(len(score_TE))), score_TE.new_zeros(()))
+        / sequence
+    )
+
+
 def balance_scores(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
     E, K = score_TE.shape[1], expert_TK.shape[1]
     total = score_TE.new_zeros(())
