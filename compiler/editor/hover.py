@@ -77,7 +77,7 @@ def _key(document: Document, where: Inside, statement: outline.Node) -> str:
     if where.form == "batch":
         meaning = block_keys.BATCH_KEYS[key][1] if key in block_keys.BATCH_KEYS else ""
         return texts.title(key, meaning) if meaning else ""
-    is_key = where.form == "class" and (key in block_keys.keys(where.cls))
+    is_key = where.form == "class" and key in (*block_keys.keys(where.cls), *block_keys.OURS)
     if not is_key:
         return ""
     about = texts.key(where.at(key)) or texts.block(where.at(key))

@@ -53,7 +53,7 @@ def _gather(tokens_T, w_VD, h_TD, num_tokens, D: tl.constexpr, ROWS: tl.constexp
 
 @triton.jit
 def _sort(tokens_T, order_T, equal_T, num_tokens, SORTED: tl.constexpr, OTHERS: tl.constexpr):
-    """order_T: tokens by number and then by place; equal_T: how many equal ones ≥ 0 begin at each place of it, else 0."""
+    """order_T: tokens by number, then by place; equal_T: how many equal ones ≥ 0 begin at each place of it, else 0."""
     t = tl.program_id(0) * SORTED + tl.arange(0, SORTED)
     mine = tl.load(tokens_T + t, mask=t < num_tokens, other=0).to(tl.int32)
     place = tl.zeros((SORTED,), tl.int32)
