@@ -32,7 +32,7 @@ from runtime.options import START_TIMEOUT_S
 from runtime.position import Position
 from runtime.profile import WARM_UP, Profile
 from runtime.progress import Progress
-from runtime.rate import last_step
+from runtime.rate import last_step, tokens_to_train
 from runtime.resume import origin
 from runtime.saves import Saves
 from runtime.snapshot import AVERAGE
@@ -67,7 +67,7 @@ class Loop:
             return (self.resume.step if self.resume else 0) + WARM_UP + self.profile
         train, step = self.build.plan.train, self.resume.step if self.resume else 0
         done = self.position.tokens - train.first_token
-        end = last_step(self.build.plan.batches, train.sequence, step, done, train.tokens)
+        end = last_step(self.build.plan.batches, train.sequence, step, done, tokens_to_train(self.build.plan))
         if self.steps is None:
             return end
         return self.steps if train.within is None or train.within.is_last else min(self.steps, end)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from runtime.contract import Batches, Phase, RatePhase
+from runtime.contract import Batches, Phase, Plan, RatePhase
 
 
 def learning_rate(phases: Sequence[RatePhase], tokens: int) -> float:
@@ -37,6 +37,16 @@ def tokens_after(batches: Batches, sequence: int, steps: int) -> int:
     """Tokens that the first `steps` steps train on."""
     growth = _growth((*(each for each in batches if each[0] < steps), (steps, 0)), sequence)
     return growth[-1][0]
+
+
+def tokens_to_train(plan: Plan) -> int:
+    """Tokens that a build trains on, counted from its first: of the run, or of a phase up to the beginning of the next.
+
+    A phase that another follows ends with a whole step, where that one begins.
+    """
+    train = plan.train
+    is_followed = train.within is not None and not train.within.is_last
+    return tokens_after(plan.batches, train.sequence, plan.steps) if is_followed else train.tokens
 
 
 def last_step(batches: Batches, sequence: int, step: int, tokens: int, total: int) -> int:

@@ -23,7 +23,7 @@ import torch
 
 from runtime import bad_batches
 from runtime.build import Build
-from runtime.checkpoint.manifest_file import find_manifest
+from runtime.checkpoint.manifest_file import find_manifest, trained_tokens
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest
 from runtime.contract import MoeLayer, Plan
@@ -34,7 +34,7 @@ from runtime.micro_batches import EXTRA_TOKENS
 from runtime.native import library
 from runtime.outcome import printable
 from runtime.position import Position
-from runtime.rate import batch_at, last_step, tokens_after
+from runtime.rate import batch_at, last_step, tokens_after, tokens_to_train
 from runtime.snapshot import AVERAGE
 from runtime.strict_json import tree
 
@@ -106,11 +106,7 @@ def order_of(build: Build, corpus: Path) -> Order:
     if not pieces:
         needed = within.longest + EXTRA_TOKENS
         raise DataError(f"{tokens:,} tokens are fewer than one sample of the longest phase, {needed:,}: give more text")
-    end = (
-        None
-        if within.is_last
-        else within.first_token + tokens_after(build.plan.batches, train.sequence, build.plan.steps)
-    )
+    end = None if within.is_last else within.first_token + tokens_to_train(build.plan)
     windows = pieces * (within.longest // train.sequence)
     return Order(train.sequence, windows, train.seed, within.longest, within.first_token, end)
 
@@ -127,7 +123,8 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
         changed = list(_changes(_flat(was.get("plan")), _flat(now["plan"])))
     free = _OF_A_PHASE if begins else _RECIPE
     if other := [text for path, text in changed if path.startswith("model.") and not free.fullmatch(path)]:
-        raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(other)}")
+        back = _going_back(checkpoint, build.plan)
+        raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(other)}{back}")
     of_weights = [text for path, text in changed if path.startswith("adapter.") or path == "train.initial.sha256"]
     if build.plan.adapter and of_weights:
         raise CheckpointError(f"{checkpoint.path} is of adapters that fit other weights: {_listed(of_weights)}")
@@ -165,19 +162,42 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
 
 
 def _begins(checkpoint: Checkpoint, plan: Plan) -> bool:
-    """Whether a phase begins with this checkpoint, the last of the phase before. EarlierPhaseError if it is not that
-    far."""
+    """Whether a phase begins with this checkpoint, because an earlier phase, or a run without phases, wrote it.
+
+    EarlierPhaseError if that one has not come to its end. Phases end by tokens: steps are others where the batch was.
+    """
     if (within := plan.train.within) is None or within.number == 1:
         return False
-    if checkpoint.step < within.first_step:
+    tokens = trained_tokens(checkpoint.meta)
+    if tokens is None:  # of a version that did not record it
+        tokens = within.first_token if checkpoint.step >= within.first_step else 0
+    if tokens < within.first_token:
         raise EarlierPhaseError(
-            f"{checkpoint.path} is of step {checkpoint.step:,}, and phase {within.number} of {within.phases} begins "
-            f"behind step {within.first_step:,}: go on with the phase before"
+            f"{checkpoint.path} has trained on {tokens:,} tokens, and phase {within.number} of {within.phases} begins "
+            f"behind {within.first_token:,}: go on with the phase before"
         )
-    before = checkpoint.meta.get("plan")
+    number = _phase_of(checkpoint)
+    return number is None or number < within.number
+
+
+def _phase_of(checkpoint: Checkpoint) -> int | None:
+    """The number of the phase that wrote a checkpoint; None for a run without phases."""
+    found = checkpoint.meta.get("plan")
     for key in ("train", "within", "number"):
-        before = before.get(key) if isinstance(before, dict) else None
-    return checkpoint.step == within.first_step and before in (None, within.number - 1)
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if type(found) is int else None
+
+
+def _going_back(checkpoint: Checkpoint, plan: Plan) -> str:
+    """What to do where a later phase wrote a checkpoint than the one that the spec has at its tokens, or ""."""
+    number, within = _phase_of(checkpoint), plan.train.within
+    if number is None or within is None or number <= within.number:
+        return ""
+    return (
+        f". Phase {number} wrote it, and by the spec the run is still in phase {within.number}: let the phases that "
+        f"are trained end where they did, or move the checkpoints behind phase {within.number} out of "
+        f"{checkpoint.path.parent}"
+    )
 
 
 def _beginning(step: int, plan: Plan, changed: Sequence[tuple[str, str]]) -> str:
@@ -258,7 +278,8 @@ def _course(step: int, position: Position, plan: Plan) -> list[str]:
     trained = position.tokens - train.first_token
     size = batch_at(batches, train.sequence, trained)
     drawn = position.draw(size)
-    end = last_step(batches, train.sequence, step, trained, train.tokens)
+    total = tokens_to_train(plan)
+    end = last_step(batches, train.sequence, step, trained, total)
     ends = "phase" if train.within and not train.within.is_last else "run"
     exact = not position.cuts and not position.skip
     done = f"{position.samples:,} samples ({position.tokens:,} tokens) were trained on"
@@ -266,7 +287,7 @@ def _course(step: int, position: Position, plan: Plan) -> list[str]:
     return [
         f"{done}; step {step + 1:,} takes {following}",
         "rate, phases and the growth of the batch go by tokens; "
-        f"the {ends} ends at {train.first_token + train.tokens:,} tokens, after step {end:,}",
+        f"the {ends} ends at {train.first_token + total:,} tokens, after step {end:,}",
     ]
 
 

@@ -33,6 +33,8 @@ SOAK = (
     Row("tests/runs/test_fp8_resume.py", 4),
     Row("tests/runs/test_phases.py::test_a_break", 2),
     Row("tests/runs/test_phases.py::test_a_damaged", 0, "tests/runs/test_phases.py::test_a_break"),
+    Row("tests/runs/test_phases.py::test_a_trained_phase", 0, "tests/runs/test_phases.py::test_phases_end_by_tokens"),
+    Row("tests/runs/test_phases.py::test_a_phase_is_added", 0, "tests/runs/test_phases.py::test_phases_end_by_tokens"),
     Row("tests/training/test_attention_output.py::test_proven_peak", 4),
     Row("tests/training/test_bf16_options.py::test_an_option", 4),
     Row("tests/training/test_formats.py::test_a_step_equals", 2),

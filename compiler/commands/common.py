@@ -48,13 +48,6 @@ class Chosen:
     ranking: Ranking | None = None  # of the plans that were tried, where the spec leaves something open
     argument: str = ""  # by which a command chooses it: SPEC, SPEC:RUN, SPEC:RUN.2
 
-    @property
-    def last_step(self) -> int:
-        """The step after which its run ends, or its phase."""
-        from dsl import ramp
-
-        return self.spec.train.first_step + ramp.of(self.spec).steps_for(self.spec.train.tokens)
-
 
 def add_spec_arguments(parser: argparse.ArgumentParser, text: str = "") -> None:
     """SPEC and -s."""

@@ -44,7 +44,7 @@ from dsl.resolve.files import over
 from dsl.schema import Spec
 from dsl.schema.cluster import Cluster
 from runtime.build_files import MANIFEST, BuildError, read, versions
-from runtime.checkpoint.manifest_file import find_manifest
+from runtime.checkpoint.manifest_file import find_manifest, trained_tokens
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.contract import Plan
 from runtime.options import DEBUG_SUFFIX, EXIT_EARLIER, EXIT_REPLACED, add_options, run_name
@@ -118,7 +118,8 @@ def _launcher(args: argparse.Namespace, build: Path, out: Path, data: Path, *, r
 def _train_phases(args: argparse.Namespace, phases: Sequence[Chosen], out: Path) -> tuple[int, bool]:
     """Train phase after phase of a run, from the one on that it has come to; the exit code of the last that was
     trained, and whether there may be a run."""
-    index = sum(each.last_step <= _step_of(out) for each in phases[:-1]) if args.resume else 0
+    _, tokens = _reached(out) if args.resume else (0, 0)
+    index = sum(each.spec.train.first_token <= tokens for each in phases[1:])
     resume = args.resume
     if not (args.profile or args.debug):
         for each in phases[index + 1 :]:  # a proof that fails is known now, and not after days
@@ -136,19 +137,20 @@ def _train_phases(args: argparse.Namespace, phases: Sequence[Chosen], out: Path)
         if code == EXIT_EARLIER and index:  # the newest checkpoint is damaged, the one before is not so far
             index, resume = index - 1, True
             continue
-        is_over = args.steps is not None and args.steps <= phase.last_step
+        is_over = args.steps is not None and args.steps <= _reached(out)[0]
         if code or not launched or is_over or args.profile or args.debug or index + 1 == len(phases):
             return code, launched
         index += 1
 
 
-def _step_of(out: Path) -> int:
-    """The step of the newest checkpoint of a run folder; 0 where there is none. Its shards are for the ranks to
-    verify."""
+def _reached(out: Path) -> tuple[int, int]:
+    """The step of the newest checkpoint of a run folder, and the tokens trained on; zeros where there is none. Its
+    shards are for the ranks to verify."""
     try:
-        return find_manifest(out)[1].step
+        newest = find_manifest(out)[1]
     except CheckpointError:
-        return 0
+        return 0, 0
+    return newest.step, trained_tokens(newest.meta) or 0
 
 
 def _compiled(args: argparse.Namespace, chosen: Chosen) -> tuple[int, str]:

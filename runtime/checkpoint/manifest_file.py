@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.durable_files import PUBLISHED
@@ -40,6 +42,13 @@ def find_manifest(path: Path) -> tuple[Path, Manifest]:
         raise CheckpointError(f"there is no folder {path}")
     of_step = "" if step is None else f" of step {step:,}"
     raise CheckpointError("\n".join([f"{path} holds no checkpoint{of_step}", *refused]))
+
+
+def trained_tokens(meta: Mapping[str, Any]) -> int | None:
+    """Tokens that a run had trained on when it wrote a manifest; None where the manifest does not say."""
+    position = meta.get("position")
+    tokens = position.get("tokens") if isinstance(position, dict) else None
+    return tokens if type(tokens) is int else None
 
 
 def base_of(path: Path, manifest: Manifest) -> tuple[Path, Manifest] | None:

@@ -6,6 +6,9 @@ Three phases of 16, 32 and 64 tokens; the second begins with YaRN, the third wit
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +31,8 @@ from runtime.resume import order_of
 from tests.reference.config import Config
 from tests.reference.model import Reference
 from tests.reference.training import AdamW, Recipe, balance_, clip_
-from tests.runs.place import ONE_RANK, TIMINGS, Place, bits, rows, saved
+from tests.runs.place import ONE_RANK, TIMINGS, Place, Running, bits, rows, saved
+from tests.runtime.processes import wait_for
 
 GROW = """
 import "tiny.dsc"
@@ -55,12 +59,18 @@ def place(new_place: Callable[[], Place]) -> Place:
     """A folder with the spec and the builds of its phases."""
     place = new_place()
     place.write(SETTINGS)
-    path = place.folder / "grow.dsc"
-    path.write_text(GROW, "utf-8")
-    assert phases_in(path) == NAMES
-    for name in NAMES:
-        write_build(place.folder / "build" / name, compile_spec(load(path, name), segments=place.segments).files)
+    assert _compile(place, "grow", GROW) == NAMES
     return place
+
+
+def _compile(place: Place, run: str, text: str) -> tuple[str, ...]:
+    """Write the spec of a run, and the builds of its phases, quicker than `dsc train` does; their names."""
+    path = place.folder / f"{run}.dsc"
+    path.write_text(text.replace("run grow", f"run {run}"), "utf-8")
+    names = phases_in(path)
+    for name in names:
+        write_build(place.folder / "build" / name, compile_spec(load(path, name), segments=place.segments).files)
+    return names
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +198,88 @@ def test_a_damaged_checkpoint_leads_back_to_the_phase_before(place: Place, strai
     said = place.dsc("train", "grow.dsc", "--out", name, "--resume").stdout
     assert "going on from damaged/checkpoints/step-00000003" in said
     _assert_equal(place.folder / name, straight)
+
+
+def test_a_kill_at_a_seam_leaves_no_trace(place: Place, straight: Path) -> None:
+    """SIGKILL behind the last save of a phase, before the first step of the next, and in the compilation between."""
+    run, words = place.folder / "killed", ("train", "grow.dsc", "--out", "killed", "--resume")
+    with place.started(*words) as running:
+        wait_for(lambda: _newest(run) == 4, "the last save of the first phase")
+        _kill(running, *running.seen())
+    with place.started(*words) as running:
+        wait_for(lambda: _began(run, 2), "the second phase")
+        _kill(running, running.ranks(run)[1])
+        assert running.process.returncode == 1 and "phase 2 of 3 begins behind step 4" in running.stdout()
+    with place.started(*words) as running:
+        wait_for(lambda: _newest(run) == 8, "the last save of the second phase")
+        _kill(running, running.process.pid)
+    shutil.rmtree(place.folder / "build" / NAMES[2])
+    with place.started(*words) as running:
+        wait_for(lambda: _compilers(running), "the compilation of the third phase")
+        _kill(running, *_compilers(running))
+        assert running.process.returncode == 128 + signal.SIGKILL and not _began(run, 3)
+    place.dsc(*words)
+    _assert_equal(run, straight)
+
+
+def _kill(running: Running, *pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    running.ends()
+
+
+def _newest(run: Path) -> int:
+    """The step of the newest checkpoint; 0 before the first."""
+    latest = run / "checkpoints" / "LATEST"
+    return int(latest.read_text("utf-8").strip().removeprefix("step-")) if latest.exists() else 0
+
+
+def _began(run: Path, phase: int) -> bool:
+    """Whether the ranks of a phase were ever started."""
+    events = run / "events.jsonl"
+    lines = events.read_text("utf-8").splitlines() if events.exists() else ()
+    return any(each["event"] == "start" and each["phase"] == phase for each in map(json.loads, lines))
+
+
+def _compilers(running: Running) -> list[int]:
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in running.seen()}
+    return [pid for pid, words in commands.items() if b"compile" in words]
+
+
+def test_phases_end_by_tokens_whatever_the_batch_was(place: Place) -> None:
+    """Half the batch from step 3 on: the phase ends behind its 256 tokens, three steps before the spec counts them."""
+    place.dsc("train", "grow.dsc", "--out", "halved", "--steps", 3)
+    _compile(place, "halved", GROW.replace("train { ema", "train { batch = 2, steps = 8, ema"))
+    said = place.dsc("train", "halved.dsc", "--out", "halved", "--resume").stdout
+    assert "phase 2 of 3 begins behind step 5" in said and "phase 3 of 3 begins behind step 9" in said
+    written = rows(place.folder / "halved")
+    assert [row["tokens"] for row in written] == np.cumsum([64] * 3 + [32] * 2 + [64] * 4 + [128] * 2).tolist()
+    assert [row["phase"] for row in written] == [1] * 5 + [2] * 4 + [3] * 2
+
+
+def test_a_trained_phase_that_ends_later_says_what_to_do(place: Place, straight: Path) -> None:
+    """The newest checkpoint has the rotation of a later phase; without those of later phases the first one goes on."""
+    run = place.folder / "longer"
+    shutil.copytree(straight, run)
+    _compile(place, "longer", GROW.replace("train { ema", "train { steps = 16, ema"))
+    said = place.dsc("train", "longer.dsc", "--out", "longer", "--resume", code=2).stderr
+    assert "Phase 3 wrote it, and by the spec the run is still in phase 1" in said
+    assert "move the checkpoints behind phase 1 out of longer/checkpoints" in said
+    for step in (6, 8, 9, 10):
+        shutil.rmtree(run / "checkpoints" / f"step-{step:08}")
+    said = place.dsc("train", "longer.dsc", "--out", "longer", "--resume", "--steps", 5).stdout
+    assert "going on from longer/checkpoints/step-00000004" in said and rows(run)[-1]["step"] == 5
+
+
+def test_a_phase_is_added_at_the_end(place: Place, straight: Path) -> None:
+    """The last phase has become one that another follows. Of the epoch, tokens that were read are not read again."""
+    run = place.folder / "added"
+    shutil.copytree(straight, run)
+    _compile(place, "added", GROW.replace("steps = 2 } }\n}", "steps = 2 } }\n  phase more { train { steps = 1 } }\n}"))
+    said = place.dsc("train", "added.dsc", "--out", "added", "--resume").stdout
+    assert "phase 4 of 4 begins behind step 10: nothing differs" in said
+    assert "of the rest of epoch 1 0 tokens are skipped and 0 repeated" in said
+    assert rows(run)[:10] == rows(straight) and [rows(run)[-1][key] for key in ("step", "tokens")] == [11, 896]
 
 
 def _assert_equal(run: Path, straight: Path) -> None:
