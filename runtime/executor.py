@@ -20,7 +20,7 @@ from runtime.comm.exchange import Exchange, Route
 from runtime.comm.transport import Edge, Pending
 from runtime.contract import Call
 from runtime.sharding import Sharding, Whole
-from runtime.split_rows import Sequences, SplitRows
+from runtime.split_rows import Choices, Sequences, SplitRows
 from runtime.trace import Span
 
 
@@ -46,6 +46,7 @@ class Executor:
     sharding: Sharding
     tensor_rows: SplitRows
     sequences: Sequences
+    choices: Choices
     message: tuple[tuple[int, ...], torch.dtype]
     device: torch.device
     board: Board
@@ -200,11 +201,11 @@ class Executor:
         self.sharding.wait_scatter(name, site)
 
     def gather_choices(self, action: str, micro_batch: int, site: str, counts: Tensor) -> None:
-        """How often each expert is chosen in parts of sequences, to all context ranks."""
-        self.sequences.gather(_name("gather_choices", action, micro_batch, site), counts, ordered=False)
+        """How often each expert is chosen in parts of sequences, to all ranks that have parts of the same."""
+        self.choices.gather(_name("gather_choices", action, micro_batch, site), counts)
 
     def wait_gather_choices(self, action: str, micro_batch: int, site: str) -> Tensor:
-        return self._wait_rows(self.sequences, "gather_choices", action, micro_batch, site)
+        return self._wait_rows(self.choices, "gather_choices", action, micro_batch, site)
 
     def _wait_rows(self, of: SplitRows, kind: str, action: str, micro_batch: int, site: str) -> Tensor:
         name = _name(kind, action, micro_batch, site)

@@ -117,7 +117,7 @@ class Ledger:
         for space in self.executor._values.values():
             yield from (value.flat if isinstance(value, Whole) else value for value in vars(space).values())
         yield from (each.whole.flat for each in self.executor.sharding.pending.values())
-        for rows in (self.executor.tensor_rows, self.executor.sequences):
+        for rows in (self.executor.tensor_rows, self.executor.sequences, self.executor.choices):
             yield from (each.result for each in rows.pending.values())
         pending: list[Pending] = [*self.executor._posted.values(), *self.executor._sent.values()]
         for name, exchanges in self.executor.exchange.pending.items():

@@ -19,7 +19,6 @@ class _InFlight(NamedTuple):
     result: Tensor
     given: Tensor  # which lives until then
     sums: Tensor | None = None  # this rank's rows of those that come; they become the result
-    ordered: bool = True  # whether what was put together is to be in the order of sequences
 
 
 class SplitRows:
@@ -32,12 +31,12 @@ class SplitRows:
         self._index, self._ranks = members.index(rank), len(members)
         self.parts: Parts | None = links.parts(self.kind, members) if len(members) > 1 else None
 
-    def gather(self, name: str, rows_TD: Tensor, ordered: bool = True) -> None:
-        """Start to put the rows of all ranks together. Not `ordered`: as they come, rank after rank."""
+    def gather(self, name: str, rows_TD: Tensor) -> None:
+        """Start to put the rows of all ranks together."""
         assert self.parts is not None
         whole = rows_TD.new_empty(self._ranks * len(rows_TD), *rows_TD.shape[1:])
         self._mine(whole).copy_(rows_TD)
-        self.pending[name] = _InFlight(self.parts.gather(name, whole.view(-1)), whole, rows_TD, ordered=ordered)
+        self.pending[name] = _InFlight(self.parts.gather(name, whole.view(-1)), whole, rows_TD)
 
     def scatter(self, name: str, rows_TD: Tensor) -> None:
         """Start to sum rows over all ranks, each of which gets its part of them."""
@@ -50,11 +49,11 @@ class SplitRows:
 
     def wait(self, name: str) -> Tensor:
         """What an exchange gives this rank."""
-        work, result, _, sums, ordered = self.pending.pop(name)
+        work, result, _, sums = self.pending.pop(name)
         work.wait()
         if sums is not None:
             return result.copy_(sums)
-        return self._in_order(result) if ordered else result
+        return self._in_order(result)
 
     def _mine(self, whole: Tensor) -> Tensor:
         return whole.chunk(self._ranks)[self._index]
@@ -66,6 +65,12 @@ class SplitRows:
     def _in_order(self, rows: Tensor) -> Tensor:
         """Rows as segments read them, of those that came: those of the first rank first."""
         return rows
+
+
+class Choices(SplitRows):
+    """The exchanges of a rank with those that have parts of the same sequences: how often each expert is chosen."""
+
+    kind: PartsKind = "choices"
 
 
 class Sequences(SplitRows):

@@ -239,7 +239,7 @@ def largest_parts(plan: contract.Plan) -> dict[Channel, int]:
             found["reduce", bucket.holders] = max(found.get(("reduce", bucket.holders), 0), part)
     rows = plan.train.micro_batch * plan.train.sequence // (plan.mesh.cp * plan.mesh.tp)
     row = plan.model.hidden * DTYPES[plan.precision.compute].itemsize
-    sizes = {"tensor": rows * row, "context": plan.sequence_part}
+    sizes = {"tensor": rows * row, "context": plan.sequence_part, "choices": plan.choices_part}
     return found | {
         (each.kind, ranks): sizes[each.kind]
         for each in plan.openings

@@ -24,6 +24,7 @@ from runtime.comm.exchange import Exchange, LocalExchange, RankExchange
 from runtime.comm.host_reads import HostReads
 from runtime.comm.transport import Links, Wanted, Work
 from runtime.contract import Collective, Program
+from runtime.contract.mesh import Columns, columns_with
 from runtime.executor import Board, Executor
 from runtime.ledger import Ledger
 from runtime.micro_batches import Indices, Source, micro_batches
@@ -34,7 +35,7 @@ from runtime.position import Position
 from runtime.quantised import quantised_weights
 from runtime.rate import batch_at, learning_rate, value_at
 from runtime.sharding import Sharding
-from runtime.split_rows import Sequences, SplitRows
+from runtime.split_rows import Choices, Sequences, SplitRows
 from runtime.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
 from runtime.trace import Span
 
@@ -102,20 +103,21 @@ class Trainer:
     def _executor(self, links: Links) -> Executor:
         mesh, edges, here = self.plan.mesh, self.plan.edges, self.pp_rank
         world = {r: r * mesh.columns + self.column for r in range(mesh.pp)}
-        degrees = mesh.expert_group, mesh.tp, mesh.cp * mesh.tp
-        first, split, of_data = (self.rank - self.column % degree for degree in degrees)
-        members, tensor = tuple(range(first, first + mesh.expert_group)), tuple(range(split, split + mesh.tp))
-        context = tuple(range(of_data + self.column % mesh.tp, of_data + mesh.cp * mesh.tp, mesh.tp))
+
+        def group(kind: Columns) -> tuple[int, ...]:
+            return tuple(here * mesh.columns + column for column in columns_with(self.column, kind, mesh))
+
         return Executor(
             rank=here,
             parameters=self.state.parameters,
             gradients=self.state.gradients,
             edges_in={a: links.edge(world[a], self.rank) for a, b in edges if b == here},
             edges_out={b: links.edge(self.rank, world[b]) for a, b in edges if a == here},
-            exchange=self._exchange(members, links),
+            exchange=self._exchange(group("block"), links),
             sharding=Sharding(self.state, links),
-            tensor_rows=SplitRows(links, self.rank, tensor),
-            sequences=Sequences(links, self.rank, context, self.plan.train.micro_batch),
+            tensor_rows=SplitRows(links, self.rank, group("tensor")),
+            sequences=Sequences(links, self.rank, group("context"), self.plan.train.micro_batch),
+            choices=Choices(links, self.rank, group("sequence")),
             message=_message(self.plan.message),
             device=self.device,
             board=self.board,

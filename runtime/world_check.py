@@ -100,6 +100,8 @@ def _used(plan: Plan, programs: Mapping[str, Program]) -> Iterator[Opening]:
         yield from (Opening("tensor", (rank,), "tensor") for rank in range(mesh.pp))
     if mesh.cp > 1:
         yield from (Opening("context", (rank,), "context") for rank in range(mesh.pp))
+    if mesh.sq > 1:
+        yield from (Opening("choices", (rank,), "sequence") for rank in range(mesh.pp))
     for bucket in plan.buckets:
         if len(bucket.holders) > 1:
             ranks = _pipeline_ranks(plan, bucket.holders)

@@ -212,12 +212,12 @@ class Chains:
         return Node(instruction, nanoseconds(time_s), (*writes, *forwarded))
 
     def _rows(self, step: Communication, phase: str) -> Node:
-        """Rows, or gradients, that tensor ranks or context ranks put together or take apart."""
+        """Rows, or gradients, that ranks put together or take apart."""
         reads, writes = (step.sizes, step.outputs) if phase == "F" else (step.arriving, step.returned)
         kind = step.rows_kind(phase)
         whole = max(buffer.fixed_bytes for buffer in (*reads, *writes))
         how: Reduction = "all_gather" if kind.startswith("gather") else "reduce_scatter"
-        among = self.rates.tensor if step.axis == "tp" else self.rates.context
+        among = self.rates.sharing[step.axis]
         time_s = self.rates.fabric.reduce_s(whole, among, how)
         start = Instruction(kind, 0, "", phase, step.site, reads=tuple(buffer.name for buffer in reads))
         return Node(start, nanoseconds(time_s), writes)

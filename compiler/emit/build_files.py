@@ -33,7 +33,7 @@ def contract_plan(
     table = {r.key: r for r in plan.replicas}
     return contract.Plan(
         run=spec.name,
-        mesh=contract.Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp, mesh.node, mesh.etp),
+        mesh=contract.Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp, mesh.node, mesh.etp, mesh.sq),
         cluster=recipe.cluster(spec),
         communication_sms=spec.sm.communication,
         placement=str(plan.stage_placement),
@@ -60,14 +60,15 @@ def contract_plan(
         biases=tuple(_bias(r) for r in plan.replicas if r.role == "bias"),
         quantised=quantised,
         host=recipe.host(spec, lowered.memories),
-        sequence_part=_sequence_part(plan),
+        sequence_part=_largest_part(plan, "cp"),
+        choices_part=_largest_part(plan, "sq"),
     )
 
 
-def _sequence_part(plan: Plan) -> int:
-    """Bytes of the largest part of sequences that a context rank gives the others."""
+def _largest_part(plan: Plan, axis: str) -> int:
+    """Bytes of the largest tensor that a rank gives the others of a mesh axis."""
     steps = (step for stage in plan.stages for step in stage.steps if isinstance(step, Communication))
-    parts = (min(b.fixed_bytes for b in (*step.sizes, *step.outputs)) for step in steps if step.axis == "cp")
+    parts = (min(b.fixed_bytes for b in (*step.sizes, *step.outputs)) for step in steps if step.axis == axis)
     return max(parts, default=0)
 
 

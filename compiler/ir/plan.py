@@ -44,6 +44,7 @@ RowsKind = Literal["gather_rows", "scatter_rows", "gather_sequences", "scatter_s
 ROWS: Mapping[str, tuple[RowsKind, RowsKind]] = {  # by mesh axis: what puts rows together, and what sums them
     "tp": ("gather_rows", "scatter_rows"),
     "cp": ("gather_sequences", "scatter_sequences"),
+    "sq": ("gather_choices", "gather_choices"),
 }
 
 
@@ -66,7 +67,7 @@ class Communication:
 
     kind: Literal["dispatch", "combine", "gather", "scatter", "choices"]
     site: str  # "L17", or of tensor ranks that of the segment between: "L3.attention"; of context ranks "L3.keys"
-    axis: Literal["ep", "tp", "cp"]  # of the mesh; expert slices are spread as experts are
+    axis: Literal["ep", "tp", "cp", "sq"]  # of the mesh; expert slices are spread as experts are
     inputs: tuple[str, ...]
     outputs: tuple[Buffer, ...]
     sizes: tuple[Buffer, ...]  # the inputs' buffers, for memory and cost
@@ -86,13 +87,11 @@ class Communication:
 
     @property
     def moves_rows(self) -> bool:
-        """Whether tensor ranks or context ranks exchange rows of a micro-batch."""
+        """Whether ranks exchange rows of a micro-batch that they have parts of."""
         return self.axis in ROWS
 
     def rows_kind(self, phase: str) -> RowsKind:
         """The instruction that moves rows in a phase: a backward moves gradients the other way."""
-        if self.kind == "choices":
-            return "gather_choices"
         gathers, scatters = ROWS[self.axis]
         return gathers if (self.kind == "gather") == (phase == "F") else scatters
 
@@ -128,10 +127,11 @@ class Mesh:
     cp: int = 1
     node: int = 0  # ranks of an expert group on each of its nodes, where a token goes to a node once
     etp: int = 1  # ranks that each expert is split over
+    sq: int = 1  # ranks that have parts of the same sequences, and put together how often each expert is chosen in them
 
     @property
     def world(self) -> int:
-        return self.pp * self.dp * self.tp * self.cp
+        return self.pp * self.columns
 
     @property
     def columns(self) -> int:

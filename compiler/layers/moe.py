@@ -97,7 +97,7 @@ def router(
 def build_router(place: Place) -> ir.Segment:
     moe, D = place.moe, place.D
     shared, balance = moe.shared > 0, has_balance(place)
-    counted = balance and place.spec.parallel.context > 1
+    counted = balance and place.spec.sequence_ranks > 1
     biased = moe.balance.bias_rate is not None
     bias = (
         (ir.Param("bias", (moe.experts,), TORCH_DTYPE[place.spec.precision.master], grad=False, role="bias"),)
@@ -148,15 +148,15 @@ def has_balance(place: Place) -> bool:
 
 
 def _rows_of_sequence(place: Place) -> int:
-    """The rows that a context rank has of each sequence."""
-    return place.spec.train.sequence // place.spec.parallel.context
+    """The rows that a rank has of each of its sequences."""
+    return place.spec.train.sequence // place.spec.sequence_ranks
 
 
 def balance(
     ops: Any, p: Any, scores_TE: Any, choices_NE: Any, *, rows: int, sequence: int, softmax: bool, given: bool
 ) -> tuple[Any, ...]:
-    """What a context rank has of the sequence-wise loss: with the choices of all context ranks, N counts. `given`:
-    scores come as they are, and not as logits."""
+    """What a rank that has parts of sequences has of the sequence-wise loss: with the choices of all that have parts of
+    the same, N counts. `given`: scores come as they are, and not as logits."""
     if given:
         return (ops.counted_balance_scores(scores_TE, choices_NE, rows, sequence),)
     return (ops.counted_balance(scores_TE, choices_NE, rows, sequence, softmax),)
@@ -164,7 +164,7 @@ def balance(
 
 def build_balance(place: Place) -> ir.Segment:
     moe, rows = place.moe, _rows_of_sequence(place)
-    counts = place.T // rows * place.spec.parallel.context
+    counts = place.T // rows * place.spec.sequence_ranks
     return segment(
         "balance",
         balance,

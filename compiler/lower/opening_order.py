@@ -44,6 +44,9 @@ def _needed(plan: Plan, programs: Iterable[Program]) -> Iterator[Opening]:
     if mesh.cp > 1:
         for rank in range(mesh.pp):
             yield Opening("context", (rank,), "context")
+    if mesh.sq > 1:
+        for rank in range(mesh.pp):
+            yield Opening("choices", (rank,), "sequence")
     yield from dict.fromkeys(_of_holders(plan))
     if mesh.world > 1:
         yield Opening("world", tuple(range(mesh.pp)), "all")

@@ -298,9 +298,9 @@ def _balance(
         (f"{name}_sequence_loss",),
     )
     counts, experts = use.segment.inputs[1].shape
-    context = place.spec.parallel.context
-    given = ir.Buffer(values["choices"], (int(counts) // context, experts), "int64")
-    return (gather_choices(f"{name}.choices", given, f"{name}_all_choices", context),), (use,)
+    ranks = place.spec.sequence_ranks
+    given = ir.Buffer(values["choices"], (int(counts) // ranks, experts), "int64")
+    return (gather_choices(f"{name}.choices", given, f"{name}_all_choices", ranks),), (use,)
 
 
 def _rows(name: str, count: int | str, columns: int, dtype: str, alias: str = "") -> tuple[ir.Buffer, ...]:

@@ -91,5 +91,5 @@ def crossing_of(plan: Plan, rank: int, num_micro_batches: int) -> Crossing:
                 forward, backward = (*step.sizes, *step.outputs), (*step.arriving, *step.returned)
                 parts = (forward, backward, *((forward,) if step.again else ()))
                 ours = sum(min(each.fixed_bytes for each in part) for part in parts if part)
-                rows += runs * ((plan.mesh.tp if step.axis == "tp" else plan.mesh.cp) - 1) * ours
+                rows += runs * (getattr(plan.mesh, step.axis) - 1) * ours
     return Crossing(gradients, weights, rows)

@@ -31,15 +31,15 @@ def gather_sequences(site: str, given: Buffer, out: str, context: int) -> Commun
     return _communication("gather", site, "cp", given, _of_all(given, out, context))
 
 
-def gather_choices(site: str, given: Buffer, out: str, context: int) -> Communication:
-    """The counts `given` of every context rank, one after the other."""
-    return _communication("choices", site, "cp", given, _of_all(given, out, context))
+def gather_choices(site: str, given: Buffer, out: str, ranks: int) -> Communication:
+    """The counts `given` of every rank that has parts of the same sequences, one after the other."""
+    return _communication("choices", site, "sq", given, _of_all(given, out, ranks))
 
 
-def _of_all(given: Buffer, out: str, context: int) -> Buffer:
+def _of_all(given: Buffer, out: str, ranks: int) -> Buffer:
     count, *columns = given.shape
     assert isinstance(count, int), given
-    return Buffer(out, (count * context, *columns), given.dtype)
+    return Buffer(out, (count * ranks, *columns), given.dtype)
 
 
 def _rows(place: Place, name: str, count: int) -> Buffer:
@@ -56,7 +56,7 @@ def scatter_parts(place: Place, site: str, y: str, out: str) -> Communication:
 def _communication(
     kind: Literal["gather", "scatter", "choices"],
     site: str,
-    axis: Literal["tp", "cp"],
+    axis: Literal["tp", "cp", "sq"],
     given: Buffer,
     taken: Buffer,
 ) -> Communication:

@@ -54,8 +54,9 @@ def interval_of(step_s: float, seconds: Mapping[str, float], exposed_s: float, r
     """Around a step whose busiest rank computes `seconds` by class, and waits `exposed_s` for exchanges beside it."""
     busy = sum(seconds.values()) + exposed_s
     exchange = "dispatch_network" if rates.experts.spread.nodes > 1 else "dispatch_node"
-    if len(rates.tensor) > 1:
-        exchange = "all_reduce_network" if rates.fabric.spread(rates.tensor).nodes > 1 else "all_reduce_node"
+    tensor = rates.sharing["tp"]
+    if len(tensor) > 1:
+        exchange = "all_reduce_network" if rates.fabric.spread(tensor).nodes > 1 else "all_reduce_node"
     parts = {**seconds, exchange: exposed_s}
     factors = factors_of(rates)
     low = high = bias = without = twice = 0.0

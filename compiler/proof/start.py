@@ -61,6 +61,8 @@ def used(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
         found |= {Opening("tensor", (rank,), "tensor") for rank in range(plan.mesh.pp)}
     if plan.mesh.cp > 1:
         found |= {Opening("context", (rank,), "context") for rank in range(plan.mesh.pp)}
+    if plan.mesh.sq > 1:
+        found |= {Opening("choices", (rank,), "sequence") for rank in range(plan.mesh.pp)}
     buckets = {id(each.bucket): each.bucket for program in programs for each in program.collectives}
     sites = {i.site for body in bodies.values() for i in body.instructions if i.kind in ("gather", "scatter")}
     several = {bucket.holders if bucket else None for bucket in buckets.values()}

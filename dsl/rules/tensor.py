@@ -54,8 +54,8 @@ def _attentions(model: Model) -> Iterator[tuple[str, Mla | Gqa | CustomAttention
 def _experts(spec: Spec, code: str, moe: Moe, path: str) -> Iterator[Finding]:
     """To experts, and to their router, tensor ranks are data ranks with fewer rows."""
     tensor, size = spec.parallel.tensor, spec.train.micro_batch
-    if moe.balance.sequence_loss and size % tensor:
-        message = f"tensor = {tensor} ranks cannot have equal parts of micro_batch = {size} sequences"
+    if moe.balance.sequence_loss and size % tensor and tensor % size:
+        message = f"tensor = {tensor} ranks have neither whole sequences nor parts of one, of micro_batch = {size}"
         hint = f"write `tensor = {nearest_divisor(size, tensor)}`, or `sequence_loss = 0`"
         note = ("whose balance has a loss of whole sequences", f"{path}.balance.sequence_loss")
         yield Finding(code, message, "parallel.tensor", hint, (note,))

@@ -11,7 +11,7 @@ from dsl.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, 
 from dsl.schema.adapter import Lora
 from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax
 from dsl.schema.cluster import Cluster
-from dsl.schema.model import Model
+from dsl.schema.model import Model, Moe
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import Precision
 from dsl.schema.train import PLANNED, Train
@@ -300,6 +300,14 @@ class Spec(Node):
         """Tokens of a micro-batch that a rank has between attention and dense parts: context ranks divide sequences,
         and tensor ranks what a context rank has of them."""
         return self.train.micro_batch * self.train.sequence // (self.parallel.context * self.parallel.tensor)
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks that have parts of the same sequences, of which a balancing loss is made: context ranks, and tensor
+        ranks where several share a sequence. 1 without such a loss."""
+        if not any(isinstance(span.ffn, Moe) and span.ffn.balance.sequence_loss for span in self.model.layers):
+            return 1
+        return self.parallel.context * max(1, self.parallel.tensor // self.train.micro_batch)
 
     @property
     def splits_vocabulary(self) -> bool:

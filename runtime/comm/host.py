@@ -56,7 +56,7 @@ def part_of(channel: Channel, other: int, rank: int) -> str | None:
         return f"edge {ranks}" if other == ranks[0] else None
     if kind in get_args(SwapKind):
         return f"{kind} {other}>{rank}"
-    if kind in ("tensor", "context"):
+    if kind in ("tensor", "context", "choices"):
         return f"{kind} {ranks} {other}>{rank}"
     return f"reduce {ranks}" if kind == "reduce" else "world"
 

@@ -22,7 +22,7 @@ from runtime.contract import Mesh, Opening
 Channel = tuple[str, tuple[int, ...]]  # kind, as of an Opening, and world ranks: ("edge", (source, destination))
 Carrier = Literal["memory", "gloo", "nccl"]  # of the messages of a channel
 SwapKind = Literal["expert", "counts"]
-PartsKind = Literal["reduce", "tensor", "context"]
+PartsKind = Literal["reduce", "tensor", "context", "choices"]
 
 
 class ChannelError(RuntimeError):

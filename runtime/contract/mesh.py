@@ -7,7 +7,7 @@ order of one list. The list is by pipeline ranks: some dozens of rows for thousa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from runtime.strict_json import Range
 
 MAX_RANKS = 1 << 20
 Rank = Annotated[int, Range(0, MAX_RANKS - 1)]
+Columns = Literal["each", "block", "node", "across", "member", "tensor", "context", "sequence", "slice", "all"]
 Degree = Annotated[int, Range(1, MAX_RANKS)]
 
 
@@ -26,6 +27,8 @@ class Mesh:
 
     `node`: ranks of an expert group on each of its nodes, where a token goes to a node once; 0: rows go by themselves.
     `etp`: neighbouring ranks of an expert group that have the slices of the same experts.
+    `sq`: ranks that have parts of the same sequences and put together how often each expert is chosen in them: those of
+    a context group, and of neighbouring tensor ranks.
     """
 
     pp: Degree
@@ -35,6 +38,7 @@ class Mesh:
     cp: Degree
     node: Annotated[int, Range(0, MAX_RANKS)] = 0
     etp: Degree = 1
+    sq: Degree = 1
 
     @property
     def world(self) -> int:
@@ -56,7 +60,8 @@ class Opening(NamedTuple):
 
     edge: messages of the pipeline, from the first of `ranks` to the second; expert: exchanges between expert ranks;
     counts: of how many rows these have; tensor: rows that tensor ranks put together and take apart; context: parts of
-    sequences that context ranks put together and take apart; reduce: gradients and weights of buckets with the same
+    sequences that context ranks put together and take apart; choices: of experts in
+    sequences that several ranks have parts of; reduce: gradients and weights of buckets with the same
     holders; world: sums over all ranks.
 
     | columns | which of them a channel has |
@@ -68,13 +73,14 @@ class Opening(NamedTuple):
     | member | those at one place of their expert groups |
     | tensor | those of one tensor group |
     | context | those of one context group |
+    | sequence | those that have parts of the same sequences |
     | slice | those at one place of their tensor groups |
     | all | all of them |
     """
 
-    kind: Literal["edge", "expert", "counts", "tensor", "context", "reduce", "world"]
+    kind: Literal["edge", "expert", "counts", "tensor", "context", "choices", "reduce", "world"]
     ranks: tuple[Rank, ...]  # pipeline ranks
-    columns: Literal["each", "block", "node", "across", "member", "tensor", "context", "slice", "all"]
+    columns: Columns
 
     def channels(self, mesh: Mesh) -> Iterator[tuple[int, ...]]:
         """The world ranks of each channel."""
@@ -88,18 +94,27 @@ class Opening(NamedTuple):
 
     def _with(self, mesh: Mesh, column: int) -> tuple[int, ...]:
         """The channel that has a column."""
-        width, group, tp, node = mesh.columns, mesh.expert_group, mesh.tp, mesh.node or mesh.expert_group
-        first = column - column % group
-        of_node, of_data = column - column % node, column - column % (mesh.cp * tp)
-        columns = {
-            "each": range(column, column + 1),
-            "block": range(first, first + group),
-            "node": range(of_node, of_node + node),
-            "across": range(first + column % node, first + group, node),
-            "member": range(column % group, width, group),
-            "tensor": range(column - column % tp, column - column % tp + tp),
-            "context": range(of_data + column % tp, of_data + mesh.cp * tp, tp),
-            "slice": range(column % tp, width, tp),
-            "all": range(width),
-        }[self.columns]
-        return tuple(rank * width + each for rank in self.ranks for each in columns)
+        columns = columns_with(column, self.columns, mesh)
+        return tuple(rank * mesh.columns + each for rank in self.ranks for each in columns)
+
+
+def columns_with(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
+    """The columns of a channel that has a column; kinds as in Opening."""
+    width, group, tp, node = mesh.columns, mesh.expert_group, mesh.tp, mesh.node or mesh.expert_group
+    first = column - column % group
+    of_node, of_data = column - column % node, column - column % (mesh.cp * tp)
+    sharing = max(1, mesh.sq // mesh.cp)
+    of_tensor = column % tp - column % sharing
+    found: Mapping[Columns, Sequence[int]] = {
+        "each": range(column, column + 1),
+        "block": range(first, first + group),
+        "node": range(of_node, of_node + node),
+        "across": range(first + column % node, first + group, node),
+        "member": range(column % group, width, group),
+        "tensor": range(column - column % tp, column - column % tp + tp),
+        "context": range(of_data + column % tp, of_data + mesh.cp * tp, tp),
+        "sequence": [of_data + at * tp + of_tensor + each for at in range(mesh.cp) for each in range(sharing)],
+        "slice": range(column % tp, width, tp),
+        "all": range(width),
+    }
+    return found[kind]

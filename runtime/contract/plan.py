@@ -200,6 +200,7 @@ class Plan:
     frozen: tuple[Bucket, ...] = ()  # of weights that stay as they are
     adapter: Adapter | None = None
     sequence_part: Amount = 0  # bytes of the largest part of sequences that a context rank gives the others
+    choices_part: Amount = 0  # bytes of the choices that a rank counts in its parts of sequences
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:

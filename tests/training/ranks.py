@@ -65,7 +65,7 @@ def counted(trainer: Trainer) -> list[CountedWriter]:
     """Put a count on every pipe that takes parts of gradients or weights to another holder, or rows to another tensor
     rank."""
     found: list[CountedWriter] = []
-    split = trainer.executor.tensor_rows, trainer.executor.sequences
+    split = trainer.executor.tensor_rows, trainer.executor.sequences, trainer.executor.choices
     for parts in (*trainer.executor.sharding.parts.values(), *(each.parts for each in split)):
         if isinstance(parts, HostParts):
             parts.writers = [CountedWriter(each) if each else None for each in parts.writers]  # type: ignore[misc]
