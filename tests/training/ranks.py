@@ -2,15 +2,16 @@
 FOLDER/builds.
 
 Each rank leaves FOLDER/out/<build>/rank_<r>.safetensors: every logical gradient it holds after the first backward,
-every logical weight, moment and bias after the last step, the losses and norms of all steps, and the bytes of divided
-state that it sent in the first forward and backward; and beside it its trace, as in a run.
+every logical weight, moment and bias after the last step, the losses and norms of all steps; of the first forward and
+backward the bytes of divided state and of rows that it sent, and the rows that went to experts on other ranks and came
+from there; and beside it its trace, as in a run.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,7 +21,8 @@ from torch import Tensor
 from runtime import run_copy
 from runtime.build import Build
 from runtime.comm.connect import Endpoint, Transport
-from runtime.comm.host import HostParts
+from runtime.comm.exchange import RankExchange, RankRoute
+from runtime.comm.host import HostParts, HostSwap
 from runtime.comm.memory import Writer
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
@@ -73,6 +75,37 @@ def counted(trainer: Trainer) -> list[CountedWriter]:
     return found
 
 
+@dataclass
+class Routed:
+    """The exchange of a rank, the rows that went to others and came from them, by layer, and the bytes of what went."""
+
+    exchange: RankExchange
+    wait: Callable[[str], tuple[RankRoute, Tensor]]
+    writers: list[CountedWriter]
+    rows: dict[str, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def watched(trainer: Trainer) -> Routed | None:
+        """None: no rows go to another rank, or they go through nodes."""
+        exchange = trainer.executor.exchange
+        if not isinstance(exchange, RankExchange) or not isinstance(exchange.rows, HostSwap):
+            return None
+        writers = [CountedWriter(each) if each else None for each in exchange.rows.writers]
+        exchange.rows.writers = writers  # type: ignore[assignment]
+        found = Routed(exchange, exchange.wait_counts, [each for each in writers if each])
+        exchange.wait_counts = found.wait_counts  # type: ignore[method-assign]
+        return found
+
+    def wait_counts(self, name: str) -> tuple[RankRoute, Tensor]:
+        route, ends = self.wait(name)
+        site, here = name.rpartition("@")[2], self.exchange.rows.index  # type: ignore[attr-defined]
+        both = route.sent, route.received.of_sources
+        if name.startswith("counts F"):  # a backward may count them again
+            moved = torch.tensor([sum(counts) - counts[here] for counts in both])
+            self.rows[site] = self.rows.get(site, torch.zeros_like(moved)) + moved
+        return route, ends
+
+
 def owned_everywhere(trainer: Trainer) -> None:
     """Give every rank the sums of gradients that other holders own."""
     recorded = trainer.links.sums
@@ -94,13 +127,16 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
     for name, bias in trainer.state.biases.items():
         bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
     result: dict[str, Tensor] = {}
-    rows, writers = [], counted(trainer)
+    rows, writers, routed = [], counted(trainer), Routed.watched(trainer)
     for step in range(plan.steps):
         with nothing_else(trainer, f"train_{count}"):
             sums = trainer.accumulate()
             trace.write(step + 1, trainer.program, trainer.actions)
             if step == 0:
                 result["sent"] = torch.tensor([each.sent for each in writers], dtype=torch.int64).sum()
+                if routed is not None:
+                    result["exchanged"] = torch.tensor(sum(each.sent for each in routed.writers))
+                    result |= {f"routed/{site}": moved for site, moved in routed.rows.items()}
                 owned_everywhere(trainer)
                 result |= logical(trainer, "gradient", "gradients")
                 result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}

@@ -6,7 +6,8 @@ balancing bias after five optimizer steps, on every rank that holds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
+from compiler.dtypes import ITEMSIZE
 from compiler.emit.segment_cache import Segments
+from compiler.ir import Buffer, Communication, Plan
 from compiler.plan import make_plan
 from compiler.plan.sharding import crossing_of
 from dsl.schema import Model, Spec
@@ -154,11 +157,32 @@ def check(
             if transport == "memory":
                 crossing = crossing_of(plan, rank // parallel.columns, count)
                 assert left["sent"].item() == sum(crossing), "bytes of gradients, weights and rows"
+                if "exchanged" in left:
+                    assert left["exchanged"].item() == exchanged_bytes(plan, rank // parallel.columns, left)
                 divided = parallel.zero if parallel.columns > 1 else 0
                 assert (crossing.gradients > 0, crossing.weights > 0) == (divided >= 2, divided == 3)
         assert held == expected["gradients"].keys(), "some parameter is on no rank"
         rows = sum(crossing_of(plan, rank, count).rows for rank in range(parallel.pipeline))
         assert (rows > 0) == (parallel.tensor * parallel.context > 1)
+
+
+def exchanged_bytes(plan: Plan, rank: int, left: Mapping[str, Tensor]) -> int:
+    """What a device of a pipeline rank sends to experts on other ranks and gives back, by the plan's tensors."""
+    stages = [plan.stages[stage] for stage in plan.stages_of(rank)]
+    steps = [s for stage in stages for s in stage.steps if isinstance(s, Communication) and s.axis == "ep"]
+    assert {f"routed/{step.site}" for step in steps} == {name for name in left if name.startswith("routed/")}
+    found = 0
+    for step in steps:
+        there, back = left[f"routed/{step.site}"].tolist()
+        forward, backward = (there, back) if step.kind == "dispatch" else (back, there)
+        found += forward * (1 + step.again) * row_bytes(step.sizes) + backward * row_bytes(step.arriving)
+    return found
+
+
+def row_bytes(buffers: Sequence[Buffer]) -> int:
+    """Bytes of a row of the tensors that are exchanged; counts are not rows."""
+    rows = [buffer for buffer in buffers if buffer.dtype != "int64"]
+    return sum(prod(map(int, buffer.shape[1:])) * ITEMSIZE[buffer.dtype] for buffer in rows)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
