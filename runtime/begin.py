@@ -40,6 +40,10 @@ class EarlierError(UsageError):
     """The run folder has no good checkpoint of the end of the phase before this one."""
 
 
+class NothingToDoError(Exception):
+    """A run, or a phase of one, that has come to its end."""
+
+
 def holds_checkpoint(run: Path) -> bool:
     """Whether there is a checkpoint, good or not. What a kill left of a first save is none."""
     try:
@@ -51,7 +55,8 @@ def holds_checkpoint(run: Path) -> bool:
 def loop_of(
     build: Build, options: Options, corpus: Path, say: Callable[[str], None], place: Place | None = None
 ) -> Loop:
-    """The life of the ranks of a run, having said what there is to know before it begins. UsageError if it cannot."""
+    """The life of the ranks of a run, having said what there is to know before it begins. UsageError if it cannot,
+    NothingToDoError if no step is left."""
     from runtime.device import check_ranks, choose
     from runtime.loop import Loop
     from runtime.native.library import missing
@@ -78,13 +83,15 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
     """The loop from a verified checkpoint on, or from initial weights, having said what there is to know about them."""
     from runtime.checkpoint.shard_manifest import CheckpointError
     from runtime.events import Events
-    from runtime.resume import EarlierPhaseError, find, initial_weights, skipping
+    from runtime.phases import EarlierPhaseError, PhaseOverError
+    from runtime.resume import find, initial_weights, skipping
 
     goes_on, notes = options.resume and holds_checkpoint(options.run), list[str]()
     if (within := loop.build.plan.train.within) and within.number > 1 and not goes_on:
+        there = "go on with --resume" if holds_checkpoint(options.run) else "train that one first, into the same folder"
         raise EarlierError(
             f"this is phase {within.number} of {within.phases} of a run, and begins with the checkpoint that the phase "
-            f"before leaves in {options.run}: go on with --resume"
+            f"before leaves in {options.run}: {there}"
         )
     if options.resume and not goes_on:
         say(f"{options.run} holds no checkpoint to go on from: starting with step 1")
@@ -97,6 +104,8 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
             loop, notes = replace(loop, initial=initial), [*notes, *more]
     except EarlierPhaseError as error:
         raise EarlierError(error) from None
+    except PhaseOverError as error:
+        raise (NothingToDoError if options.profile is None else UsageError)(error) from None
     except CheckpointError as error:
         Events(options.run).write("refused", reason=str(error))
         raise UsageError(error) from None
@@ -106,4 +115,6 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
         position, note = skipping(options.run, loop.position, loop.corpus)
         say(note)
         loop = replace(loop, position=position)
+    if loop.resume is not None and loop.resume.step >= loop.total:
+        raise NothingToDoError(f"step {loop.resume.step} of {loop.total} is reached; name more with --steps")
     return loop

@@ -23,7 +23,7 @@ import torch
 
 from runtime import bad_batches
 from runtime.build import Build
-from runtime.checkpoint.manifest_file import find_manifest, trained_tokens
+from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest
 from runtime.contract import MoeLayer, Plan
@@ -33,6 +33,7 @@ from runtime.data.samples import samples_of
 from runtime.micro_batches import EXTRA_TOKENS
 from runtime.native import library
 from runtime.outcome import printable
+from runtime.phases import begins_with, check_is_not_over, going_back
 from runtime.position import Position
 from runtime.rate import batch_at, last_step, tokens_after, tokens_to_train
 from runtime.snapshot import AVERAGE
@@ -59,10 +60,6 @@ class Resumption:
     checkpoint: Checkpoint
     position: Position
     notes: tuple[str, ...]
-
-
-class EarlierPhaseError(CheckpointError):
-    """The newest good checkpoint is of a phase before the one that is to be trained."""
 
 
 def origin(build: Build, corpus: Path, device: str) -> dict[str, Any]:
@@ -118,12 +115,13 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     """
     checkpoint = load(folder)
     was, now = checkpoint.meta, json.loads(json.dumps(origin(build, corpus, device)))
-    begins = _begins(checkpoint, build.plan)
+    begins = begins_with(checkpoint, build.plan)
+    check_is_not_over(checkpoint, build.plan)
     with _named(checkpoint):
         changed = list(_changes(_flat(was.get("plan")), _flat(now["plan"])))
     free = _OF_A_PHASE if begins else _RECIPE
     if other := [text for path, text in changed if path.startswith("model.") and not free.fullmatch(path)]:
-        back = _going_back(checkpoint, build.plan)
+        back = going_back(checkpoint, build.plan)
         raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(other)}{back}")
     of_weights = [text for path, text in changed if path.startswith("adapter.") or path == "train.initial.sha256"]
     if build.plan.adapter and of_weights:
@@ -159,45 +157,6 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     notes = [f"going on from {checkpoint.path}", *notes]
     notes = [*(f"newer checkpoint not used: {reason}" for reason in checkpoint.refused), *notes]
     return Resumption(checkpoint, position, tuple(map(printable, notes)))
-
-
-def _begins(checkpoint: Checkpoint, plan: Plan) -> bool:
-    """Whether a phase begins with this checkpoint, because an earlier phase, or a run without phases, wrote it.
-
-    EarlierPhaseError if that one has not come to its end. Phases end by tokens: steps are others where the batch was.
-    """
-    if (within := plan.train.within) is None or within.number == 1:
-        return False
-    tokens = trained_tokens(checkpoint.meta)
-    if tokens is None:  # of a version that did not record it
-        tokens = within.first_token if checkpoint.step >= within.first_step else 0
-    if tokens < within.first_token:
-        raise EarlierPhaseError(
-            f"{checkpoint.path} has trained on {tokens:,} tokens, and phase {within.number} of {within.phases} begins "
-            f"behind {within.first_token:,}: go on with the phase before"
-        )
-    number = _phase_of(checkpoint)
-    return number is None or number < within.number
-
-
-def _phase_of(checkpoint: Checkpoint) -> int | None:
-    """The number of the phase that wrote a checkpoint; None for a run without phases."""
-    found = checkpoint.meta.get("plan")
-    for key in ("train", "within", "number"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if type(found) is int else None
-
-
-def _going_back(checkpoint: Checkpoint, plan: Plan) -> str:
-    """What to do where a later phase wrote a checkpoint than the one that the spec has at its tokens, or ""."""
-    number, within = _phase_of(checkpoint), plan.train.within
-    if number is None or within is None or number <= within.number:
-        return ""
-    return (
-        f". Phase {number} wrote it, and by the spec the run is still in phase {within.number}: let the phases that "
-        f"are trained end where they did, or move the checkpoints behind phase {within.number} out of "
-        f"{checkpoint.path.parent}"
-    )
 
 
 def _beginning(step: int, plan: Plan, changed: Sequence[tuple[str, str]]) -> str:

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.begin import EarlierError, Options, holds_checkpoint, loop_of
+from runtime.begin import EarlierError, NothingToDoError, Options, holds_checkpoint, loop_of
 from runtime.build import Build, BuildError, OtherBuildError
 from runtime.contract import DataRequest
 from runtime.launch.debug import MARK, LeftError, take_folder, terminal_restored, watch
@@ -239,9 +239,10 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
     from runtime.launch.rank_watch import Supervision
 
     _check_run_folder(options)  # again: another run may have been here while the data was prepared
-    loop = loop_of(build, options, corpus, tell)
-    if loop.resume is not None and loop.resume.step >= loop.total:
-        tell(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
+    try:
+        loop = loop_of(build, options, corpus, tell)
+    except NothingToDoError as over:
+        tell(f"nothing to do: {over}")
         return 0
     view = loop.progress()
     events = Events(options.run)
@@ -310,6 +311,9 @@ def _join(build: Build, options: Options) -> int:
         _check_room(build, options, range(first, first + place.local_world))
         corpus = prepare_here(build.plan.data_request, options.data, options.run / "data", options.resume, say)
         loop = loop_of(build, options, corpus, say, place)
+    except NothingToDoError as over:
+        say(f"nothing to do: {over}")
+        return ranks.train(lambda *_: None, BACKENDS["cpu"])
     except (UsageError, DataError, OSError) as error:
         ranks.refuse(str(error), error.code if isinstance(error, UsageError) else refusal_code(error))
     view = loop.progress() if place.rank == 0 else None

@@ -1,10 +1,11 @@
-"""`dsc launch torchrun|slurm|kubernetes|skypilot BUILD`: write the files that start a build on a cluster. Nothing is
+"""`dsc launch torchrun|slurm|kubernetes|skypilot BUILD …`: write the files that start a build on a cluster. Nothing is
 submitted.
 
 dsc launch torchrun build/pretrain                            a script to start on each node
 dsc launch slurm build/pretrain --time 24:00:00 --partition gpu
 dsc launch kubernetes build/pretrain --image registry/dsc:1 --volume shared
 dsc launch skypilot build/pretrain --image registry/dsc:1 --volume shared --infra k8s
+dsc launch torchrun build/long build/long.to_128              the phases of a run, one after the other
 
 There is one task a node, which starts torchrun. A run that is asked to stop ends after a whole step, with a checkpoint,
 and the same files go on from it: docs/torchrun.md.
@@ -18,13 +19,15 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from compiler.commands.common import reason, wrong
 from compiler.commands.output_files import replace
 from compiler.launch import options
 from compiler.launch.files import LAUNCHERS, Files
-from compiler.launch.job import Job, LaunchError, Needs, needs_of
+from compiler.launch.job import Job, LaunchError, Needs, needs_of_phases
+from runtime.options import run_name
 from runtime.outcome import printable
 
 VERSION = 1  # of the JSON, docs/json.md
@@ -38,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "launcher", choices=tuple(LAUNCHERS), help="; ".join(f"{name}: {each.what}" for name, each in LAUNCHERS.items())
     )
-    add("build", metavar="BUILD", type=Path, help="build folder, written by dsc compile")
+    what = "build folder, written by dsc compile; of a run with phases all, in their order"
+    add("builds", metavar="BUILD", type=Path, nargs="+", help=what)
     add("--out", metavar="FOLDER", type=Path, help="folder for the files; default: launch/<run>")
     add("--format", choices=("text", "json"), default="text", help="default: text")
     add("--name", type=options.label, help="name of the job; default: that of the run")
@@ -51,7 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="DIR", help="where nodes find the data; default: the current folder, or the volume")
     add("--python", metavar="FILE", help="Python on the nodes; default: this one, or python3 in a container")
     port = options.number(1024, 65535, "a port")
-    add("--port", type=port, default=29400, help="a free port of the first node; default: 29400")
+    add(
+        "--port",
+        type=port,
+        default=29400,
+        help="a free port of the first node, and those that follow it, one for each further build; default: 29400",
+    )
     add("--interface", type=options.interface, help="network interface by which nodes talk, as eth0")
     add("--hca", type=options.interface, help="InfiniBand adapters for NCCL, as mlx5_0,mlx5_1")
     add("--env", type=options.variable, metavar="NAME=VALUE", action="append", default=[], help="variable of all ranks")
@@ -91,12 +100,15 @@ def run(args: argparse.Namespace) -> int:
     if (code := _check_options(args)) is not None:
         return code
     try:
-        needs = needs_of(args.build)
-        folder = Path(os.path.abspath(args.out or Path("launch") / needs.run))  # noqa: PTH100 - links stay as they are
-        if folder.is_relative_to(args.build.resolve()):
+        needs = needs_of_phases(args.builds)
+        name = run_name(needs[0].run) if len(needs) > 1 else needs[0].run
+        folder = Path(os.path.abspath(args.out or Path("launch") / name))  # noqa: PTH100 - links stay as they are
+        if any(folder.is_relative_to(build.resolve()) for build in args.builds):
             return wrong(
                 f"{folder} is in the build: a build holds what was compiled alone", "name another --out", args.format
             )
+        if len(needs) > 1 and args.build_path is not None:
+            return wrong("--build-path is of one build", "leave it out, or write the files of each phase", args.format)
         job = _job(args, needs, is_remote=launcher.is_remote)
         files = launcher.write(job, args, folder)
     except LaunchError as error:
@@ -106,6 +118,9 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         return wrong(f"{folder} cannot be written: {reason(error)}", "name another folder with --out", args.format)
     print(_as_json(args.launcher, job, folder, files) if args.format == "json" else _as_text(folder, files))
+    if (last := needs[-1]).phase < last.phases:
+        then = f"the files end with phase {last.phase} of {last.phases}: name the builds of the others behind it"
+        print(f"note: {then}", file=sys.stderr)
     return 0
 
 
@@ -131,20 +146,25 @@ def _check_options(args: argparse.Namespace) -> int | None:
     return None
 
 
-def _job(args: argparse.Namespace, needs: Needs, *, is_remote: bool) -> Job:
+def _job(args: argparse.Namespace, needs: Sequence[Needs], *, is_remote: bool) -> Job:
     """The job, its folders as nodes see them: on the volume, or where they are here."""
     top = Path(args.mount) if is_remote else Path.cwd()
-    build = top / "build" / needs.run if is_remote else args.build.absolute()
+    here = [
+        top / "build" / each.run if is_remote else build.absolute()
+        for each, build in zip(needs, args.builds, strict=True)
+    ]
+    builds = [args.build_path or str(build) for build in here]
+    name = run_name(needs[0].run)
     environment = dict(args.env)
     if args.interface is not None:
         environment |= {"NCCL_SOCKET_IFNAME": args.interface, "GLOO_SOCKET_IFNAME": args.interface.lstrip("=")}
     if args.hca is not None:
         environment["NCCL_IB_HCA"] = args.hca
     return Job(
-        needs=needs,
-        name=args.name or options.label_of(needs.run),
-        build=args.build_path or str(build),
-        run=args.run_folder or str(top / "runs" / needs.run),
+        needs=needs[0],
+        name=args.name or options.label_of(name),
+        builds=tuple(zip(builds, (each.digest for each in needs), strict=True)),
+        run=args.run_folder or str(top / "runs" / name),
         data=args.data or str(top),
         python=args.python or ("python3" if is_remote else sys.executable),
         port=args.port,
@@ -173,7 +193,7 @@ def _as_json(launcher: str, job: Job, folder: Path, files: Files) -> str:
         "version": VERSION,
         "launcher": launcher,
         "run": needs.run,
-        "build": needs.digest,
+        "builds": [digest for _, digest in job.builds],
         "nodes": needs.nodes,
         "ranks_per_node": needs.ranks_per_node,
         "files": [

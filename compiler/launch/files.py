@@ -122,7 +122,7 @@ def _node_script(job: Job, place: str, host: str = "") -> File:
     """The script that every node runs. `place`: from where it takes the first node and its own number."""
     needs = job.needs
     device = "cpu" if needs.is_cpu else "cuda"
-    arguments = [("--out", job.run), ("--data", job.data), ("--expect", needs.digest), ("--device", device)]
+    arguments = [("--out", job.run), ("--data", job.data), ("--device", device)]
     lines = [shlex.join(words) for words in (*arguments, ("--resume",), *job.arguments)]
     text = script(
         "node.sh.j2",
@@ -133,7 +133,7 @@ def _node_script(job: Job, place: str, host: str = "") -> File:
         ranks=needs.ranks_per_node,
         port=job.port,
         python=job.python,
-        build=job.build,
+        builds=[Quoted(shlex.join(each)) for each in job.builds],
         environment=sorted(job.environment.items()),
         arguments=[Quoted(line) for line in lines],
     )

@@ -1,10 +1,11 @@
-"""A job: what a build needs of a cluster, and where its nodes find things. `dsc launch` makes its files from it."""
+"""A job: what builds need of a cluster, and where its nodes find things. `dsc launch` makes its files from it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from dsl.diagnostics import SpecError
@@ -13,6 +14,7 @@ from dsl.resolve.files import over
 from dsl.schema.cluster import Cluster
 from runtime.build_files import BuildError, read
 from runtime.contract import Plan
+from runtime.options import run_name
 from runtime.strict_json import FormError, NoJsonError
 
 RESOLVED = "spec.resolved"
@@ -43,26 +45,52 @@ class Needs:
     memory_bytes: int
     digest: str
     finds_text: bool
+    phase: int = 1
+    phases: int = 1
 
 
 @dataclass(frozen=True)
 class Job:
-    """A build with everything that a node has to know.
+    """A build, or those of the phases of a run, with everything that a node has to know.
 
-    `build`, `run`, `data`: folders as the nodes see them. `python`: the interpreter on the nodes. `port`: a free one
-    of the first node. `environment`: variables of every rank. `arguments`: further options of train.py, each with its
-    value.
+    `needs`: of the first build, which the others equal in nodes and devices. `builds`: each a folder as the nodes see
+    it, and its digest. `run`, `data`: folders as the nodes see them. `python`: the interpreter on the nodes. `port`: a
+    free one of the first node, as are those that follow, one for each further build. `environment`: variables of every
+    rank. `arguments`: further options of train.py, each with its value.
     """
 
     needs: Needs
     name: str
-    build: str
+    builds: tuple[tuple[str, str], ...]
     run: str
     data: str
     python: str
     port: int
     environment: Mapping[str, str]
     arguments: tuple[tuple[str, ...], ...]
+
+
+def needs_of_phases(builds: Sequence[Path]) -> tuple[Needs, ...]:
+    """What builds need that are phases of one run, in their order. Raises LaunchError where they are not, or where one
+    needs other nodes."""
+    found = tuple(map(needs_of, builds))
+    for (before, each), build in zip(pairwise(found), builds[1:], strict=True):
+        if (run_name(each.run), each.phase) != (run_name(before.run), before.phase + 1):
+            raise LaunchError(
+                f"{build} is not the phase that follows phase {before.phase} of run {run_name(before.run)}",
+                "name the builds of the phases of one run in their order, or write the files of each build by itself",
+            )
+        if _nodes(each) != _nodes(before):
+            raise LaunchError(
+                f"phase {each.phase} takes {_nodes(each)}, and phase {before.phase} {_nodes(before)}: one job has the"
+                " same nodes from its beginning to its end",
+                "write the files of each phase by itself, and start them one after the other",
+            )
+    return found
+
+
+def _nodes(needs: Needs) -> str:
+    return f"{needs.nodes} × {needs.ranks_per_node} devices {needs.device}"
 
 
 def needs_of(build: Path) -> Needs:
@@ -86,7 +114,7 @@ def needs_of(build: Path) -> Needs:
             "describe the cluster as nodes of equal counts, or start torchrun by hand: docs/torchrun.md",
         )
     device = cluster.node.device
-    is_cpu = device.bf16 is None
+    is_cpu, within = device.bf16 is None, plan.train.within
     return Needs(
         run=plan.run,
         nodes=cluster.num_nodes,
@@ -97,6 +125,8 @@ def needs_of(build: Path) -> Needs:
         memory_bytes=min(each.memory for each in cluster.devices),
         digest=found.digest,
         finds_text=plan.data.source == "python_stdlib",
+        phase=within.number if within else 1,
+        phases=within.phases if within else 1,
     )
 
 

@@ -15,13 +15,13 @@ NODE = "node { devices = 1, device cpu { cores = 1, memory = 4GB } }"
 GPU_NODE = "node { devices = 1, device h100 { memory = 79GiB }, nvlink = 450GB/s, nic = 50GB/s }"
 
 
-def compiled(folder: Path, text: str) -> Path:
-    """The build of a spec."""
+def compiled(folder: Path, text: str, run: str | None = None) -> Path:
+    """The build of a spec, or of one phase of it."""
     folder.mkdir(parents=True, exist_ok=True)
     spec = folder / "spec.dsc"
     spec.write_text(text, "utf-8")
-    build = folder / "build"
-    write_build(build, compile_spec(load(spec)).files)
+    build = folder / (run or "build")
+    write_build(build, compile_spec(load(spec, run)).files)
     return build
 
 

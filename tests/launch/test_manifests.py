@@ -78,7 +78,7 @@ def test_a_jobset_has_a_pod_a_node(gpu_nodes: Path, tmp_path: Path) -> None:
     assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert scripts["metadata"]["name"] == pod["volumes"][0]["configMap"]["name"]
-    assert "build=/shared/build/tiny" in scripts["data"]["node.sh"]
+    assert "\n    /shared/build/tiny " in scripts["data"]["node.sh"]
 
 
 def test_a_task_of_skypilot(gpu_nodes: Path, two_nodes: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from runtime.resume import order_of
 from tests.reference.config import Config
 from tests.reference.model import Reference
 from tests.reference.training import AdamW, Recipe, balance_, clip_
-from tests.runs.place import ONE_RANK, TIMINGS, Place, Running, bits, rows, saved
+from tests.runs.place import LIMIT_S, ONE_RANK, TIMINGS, Place, Running, bits, rows, saved
 from tests.runtime.processes import wait_for
 
 GROW = """
@@ -222,6 +223,21 @@ def test_a_kill_at_a_seam_leaves_no_trace(place: Place, straight: Path) -> None:
     _assert_equal(run, straight)
 
 
+def test_torchrun_trains_all_phases(place: Place, straight: Path) -> None:
+    """The script of `dsc launch` is asked to stop at a seam; the same script goes on, past the phase that is over."""
+    builds = [f"build/{name}" for name in NAMES]
+    place.dsc("launch", "torchrun", *builds, "--out", "files", "--run-folder", "scripted", "--env", "OMP_NUM_THREADS=1")
+    run, script = place.folder / "scripted", ("bash", "files/node.sh")
+    with subprocess.Popen(script, cwd=place.folder) as process:
+        wait_for(lambda: _newest(run) == 4, "the last save of the first phase")
+        process.terminate()
+        assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
+    assert rows(run)[-1]["step"] < 8
+    said = subprocess.run(script, cwd=place.folder, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
+    assert "nothing to do: phase 1 of 3 ends behind 256 tokens, and scripted/checkpoints/step-0000000" in said
+    _assert_equal(run, straight)
+
+
 def _kill(running: Running, *pids: int) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -292,6 +308,7 @@ def _assert_equal(run: Path, straight: Path) -> None:
 def test_a_later_phase_begins_with_a_checkpoint(place: Place) -> None:
     said = place.dsc("train", "build/grow.to_32", "--out", "alone", code=2).stderr
     assert "this is phase 2 of 3 of a run, and begins with the checkpoint that the phase before leaves" in said
+    assert "train that one first, into the same folder" in said
 
 
 def test_what_a_run_leaves_can_be_used(place: Place, straight: Path) -> None:
