@@ -13,6 +13,7 @@ VIEW = "a view, which computes nothing"
 SCORES = "small beside the products around it"
 SUM = "a sum of rows that I makes where it returns what is summed: between parts that tensor ranks split"
 
+NORM = "small beside the attention behind it: queries and keys, of models that norm all heads as one"
 PARTS = "a few numbers of each row: one of each tensor rank, and the logit of the target"
 
 
@@ -27,6 +28,7 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys((*_with_gradients("add_grouped_bias"), "add_grouped_bias_wgrad_"), PASS),
     **dict.fromkeys(("add_bias_wgrad", "rmsnorm_wgrad"), SUM),
     **dict.fromkeys(_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
+    **dict.fromkeys(_with_gradients("two_squares", "shared_rmsnorm"), NORM),
     "columns": VIEW,
     **dict.fromkeys(_with_gradients("gate_rows", "sigmoid_gate", "scale"), PASS),
     **dict.fromkeys(

@@ -79,6 +79,7 @@ LAYERS: dict[str, Layer] = {
     "leave": Layer(stream.build_leave, stream.LEAVE_PARAMETERS),
     "loss": Layer(ends.build_loss, {}),
     "mtp_input": Layer(mtp.build, mtp.PARAMETERS, ("rmsnorm",)),
+    "products": Layer(attention.build_products, attention.PARAMETERS, (), ("quantise",)),
     "project": Layer(
         attention.build_project,
         attention.PARAMETERS,

@@ -13,6 +13,19 @@ from dsl.schema import CustomAttention, Gqa, Mla
 PARAMETERS = mla.PARAMETERS | gqa.PARAMETERS
 
 
+def build_products(place: Place) -> ir.Segment:
+    """What comes in front of attention where its heads are normed together: queries, keys, values and their squares."""
+    sizes = _sizes(place)
+    assert isinstance(sizes, Gqa), "latents are whole on each rank"
+    return gqa.build_products(place, sizes)
+
+
+def norms_together(place: Place) -> bool:
+    """Whether heads that are normed as one are on several ranks."""
+    sizes = place.attention or place.model.attention
+    return isinstance(sizes, Gqa) and gqa.norms_together(place, sizes)
+
+
 def build_project(place: Place) -> ir.Segment:
     """The first of two segments of attention of context ranks: queries, and what keys and values are made of."""
     sizes = _sizes(place)

@@ -5,6 +5,9 @@ heads, then of the key heads, then of the value heads. With `qk_norm`, queries a
 head by head, as Qwen3 does, arXiv 2505.09388, or all heads as one, as OLMoE does, arXiv 2409.02060. `rotation` says
 how they are rotated in front of attention, if it does not rotate them itself.
 
+Where tensor ranks have heads that are normed as one, `products` makes queries, keys and values and the sums of their
+squares, which the ranks add up in front of the rest.
+
 Where context ranks have parts of sequences, keys and values are put together on all of them between two segments:
 `project` makes them, and `attend` reads those of whole sequences.
 """
@@ -48,18 +51,28 @@ def gqa(
     post: bool = False,
     factor: float = 1.0,
     part: bool = False,
+    ways: int = 1,
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, k, v)): query head i reads key and value head i // (heads / kv_heads).
 
     `places_T`: where documents begin, if sequences hold several. The `part` of a tensor rank is what its heads add to
-    the sum.
+    the sum. Where heads on `ways` ranks are normed as one, what comes is not h, but what `products` returns.
     """
-    x_TD = entering(ops, p, h_TD, eps, pre)
+    qkv_T, squares_T, places_T = _entered(ops, p, h_TD, places_T, eps, biased, pre, ways)
     sizes = sequence, heads, kv_heads
-    q_T, k_T, v_T = _projected(ops, p, x_TD, places_T, *sizes, head_dim, qk_norm, eps, biased, rotation, query_scale)
+    turning = (*sizes, head_dim, qk_norm, eps, rotation, query_scale, ways)
+    q_T, k_T, v_T = _turned(ops, p, qkv_T, squares_T, places_T, *turning)
     o_T = _attended(ops, p, q_T, k_T, v_T, places_T, *sizes, theta, bounded, window, softcap, sinks)
     y_TD = linear(ops, p, "out", o_T, out_biased)
     return (y_TD,) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor))
+
+
+def products(
+    ops: Any, p: Any, x_TD: Any, *, heads: int, kv_heads: int, head_dim: int, biased: bool = False
+) -> tuple[Any, ...]:
+    """Queries, keys and values of a tensor rank side by side, and the squares of its queries and of its keys."""
+    qkv_T = linear(ops, p, "qkv", x_TD, biased)
+    return qkv_T, ops.two_squares(qkv_T, heads * head_dim, kv_heads * head_dim)
 
 
 def project(
@@ -78,11 +91,14 @@ def project(
     query_scale: float = 1.0,
     pre: bool = True,
     part: bool = False,
+    ways: int = 1,
 ) -> tuple[Any, ...]:
-    """h, handed through, queries, and keys and values side by side, of the rows that a context rank has."""
-    x_TD = entering(ops, p, h_TD, eps, pre)
-    places_T, sizes = placed(places_T), (sequence, heads, kv_heads)
-    q_T, k_T, v_T = _projected(ops, p, x_TD, places_T, *sizes, head_dim, qk_norm, eps, biased, rotation, query_scale)
+    """h, handed through, queries, and keys and values side by side, of the rows that a context rank has. `ways`: as in
+    `gqa`."""
+    qkv_T, squares_T, places_T = _entered(ops, p, h_TD, places_T, eps, biased, pre, ways)
+    sizes = sequence, heads, kv_heads
+    turning = (*sizes, head_dim, qk_norm, eps, rotation, query_scale, ways)
+    q_T, k_T, v_T = _turned(ops, p, qkv_T, squares_T, placed(places_T), *turning)
     return *(() if part else (h_TD,)), q_T, ops.cat2(k_T, v_T)
 
 
@@ -114,10 +130,20 @@ def attend(
     return (y_TD if part else leaving(ops, p, y_TD, eps, post, factor),)
 
 
-def _projected(
+def _entered(
+    ops: Any, p: Any, h_TD: Any, places_T: tuple[Any, ...], eps: float, biased: bool, pre: bool, ways: int
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+    """Queries, keys and values side by side; the squares of all queries and keys, if they come; and places."""
+    if ways > 1:
+        return h_TD, ops.split2(places_T[0], 1), places_T[1:]
+    return linear(ops, p, "qkv", entering(ops, p, h_TD, eps, pre), biased), (), places_T
+
+
+def _turned(
     ops: Any,
     p: Any,
-    x_TD: Any,
+    qkv_T: Any,
+    squares_T: tuple[Any, ...],
     places_T: tuple[Any, ...],
     sequence: int,
     heads: int,
@@ -125,15 +151,18 @@ def _projected(
     head_dim: int,
     qk_norm: bool,
     eps: float,
-    biased: bool,
     rotation: Rotation,
     query_scale: float,
+    ways: int,
 ) -> tuple[Any, Any, Any]:
     """Queries, keys and values, normed and rotated as far as this is done in front of attention."""
-    qkv_T = linear(ops, p, "qkv", x_TD, biased)
     q_T, kv_T = ops.split2(qkv_T, heads * head_dim)
     k_T, v_T = ops.split2(kv_T, kv_heads * head_dim)
-    if qk_norm:
+    if squares_T:
+        widths = ways * heads * head_dim, ways * kv_heads * head_dim
+        q_T = ops.shared_rmsnorm(q_T, p.q_norm, squares_T[0], widths[0], eps)
+        k_T = ops.shared_rmsnorm(k_T, p.k_norm, squares_T[1], widths[1], eps)
+    elif qk_norm:
         q_T, k_T = ops.head_rmsnorm(q_T, p.q_norm, eps), ops.head_rmsnorm(k_T, p.k_norm, eps)
     q_T = rotated(ops, q_T, places_T, sequence, heads, 0, rotation, query_scale)
     k_T = rotated(ops, k_T, places_T, sequence, kv_heads, 0, rotation)
@@ -164,18 +193,47 @@ def _attended(
     return ops.gqa_attention(q_T, k_T, v_T, sequence, heads, kv_heads, theta, *places_T)
 
 
+def norms_together(place: Place, sizes: Gqa) -> bool:
+    """Whether heads that are normed as one are on several ranks."""
+    return sizes.qk_norm == "width" and place.ways > 1
+
+
+def build_products(place: Place, sizes: Gqa) -> ir.Segment:
+    rank = _sizes(place, sizes)
+    return segment(
+        "products",
+        products,
+        _products(place, sizes),
+        (place.input("x", place.T, place.D),),
+        ("heads", "squares"),
+        **{name: rank[name] for name in ("heads", "kv_heads", "head_dim")},
+        **_projection_options(place, sizes),
+    )
+
+
+def _first(place: Place, sizes: Gqa) -> tuple[tuple[ir.Param, ...], tuple[ir.Input, ...], dict[str, Constant]]:
+    """Parameters, inputs and constants of what comes in front of attention itself."""
+    norms = _norms(place, sizes)
+    if norms_together(place, sizes):
+        qkv = place.input("heads", place.T, sum(_widths(place, sizes)))
+        return norms, (qkv, ir.Input("squares", (place.T, 2), place.wide_dtype)), {"ways": place.ways}
+    h = place.input("h", place.T, place.D)
+    return (*pre_gain(place), *_products(place, sizes), *norms), (h,), _projection_options(place, sizes)
+
+
 def build(place: Place, sizes: Gqa) -> ir.Segment:
+    params, inputs, options = _first(place, sizes)
     return segment(
         "attention",
         gqa,
-        (*pre_gain(place), *_projecting(place, sizes), *_attending(place, sizes), *post_gain(place)),
-        (place.input("h", place.T, place.D), *place.places),
+        (*params, *_attending(place, sizes), *post_gain(place)),
+        (*inputs, *place.places),
         ("y",) if place.part else ("entered", "y"),
         eps=place.model.norm_eps,
         **_sizes(place, sizes),
         qk_norm=sizes.qk_norm is not None,
         **constants(sizes),
-        **_projection_options(place, sizes),
+        **options,
         **_options(place, sizes),
         **entrance(place),
         **exit_of(place),
@@ -184,17 +242,18 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
 
 def build_project(place: Place, sizes: Gqa) -> ir.Segment:
     how = constants(sizes, apart=True)
+    params, inputs, options = _first(place, sizes)
     return segment(
         "project",
         project,
-        (*pre_gain(place), *_projecting(place, sizes)),
-        (place.input("h", place.T, place.D), *place.places),
+        params,
+        (*inputs, *place.places),
         ("queries", "keys") if place.part else ("entered", "queries", "keys"),
         eps=place.model.norm_eps,
         **_sizes(place, sizes),
         qk_norm=sizes.qk_norm is not None,
         **{name: value for name, value in how.items() if name != "theta"},
-        **_projection_options(place, sizes),
+        **options,
         **({"part": True} if place.part else {}),
         **entrance(place),
     )
@@ -216,15 +275,26 @@ def build_attend(place: Place, sizes: Gqa) -> ir.Segment:
     )
 
 
-def _projecting(place: Place, sizes: Gqa) -> tuple[ir.Param, ...]:
+def _widths(place: Place, sizes: Gqa) -> tuple[int, ...]:
+    """Columns of queries, keys and values."""
+    heads, kv_heads = sizes.heads // place.ways, sizes.kv_heads // place.ways
+    return heads * sizes.head_dim, kv_heads * sizes.head_dim, kv_heads * sizes.head_dim
+
+
+def _products(place: Place, sizes: Gqa) -> tuple[ir.Param, ...]:
     """The parameters of queries, keys and values."""
-    C, heads, kv_heads = sizes.head_dim, sizes.heads // place.ways, sizes.kv_heads // place.ways
-    parts = (heads * C, kv_heads * C, kv_heads * C)
-    normed = {"head": (C, C), "width": (heads * C, kv_heads * C)}
-    return (
-        *place.rows(weights(place, "qkv", sum(parts), place.D, sizes.bias is not None), *parts),
-        *(map(place.gain, ("q_norm", "k_norm"), normed[sizes.qk_norm]) if sizes.qk_norm else ()),
-    )
+    parts = _widths(place, sizes)
+    return place.rows(weights(place, "qkv", sum(parts), place.D, sizes.bias is not None), *parts)
+
+
+def _norms(place: Place, sizes: Gqa) -> tuple[ir.Param, ...]:
+    """The gains of queries and keys: of a head, or of all heads that a rank has."""
+    if sizes.qk_norm is None:
+        return ()
+    if sizes.qk_norm == "head":
+        return place.gain("q_norm", sizes.head_dim), place.gain("k_norm", sizes.head_dim)
+    q, k, *_ = _widths(place, sizes)
+    return (*place.rows((place.gain("q_norm", q),), q), *place.rows((place.gain("k_norm", k),), k))
 
 
 def _attending(place: Place, sizes: Gqa) -> tuple[ir.Param, ...]:

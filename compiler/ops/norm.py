@@ -1,5 +1,6 @@
 """RMSNorm of rows, and of the heads in a row. `x` may be a view of columns; `rstd`, one number for each row or head, is
-kept for the backward."""
+kept for the backward. Where the columns of rows are spread over ranks, each norms its own by the sum of the `squares`
+that `two_squares` makes on all of them."""
 
 from __future__ import annotations
 
@@ -39,4 +40,52 @@ HEAD_RMSNORM = Rule(
     wgrad=Gradient("head_rmsnorm_wgrad", reads=("d_y", "x", "rstd"), gives=("w",), flops=elementwise("x", 3)),
 )
 
-RULES = {"rmsnorm": RMSNORM, "head_rmsnorm": HEAD_RMSNORM}
+
+def _infer_squares(x_TW: Tensor, first: int, second: int) -> tuple[Tensor, ...]:
+    T, W = x_TW.shape
+    assert first + second <= W, (x_TW, first, second)
+    return (Tensor((T, 2), statistics_dtype(x_TW.dtype)),)
+
+
+def _infer_shared(x_TW: Tensor, w_W: Tensor, squares_T1: Tensor, width: int, eps: float) -> tuple[Tensor, ...]:
+    assert x_TW.shape[1:] == w_W.shape and squares_T1.shape == (x_TW.shape[0], 1), (x_TW, w_W, squares_T1)
+    return x_TW, Tensor(x_TW.shape[:1], squares_T1.dtype)
+
+
+TWO_SQUARES = Rule(
+    args=("x", "first", "second"),
+    outputs=("squares",),
+    infer=_infer_squares,
+    kernel_class="norm",
+    flops=elementwise("x", 2),
+    differentiable=("squares",),
+    dgrad=Gradient(
+        "two_squares_dgrad",
+        reads=("d_squares", "x", "first", "second"),
+        gives=("x",),
+        flops=elementwise("x", 2),
+    ),
+)
+
+SHARED_RMSNORM = Rule(
+    args=("x", "w", "squares", "width", "eps"),
+    outputs=("y", "rstd"),
+    hidden=1,
+    infer=_infer_shared,
+    kernel_class="norm",
+    flops=elementwise("x", 2),
+    dgrad=Gradient(
+        "shared_rmsnorm_dgrad",
+        reads=("d_y", "x", "w", "rstd", "width"),
+        gives=("x", "squares"),
+        flops=elementwise("x", 4),
+    ),
+    wgrad=Gradient("rmsnorm_wgrad", reads=("d_y", "x", "rstd"), gives=("w",), flops=elementwise("x", 3)),
+)
+
+RULES = {
+    "rmsnorm": RMSNORM,
+    "head_rmsnorm": HEAD_RMSNORM,
+    "two_squares": TWO_SQUARES,
+    "shared_rmsnorm": SHARED_RMSNORM,
+}

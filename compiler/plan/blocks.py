@@ -14,10 +14,11 @@ from compiler.dtypes import flat_tensors
 from compiler.ir.received_rows import Received, even_rows, most_rows
 from compiler.ir.segment import SUM
 from compiler.layers import LAYERS, Place
+from compiler.layers.attention import norms_together
 from compiler.layers.stream import is_changed
 from compiler.layers.value_dtypes import back, to_experts
 from compiler.plan.layers_again import CutOf, Cutter, run_again
-from compiler.plan.split_blocks import gather, gather_choices, gather_sequences, scatter, scatter_parts
+from compiler.plan.split_blocks import gather, gather_choices, gather_sequences, scatter, scatter_parts, sum_everywhere
 from dsl.nodes import reached
 from dsl.schema import Moe, Spec
 
@@ -156,17 +157,24 @@ def _layer(place: Place, name: str, prefix: str, h: str) -> Block:
 def _attention(
     place: Place, name: str, prefix: str, x: str, out: str, handed: tuple[str, ...] = ()
 ) -> tuple[Step, ...]:
-    """Attention, from `x` to `out`; `handed`: what it hands through. Context ranks put keys and values together in the
-    middle of it."""
+    """Attention, from `x` to `out`; `handed`: what it hands through. Tensor ranks whose heads are normed together
+    add up squares in front of it. Context ranks put keys and values together in the middle of it."""
     told, context = tuple(each.name for each in place.places), place.spec.parallel.context
+    given: tuple[str, ...] = (x,)
+    first: tuple[Step, ...] = ()
+    if norms_together(place):
+        given, site = (f"{name}_heads", f"{name}_all_squares"), f"{name}.squares"
+        squares, sums = f"{name}_squares", f"{name}_summed_squares"
+        products = _use(place, "products", f"{name}.products", prefix, (x,), (given[0], squares))
+        first = products, *sum_everywhere(place, site, squares, sums, given[1])
     if context == 1:
-        return (_use(place, "attention", f"{name}.attention", prefix, (x, *told), (*handed, out)),)
+        return (*first, _use(place, "attention", f"{name}.attention", prefix, (*given, *told), (*handed, out)))
     queries, keys, whole = (f"{name}_{each}" for each in ("queries", "keys", "whole_keys"))
-    project = _use(place, "project", f"{name}.project", prefix, (x, *told), (*handed, queries, keys))
+    project = _use(place, "project", f"{name}.project", prefix, (*given, *told), (*handed, queries, keys))
     attend = _use(place, "attend", f"{name}.attend", prefix, (queries, whole, *told), (out,))
     width = attend.segment.inputs[1].shape[1]
-    given = ir.Buffer(keys, (place.T, width), place.dtype)
-    return project, gather_sequences(f"{name}.keys", given, whole, context), attend
+    parts = ir.Buffer(keys, (place.T, width), place.dtype)
+    return *first, project, gather_sequences(f"{name}.keys", parts, whole, context), attend
 
 
 class _LayerAgain:

@@ -2,6 +2,7 @@
 
 Tensor ranks split the parts of a layer:
 enter | gather | attention | scatter | between | gather | dense | scatter | leave,
+attention whose heads are normed together: products | scatter | gather | attention,
 and the ends: embed | scatter, and final_norm | gather | head | scatter | loss.
 Context ranks put together what keys and values of whole sequences are made of: project | gather | attend.
 """
@@ -24,6 +25,18 @@ def scatter(place: Place, site: str, y: str, out: str) -> Communication:
     """The sum of what every tensor rank has as `y`; each gets its rows, as `out`."""
     given, taken = _rows(place, y, place.of_tensor_ranks), _rows(place, out, place.T)
     return _communication("scatter", site, "tp", given, taken)
+
+
+def sum_everywhere(place: Place, site: str, part: str, sums: str, out: str) -> tuple[Communication, Communication]:
+    """The sums over tensor ranks of the squares that each has as `part`, of heads that are normed as one."""
+    ranks, dtype = place.spec.parallel.tensor, place.wide_dtype
+    given, mine, taken = (
+        Buffer(name, (rows, 2), dtype) for name, rows in ((part, place.T), (sums, place.T // ranks), (out, place.T))
+    )
+    return (
+        _communication("scatter", site, "tp", given, mine),
+        _communication("gather", site, "tp", mine, taken),
+    )
 
 
 def gather_sequences(site: str, given: Buffer, out: str, context: int) -> Communication:

@@ -27,8 +27,6 @@ def _layers(spec: Spec, code: str) -> Iterator[Finding]:
                 yield _uneven(code, TENSOR, spec, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
         elif not isinstance(attention, Gqa):
             yield _whole(code, TENSOR, spec, "a module is not split over ranks yet", path)
-        elif attention.qk_norm == "width":
-            yield _whole(code, TENSOR, spec, "a norm over all heads is not split over ranks", f"{path}.qk_norm")
         elif attention.kv_heads % tensor or attention.heads % tensor:
             what = f"{attention.kv_heads:,} heads of keys and values, and {attention.heads:,} of queries"
             heads = gcd(attention.heads, attention.kv_heads)

@@ -103,8 +103,9 @@ def columns_with(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
     width, group, tp, node = mesh.columns, mesh.expert_group, mesh.tp, mesh.node or mesh.expert_group
     first = column - column % group
     of_node, of_data = column - column % node, column - column % (mesh.cp * tp)
-    sharing = max(1, mesh.sq // mesh.cp)
-    of_tensor = column % tp - column % sharing
+    sharing = max(1, mesh.sq // mesh.cp)  # tensor ranks that have parts of one sequence
+    lowest = of_data + column % tp - column % sharing
+    sharers = [each + at for each in range(lowest, of_data + mesh.cp * tp, tp) for at in range(sharing)]
     found: Mapping[Columns, Sequence[int]] = {
         "each": range(column, column + 1),
         "block": range(first, first + group),
@@ -113,7 +114,7 @@ def columns_with(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
         "member": range(column % group, width, group),
         "tensor": range(column - column % tp, column - column % tp + tp),
         "context": range(of_data + column % tp, of_data + mesh.cp * tp, tp),
-        "sequence": [of_data + at * tp + of_tensor + each for at in range(mesh.cp) for each in range(sharing)],
+        "sequence": sharers if mesh.sq > 1 else [column],
         "slice": range(column % tp, width, tp),
         "all": range(width),
     }

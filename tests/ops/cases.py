@@ -15,7 +15,7 @@ from runtime.ops.wide import wide
 
 Args = tuple[Any, ...]
 
-WIDE = {"gate", "logit", "logits", "score", "bias", "lse", "picked", "parts"}
+WIDE = {"gate", "logit", "logits", "score", "bias", "lse", "picked", "parts", "squares"}
 
 
 class Source:
@@ -152,6 +152,11 @@ def add_grouped_bias(source: Source, counts: tuple[int, ...] = (2, 0, 4), N: int
 
 def head_rmsnorm(source: Source, T: int = 5, H: int = 3, C: int = 7, eps: float = 1e-6) -> Args:
     return source.normal(T, H * C), source.normal(C), eps
+
+
+def shared_rmsnorm(source: Source, T: int = 5, W: int = 6, ranks: int = 3, eps: float = 1e-6) -> Args:
+    squares_T1 = source.normal(T, ranks * W).square().sum(1, keepdim=True)
+    return source.normal(T, W), source.normal(W), squares_T1, ranks * W, eps
 
 
 def route(
@@ -318,6 +323,7 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "place_parts": place_parts,
     "relu2": plain,
     "rmsnorm": rmsnorm,
+    "shared_rmsnorm": shared_rmsnorm,
     "rotate": rotate,
     "route": route,
     "route_scores": route_scores,
@@ -330,6 +336,7 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "softcap": scale,
     "sqrt_softplus": sqrt_softplus,
     "swiglu": swiglu,
+    "two_squares": lambda source: (source.normal(5, 9), 4, 2),
     "unpermute": unpermute,
 }
 GRADIENTS = sorted({gradient.op for op in FORWARD for gradient in RULES[op].gradients if gradient.op})

@@ -77,6 +77,14 @@ def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> Tensor:
     return torch.cat([rmsnorm(x_TC, w_C, eps) for x_TC in x_TW.split(w_C.shape[0], dim=1)], dim=1)
 
 
+def two_squares(x_TW: Tensor, first: int, second: int) -> Tensor:
+    return torch.stack([torch.einsum("tw,tw->t", x, x) for x in x_TW[:, : first + second].split((first, second), 1)], 1)
+
+
+def shared_rmsnorm(x_TW: Tensor, w_W: Tensor, squares_T1: Tensor, width: int, eps: float) -> Tensor:
+    return x_TW / torch.sqrt(squares_T1 / width + eps) * w_W
+
+
 def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
     rows = torch.arange(x_RK.shape[0], dtype=torch.int32)
     expert_R = (rows[:, None] >= offsets_E[None, :]).sum(1)
@@ -149,6 +157,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "permute_placed": permute_placed,
     "place_parts": place_parts,
     "rmsnorm": rmsnorm,
+    "two_squares": two_squares,
+    "shared_rmsnorm": shared_rmsnorm,
     "rotate": rotate,
     "route": route,
     "counted_balance": counted_balance,

@@ -236,6 +236,15 @@ def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> Tensor:
     return rmsnorm(x_TW.unflatten(1, (-1, len(w_C))).flatten(0, 1), w_C, eps).view_as(x_TW)
 
 
+def two_squares(x_TW: Tensor, first: int, second: int) -> Tensor:
+    squares_TW = x_TW * x_TW
+    return torch.stack([squares_TW[:, :first].sum(1), squares_TW[:, first : first + second].sum(1)], dim=1)
+
+
+def shared_rmsnorm(x_TW: Tensor, w_W: Tensor, squares_T1: Tensor, width: int, eps: float) -> Tensor:
+    return x_TW * torch.rsqrt(squares_T1 / width + eps) * w_W
+
+
 def scores(logits: Tensor, softmax: bool) -> Tensor:
     return torch.softmax(logits, dim=1) if softmax else torch.sigmoid(logits)
 

@@ -29,13 +29,16 @@ from tests.segments.running import NUM_SMS
 from tests.segments.specs import DENSE, deepseek_v3, gqa, mla, moe, quickstart_sized, softmax_moe, spec
 
 GROUPED = spec(layers=(DENSE, softmax_moe()), attention=gqa())
-BETWEEN_ROWS = {"added", "enter", "between", "leave", "loss"}  # kinds that a model has where tensor ranks split it
-IN_SEQUENCES = {"project", "attend", "balance"}  # and where context ranks split its sequences
+# Kinds that a model has where tensor ranks split it, and where context ranks split its sequences.
+BETWEEN_ROWS = {"added", "enter", "between", "leave", "loss", "products"}
+IN_SEQUENCES = {"project", "attend", "balance"}
 WHOLE = spec(layers=(DENSE, moe(inner=6)), attention=gqa(), mtp=False)
 SPLIT = WHOLE.model_copy(
     update={
         "parallel": Parallel(pipeline=1, expert=1, data=1, tensor=2),
-        "model": WHOLE.model.model_copy(update={"norm": "sandwich", "residual_scale": 0.5, "vocab": 30}),
+        "model": WHOLE.model.model_copy(
+            update={"norm": "sandwich", "residual_scale": 0.5, "vocab": 30, "attention": gqa(qk_norm="width")}
+        ),
     }
 )
 

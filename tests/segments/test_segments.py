@@ -84,7 +84,7 @@ def check(segment: ir.Segment, vocab: int = 31, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(LAYERS) - {"experts", "dense"}))
 def test_equals_autograd(kind: str) -> None:
-    check(segment_of(kind, spec()))
+    check(segment_of(kind, spec(attention=gqa()) if kind == "products" else spec()))
 
 
 @pytest.mark.parametrize("kind", ["router", "final_norm"])

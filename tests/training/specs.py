@@ -162,9 +162,7 @@ MODELS = {
         MOE.model_copy(update={"inner": 12, "score": "sqrt_softplus", "activation": "relu2"}),
         mtp=True,
     ),
-    "sinks": model(  # as "everything", without the norm over all heads
-        EVERYTHING.model_copy(update={"qk_norm": "head"}), Dense(inner=22, bias=True), BIASED_MOE, mtp=False
-    ).model_copy(update={"norm": "post"}),
+    "together": model(EVERYTHING, Dense(inner=22, bias=True), Dense(inner=12), mtp=True),  # all heads normed as one
     "latent": model(mla(), Dense(inner=22), Dense(inner=12), mtp=True),
     "post": model(
         gqa(qk_norm="head").model_copy(update={"kv_heads": 4, "bias": "all"}),

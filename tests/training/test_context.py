@@ -27,6 +27,7 @@ SPLIT: list[tuple[str, str, int, int, int, int, int, int, Documents, int]] = [
     ("llama", "1f1b", 1, 1, 1, 1, 4, 1, "joined", 16),
     ("llama", "interleaved", 2, 1, 1, 1, 2, 2, "masked", 4),
     ("everything", "1f1b", 1, 1, 1, 1, 2, 0, "masked", 8),
+    ("everything", "zb1p", 2, 2, 1, 2, 2, 1, "masked", 8),
     ("v3", "dualpipe", 2, 2, 2, 1, 2, 1, "masked", 12),
     ("v3", "1f1b", 1, 4, 2, 2, 2, 1, "joined", 4),
     ("v2", "1f1b", 1, 2, 1, 1, 2, 0, "joined", 8),

@@ -30,6 +30,9 @@ SPLIT = [
     ("post", "1f1b", 1, 1, 4, 0),
     ("latent", "dualpipe", 2, 1, 2, 1),
     ("latent", "1f1b", 2, 1, 2, 3),
+    ("together", "1f1b", 1, 1, 2, 0),
+    ("together", "dualpipe", 2, 2, 2, 1),
+    ("together", "zbv", 2, 2, 2, 3),
 ]
 
 # Of experts: model and schedule, then pipeline, expert, data and tensor ranks, and ZeRO stage.
@@ -41,7 +44,7 @@ EXPERTS = [
     ("v3", "dualpipe", 2, 4, 2, 2, 1),
     ("qwen", "1f1b", 1, 2, 1, 2, 2),
     ("pattern", "dualpipe", 2, 2, 1, 2, 1),
-    ("sinks", "1f1b", 1, 2, 2, 2, 3),
+    ("everything", "1f1b", 1, 2, 2, 2, 3),
 ]
 
 
