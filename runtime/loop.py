@@ -177,7 +177,7 @@ class Loop:
     def _begin(self, trainer: Trainer, world: int, events: Events, say: Callable[[str], None]) -> None:
         """Keep the build's description, and record the start."""
         try:
-            run_copy.copy(self.build.files, self.run)
+            run_copy.copy(self.build.files, self.run, self._phase.get("phase"))
         except OSError as error:
             say(f"{self.run} has no copy of what was planned ({error.strerror}): dsc report and dsc inspect need one")
         machine = {"device": self.device, "transport": transport_in_use(trainer.links)}

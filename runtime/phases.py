@@ -6,7 +6,7 @@ The tokens that were trained on decide, and not the steps: these are others than
 from __future__ import annotations
 
 from runtime.checkpoint.loading import Checkpoint
-from runtime.checkpoint.manifest_file import trained_tokens
+from runtime.checkpoint.manifest_file import phase_of, trained_tokens
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.contract import Plan
 from runtime.rate import tokens_to_train
@@ -35,7 +35,7 @@ def begins_with(checkpoint: Checkpoint, plan: Plan) -> bool:
             f"{checkpoint.path} has trained on {tokens:,} tokens, and phase {within.number} of {within.phases} begins "
             f"behind {within.first_token:,}: go on with the phase before"
         )
-    number = _phase_of(checkpoint)
+    number = phase_of(checkpoint.meta)
     return number is None or number < within.number
 
 
@@ -51,17 +51,9 @@ def check_is_not_over(checkpoint: Checkpoint, plan: Plan) -> None:
         )
 
 
-def _phase_of(checkpoint: Checkpoint) -> int | None:
-    """The number of the phase that wrote a checkpoint; None for a run without phases."""
-    found = checkpoint.meta.get("plan")
-    for key in ("train", "within", "number"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if type(found) is int else None
-
-
 def going_back(checkpoint: Checkpoint, plan: Plan) -> str:
     """What to do where a later phase wrote a checkpoint than the one that the spec has at its tokens, or ""."""
-    number, within = _phase_of(checkpoint), plan.train.within
+    number, within = phase_of(checkpoint.meta), plan.train.within
     if number is None or within is None or number <= within.number:
         return ""
     return (

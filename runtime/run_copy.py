@@ -17,17 +17,31 @@ PROGRAM = "program.sha256"  # of a run folder: the digest of the programs that i
 PROGRAM_FOLDERS = ("program", "stages", "segments", "kernels")  # of a build: what its ranks execute
 
 
-def copy(build: Mapping[str, bytes], run: Path) -> None:
+def copy(build: Mapping[str, bytes], run: Path, phase: int | None = None) -> None:
     """Make a run folder hold the files of a build, and the digest of its programs. `build`: files by path.
 
-    OSError if the run folder cannot be written.
+    `phase`: the number of the phase that the build is of. The run folder also keeps those of each phase. OSError if it
+    cannot be written.
     """
-    for name in FILES:
-        if name in build:
-            _replace(run / name, build[name])
-        else:
-            (run / name).unlink(missing_ok=True)  # of a build before
-    _replace(run / PROGRAM, (program_digest(build) + "\n").encode())
+    for folder in (run, *([] if phase is None else [_folder(run, phase)])):
+        folder.mkdir(exist_ok=True)
+        for name in FILES:
+            if name in build:
+                _replace(folder / name, build[name])
+            else:
+                (folder / name).unlink(missing_ok=True)  # of a build before
+        _replace(folder / PROGRAM, (program_digest(build) + "\n").encode())
+
+
+def described(run: Path, phase: int | None) -> Path:
+    """The folder that describes a phase of a run: one in the run's. Without a number, or where there is none, that of
+    the run, which describes the build that it trained last."""
+    folder = run if phase is None else _folder(run, phase)
+    return folder if (folder / FILES[0]).is_file() else run
+
+
+def _folder(run: Path, phase: int) -> Path:
+    return run / f"phase.{phase}"
 
 
 def of_run(folder: Path) -> dict[str, bytes]:

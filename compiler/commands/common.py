@@ -77,10 +77,24 @@ def load_spec(
     `table`: of rates, in the place of the one that the spec names.
     """
     try:
-        return choose(argument, overrides, table, progress("plan"))
+        found = choose(argument, overrides, table, progress("plan"))
     except SpecError as error:
         refused(error.diagnostics, how)
         return None
+    say_other_phases(found.argument, found.spec)
+    return found
+
+
+def say_other_phases(argument: str, spec: Spec) -> None:
+    """Say which phases there are beside the first, where a run was named and the first is meant."""
+    from dsl.chosen import phases_in, split
+
+    if spec.train.within is not None:
+        file, run = split(argument)
+        first, *others = phases_in(file, run)
+        if others:
+            listed = ", ".join(f"{file}:{name}" for name in others)
+            say(f"note: this is the first phase of {first}; its others are {listed}")
 
 
 def load_phases(

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compiler.commands.common import EXIT_DIFFERS, add_overrides, human, refused, wrong
+from compiler.commands.common import EXIT_DIFFERS, add_overrides, human, refused, say_other_phases, wrong
 from compiler.difference import Change, Difference, Fact, Move, difference
 from compiler.read_files import with_files
 from dsl.chosen import split
@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     if mistakes:
         sources = [item.span.source for item in mistakes if item.span]
         return refused(in_order(mistakes, sources), args.format)
+    for name, each in zip(names, resolved, strict=True):
+        say_other_phases(name, each.spec)
     before, after = resolved
     differs = difference(before, after)
     if args.format == "json":

@@ -5,6 +5,7 @@ dsc inspect runs/quickstart                                 on the terminal
 dsc inspect runs/quickstart --format html -o timeline.html  to zoom into and hover over
 dsc inspect runs/quickstart --costs plan                    against what was predicted before the run
 dsc inspect runs/quickstart --write-costs here.json         then: dsc schedule … --costs here.json
+dsc inspect runs/long --phase 2                             a phase before the one that was trained last
 dsc inspect build/quickstart --kernels                      its kernels, and the bytes that fusing saves
 
 Exit codes: 0 done · 1 a rank ran another order than was planned · 2 the folder holds no traced run, or no build
@@ -22,6 +23,7 @@ from compiler.commands.output_files import is_file, put, status, write
 from compiler.picture.compared import measured_picture
 from compiler.picture.formats import FORMATS, render, screen_of
 from compiler.picture.recorded import (
+    Line,
     Measured,
     OrderError,
     TraceError,
@@ -37,6 +39,7 @@ from compiler.schedules.costs import MOST_BYTES, Costs, costs_of_json, shipped, 
 from compiler.schedules.schedule import Schedule
 from compiler.textfile import read_text
 from dsl.diagnostics import SpecError
+from runtime.run_copy import described
 
 if TYPE_CHECKING:
     from compiler.commands.schedule_spec import Run
@@ -47,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
     parser.add_argument("--kernels", action="store_true", help="RUN is a build: list its kernels, and what was fused")
     parser.add_argument("--program", metavar="NAME", help="default: that of most micro-batches, as train_8")
+    parser.add_argument(
+        "--phase", metavar="N", type=int, help="of a run with phases, from 1; default: the last trained"
+    )
     parser.add_argument(
         "--costs",
         metavar="FILE",
@@ -70,9 +76,13 @@ def run(args: argparse.Namespace) -> int:
             f"{args.run_folder} is a build, which has no trace: name a run folder, as dsc train writes",
             f"write `dsc inspect {args.run_folder} --kernels` for the kernels of a build",
         )
+    place = described(args.run_folder, args.phase)
+    if args.phase is not None and place == args.run_folder:
+        return wrong(f"{args.run_folder} has trained no phase {args.phase}", "`phase` in its metrics.jsonl says which")
     try:
-        run = _run(args.run_folder)
-        schedule, measured, left_out = _measured(args.run_folder, run, args.program)
+        run = _run(place)
+        trace = read_trace(args.run_folder, run.plan.mesh.world)
+        schedule, measured, left_out = _measured(of_programs(place, trace), run, args.program)
         here = fitted(schedule, measured)
         costs, source = _costs(args.costs, run) if args.costs else (here, "the costs measured in this run")
         title = f"{args.run_folder.name}: {schedule.name}"
@@ -141,9 +151,14 @@ def _run(folder: Path) -> Run:
     return run_of(load_with_files(folder / "spec.resolved"))
 
 
-def _measured(folder: Path, run: Run, program: str | None) -> tuple[Schedule, Measured, int]:
-    """The schedule, what was measured of it, and how many traced steps are of other programs."""
-    trace, left_out = of_programs(folder, read_trace(folder, run.plan.mesh.world))
+def _measured(
+    found: tuple[list[dict[int, Line]], int], run: Run, program: str | None
+) -> tuple[Schedule, Measured, int]:
+    """The schedule, what was measured of it, and how many traced steps are of other programs.
+
+    `found`: the traced steps of the run's programs, and the number of the others.
+    """
+    trace, left_out = found
     programs = programs_of(trace)
     if not programs:
         raise TraceError("no step was traced")

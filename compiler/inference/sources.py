@@ -15,10 +15,11 @@ from dsl.schema import Spec
 from runtime.checkpoint.durable_files import num_published
 from runtime.checkpoint.loading import Checkpoint, published, with_base
 from runtime.checkpoint.loading import load as load_checkpoint
-from runtime.checkpoint.manifest_file import AT_STEP, MANIFEST, find_manifest
+from runtime.checkpoint.manifest_file import AT_STEP, MANIFEST, find_manifest, phase_of
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.data import store
 from runtime.data.tokenizer_files import TOKENIZER
+from runtime.run_copy import described
 
 RESOLVED = "spec.resolved"
 
@@ -72,7 +73,7 @@ def find_source(argument: str, spec: str | None = None) -> Source:
     data = _data(run, checkpoint)
     beside = checkpoint.path.parent / TOKENIZER
     tokenizer = data / TOKENIZER if data else beside if beside.is_file() else None
-    return Source(_spec(run, spec), checkpoint, here, data, tokenizer)
+    return Source(_spec(described(run, phase_of(checkpoint.meta)), spec), checkpoint, here, data, tokenizer)
 
 
 def _of_spec(argument: str) -> Source:

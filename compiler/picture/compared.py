@@ -39,7 +39,7 @@ def measured_picture(
     notes = [f"Planned from {source}; measured are medians over steps and the devices of each pipeline rank."]
     if left_out:
         steps = "1 traced step is" if left_out == 1 else f"{left_out:,} traced steps are"
-        notes.append(f"{steps} left out: before it was resumed, the run had another plan, and other programs.")
+        notes.append(f"{steps} left out: they ran other programs, of another phase or of a plan before a resume.")
     table = _table(schedule, costs, measured)
     return Picture(title, "ms", (replace(panel, facts=facts),), tuple(notes), us=1000.0, given_table=table)
 

@@ -188,6 +188,20 @@ def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> t
         facts.append(("tokens", labels.count(int(tokens[-1][1]))))
     if speed:
         facts.append(("tokens a second, median", labels.number(statistics.median(value for _, value in speed))))
+    return (*facts, *_phases(metrics))
+
+
+def _phases(metrics: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ...]:
+    """What each phase of a run has come to; nothing of a run without phases."""
+    facts = []
+    for number in sorted({row["phase"] for row in metrics if type(row.get("phase")) is int}):
+        rows = [row for row in metrics if row.get("phase") == number]
+        words = [f"steps {rows[0]['step']:,} to {rows[-1]['step']:,}"]
+        if loss := charts.column(rows, "loss"):
+            words.append(f"loss {loss[-1][1]:.3f}")
+        if speed := charts.column(rows, "tokens_per_s"):
+            words.append(f"{labels.number(statistics.median(value for _, value in speed))} tokens a second")
+        facts.append((f"phase {number}", ", ".join(words)))
     return tuple(facts)
 
 

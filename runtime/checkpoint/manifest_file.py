@@ -51,6 +51,14 @@ def trained_tokens(meta: Mapping[str, Any]) -> int | None:
     return tokens if type(tokens) is int else None
 
 
+def phase_of(meta: Mapping[str, Any]) -> int | None:
+    """The number of the phase that wrote a manifest; None for a run without phases."""
+    found = meta.get("plan")
+    for key in ("train", "within", "number"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if type(found) is int else None
+
+
 def base_of(path: Path, manifest: Manifest) -> tuple[Path, Manifest] | None:
     """The checkpoint of the weights that the adapters of one are beside, with its manifest; None of one without.
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from compiler.build import compile_spec, write_build
+from compiler.inference.sources import find_source
 from dsl.chosen import phases_in
 from dsl.load import load
 from dsl.schema import Spec
@@ -312,8 +313,19 @@ def test_a_later_phase_begins_with_a_checkpoint(place: Place) -> None:
 
 
 def test_what_a_run_leaves_can_be_used(place: Place, straight: Path) -> None:
-    """The model of a run is that of its last phase; the plan is of all."""
+    """The model of a checkpoint is that of its phase; the plan is of all."""
+    for step, sequence in ((4, 16), (10, 64)):
+        found = json.loads(place.dsc("eval", f"straight@{step}", "--format", "json").stdout)
+        assert found["sequence"] == sequence and found["step"] == step
+    assert find_source(f"{straight}@4").spec.model.attention.rope.scaling is None
+    assert find_source(f"{straight}@6").spec.model.attention.rope.scaling is not None
+    shown = place.dsc("inspect", "straight", "--phase", 2).stdout
+    assert "traced" in shown and "rank 1 measured" in shown
+    assert "straight has trained no phase 4" in place.dsc("inspect", "straight", "--phase", 4, code=2).stderr
+    assert "grow.dsc:grow.to_32, grow.dsc:grow.to_64" in place.dsc("show", "grow.dsc", "train.sequence").stderr
     place.dsc("report", "straight")
+    page = (straight / "report.html").read_text("utf-8")
+    assert "steps 1 to 4, loss" in page and "steps 9 to 10, loss" in page
     place.dsc("generate", "straight", "import", "--tokens", 2)
     planned = json.loads(place.dsc("plan", "grow.dsc", "--format", "json").stdout)
     assert [each["run"] for each in planned["phases"]] == [*NAMES]
