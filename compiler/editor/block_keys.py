@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from compiler.editor import outline
 from dsl.canonical import value_text
 from dsl.resolve import derive
 from dsl.resolve.fields import FieldType, fields_of, keys_of
-from dsl.resolve.merge import ALTERNATIVES
+from dsl.resolve.merge import ALTERNATIVES, PHASE
+from dsl.resolve.phases import WHOLE, WHOLE_OF_TRAIN
 from dsl.schema import Batch, LayerRange, Node, Spec, Tile, TrainTokenizer
 from dsl.syntax import KINDS, NAMED
 
@@ -36,7 +37,8 @@ class Inside:
 
     form: Literal["file", "class", "batch", "rate", "unknown"]
     cls: type[Node] = Node
-    path: str = ""  # with the kinds of the blocks: model.attention.mla; of a run, nothing
+    path: str = ""  # with the kinds of the blocks: model.attention.mla; of a run or a phase of it, nothing
+    of_phase: bool = False  # whether it is in a phase of a run, which says what is otherwise than before
 
     def at(self, key: str) -> str:
         """The path of a key, as `dsl.reference` has it."""
@@ -52,7 +54,8 @@ def inside(path: Sequence[outline.Node]) -> Inside:
         return Inside("unknown")
     found = Inside("class", Spec) if root == "run" else Inside("class", fields_of(Spec)[root].nodes[0], root)
     for node in path[1:]:
-        found = _within(found, node)
+        is_phase = found.cls is Spec and node.key == PHASE and not found.of_phase
+        found = replace(found, of_phase=True) if is_phase else _within(found, node)
     return found
 
 
@@ -62,13 +65,13 @@ def _within(around: Inside, node: outline.Node) -> Inside:
         return Inside("unknown")
     path = around.at(node.key)
     if kind.form in ("batch", "rate"):
-        return Inside("batch" if kind.form == "batch" else "rate", path=path)
+        return replace(around, form="batch" if kind.form == "batch" else "rate", cls=Node, path=path)
     if kind.form == "layers":
-        return Inside("class", LayerRange, path)
+        return replace(around, cls=LayerRange, path=path)
     cls = class_of(kind, node.labels)
     if cls is None:
         return Inside("unknown")
-    return Inside("class", cls, f"{path}.{node.labels[0]}" if kinds_of(kind) else path)
+    return replace(around, cls=cls, path=f"{path}.{node.labels[0]}" if kinds_of(kind) else path)
 
 
 def class_of(kind: FieldType, labels: Sequence[str]) -> type[Node] | None:
@@ -92,7 +95,7 @@ def is_block(kind: FieldType) -> bool:
 
 def given(block: outline.Node) -> set[str]:
     """Keys a block has already, and those that would say the same."""
-    keys = {node.key for node in block.body} - {"layers"}
+    keys = {node.key for node in block.body} - {"layers", PHASE}
     return keys | {ALTERNATIVES[key] for key in keys if key in ALTERNATIVES}
 
 
@@ -103,6 +106,12 @@ def keys(cls: type[Node]) -> tuple[str, ...]:
     """The keys of a block that a user writes, those that must be given first."""
     names = [name for name in (LayerRange.KEYS if cls is LayerRange else keys_of(cls)) if name not in OURS]
     return tuple(sorted(names, key=lambda name: not required(cls, name)))
+
+
+def keys_in(where: Inside) -> tuple[str, ...]:
+    """The keys of a block at its place: a phase has none of those that are of its whole run."""
+    whole = (WHOLE if where.cls is Spec else WHOLE_OF_TRAIN if where.path == "train" else ()) if where.of_phase else ()
+    return tuple(name for name in keys(where.cls) if name not in whole)
 
 
 def required(cls: type[Node], key: str) -> bool:

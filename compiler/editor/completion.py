@@ -13,6 +13,8 @@ from compiler.editor.open_text import Document
 from compiler.editor.outline import Place
 from compiler.editor.value_words import rate_items, value_items
 from dsl.resolve.fields import fields_of
+from dsl.resolve.merge import PHASE
+from dsl.schema import Spec
 from dsl.syntax import KINDS, NAMED
 
 Lister = Callable[[str], list[str]]  # path of a folder → the names in it, those of folders with a `/` at the end
@@ -24,6 +26,8 @@ STATEMENTS = {  # of a file
     "import": 'import "$1"',
     "let": "let ${1:name} = $2",
 }
+
+PHASE_SNIPPET = "phase ${1:long} {\n  train { sequence = ${2:32_768}, batch = ${3:32}, steps = ${4:1000} }\n}"
 
 
 def complete(document: Document, offset: int, lister: Lister) -> tuple[Item, ...]:
@@ -72,11 +76,13 @@ def _all_keys(where: Inside) -> Iterator[Item]:
             yield Item(name, "key", meaning, snippet=block_keys.placeholders(text))
     elif where.form == "class":
         fields = fields_of(where.cls)
-        for name in block_keys.keys(where.cls):
+        for name in block_keys.keys_in(where):
             is_block = name in fields and block_keys.is_block(fields[name]) and name not in NAMED
-            detail = "required" if block_keys.required(where.cls, name) else ""
+            detail = "required" if block_keys.required(where.cls, name) and not where.of_phase else ""
             documentation, snippet = texts.key(where.at(name)), block_keys.snippet(where.cls, name)
             yield Item(name, "block" if is_block else "key", detail, documentation, snippet)
+        if where.cls is Spec and not where.of_phase:
+            yield Item(PHASE, "block", "", texts.word(PHASE), PHASE_SNIPPET)
 
 
 def _labels(document: Document, where: Inside, place: Place) -> Iterator[Item]:

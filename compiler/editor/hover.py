@@ -11,6 +11,7 @@ from compiler.editor.block_summary import summary
 from compiler.editor.open_text import LET, Document
 from compiler.editor.outline import Place, Token
 from dsl.resolve.fields import fields_of
+from dsl.resolve.merge import PHASE
 from dsl.schema import BUILT_IN, Spec
 from dsl.syntax import KINDS, NAMED
 
@@ -77,6 +78,8 @@ def _key(document: Document, where: Inside, statement: outline.Node) -> str:
     if where.form == "batch":
         meaning = block_keys.BATCH_KEYS[key][1] if key in block_keys.BATCH_KEYS else ""
         return texts.title(key, meaning) if meaning else ""
+    if key == PHASE and where.cls is Spec and not where.of_phase:
+        return texts.title(key, texts.word(key))
     is_key = where.form == "class" and key in (*block_keys.keys(where.cls), *block_keys.OURS)
     if not is_key:
         return ""
@@ -88,6 +91,8 @@ def _label(document: Document, where: Inside, statement: outline.Node, token: To
     """The kind of a block, the range of layers."""
     if statement.key == "layers":
         return _joined(*_values(document, statement))
+    if statement.key == PHASE and where.cls is Spec and not where.of_phase:
+        return texts.title(f"phase {token.text}", resolved.phase(document.analysis, statement))
     meaning = texts.block(f"{where.at(statement.key)}.{token.text}")
     return texts.title(f"{statement.key} {token.text}", meaning) if meaning else ""
 

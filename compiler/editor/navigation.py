@@ -10,6 +10,7 @@ from typing import Literal
 from compiler.editor import outline
 from compiler.editor.open_text import LET, Document, span, target
 from compiler.editor.outline import Token
+from dsl.resolve.merge import PHASE
 from dsl.source import Source, Span
 from dsl.syntax import KINDS, NAMED, Let
 
@@ -86,7 +87,8 @@ def _name(statement: outline.Node, token: Token) -> tuple[str, str] | None:
         return kind, token.text
     if is_file and kind in KINDS and len(words) > 3 and words[2].text == "extends" and token is words[3]:
         return kind, token.text
-    in_run = statement.parent is not None and [each.key for each in statement.parent.path()] == ["run"]
+    around = [] if statement.parent is None else [each.key for each in statement.parent.path()]
+    in_run = around in (["run"], ["run", PHASE])
     return (kind, token.text) if in_run and kind in NAMED and token in statement.value[:1] else None
 
 

@@ -15,6 +15,7 @@ from dsl.ramp import Ramp
 from dsl.resolve import derive
 from dsl.resolve.fields import FieldType, fields_of
 from dsl.resolve.merge import label_of
+from dsl.resolve.phases import SEPARATOR
 from dsl.schema import BUILT_IN, Batch, LayerRange, Node, Phase, RatePhase, Tile, TrainTokenizer
 from dsl.source import Source, Span
 from dsl.syntax import Attribute, Let
@@ -46,6 +47,18 @@ def reference(analysis: Analysis, source: Source, token: Token) -> tuple[Attribu
             if span.source.name == source.name and span.start == token.start:
                 return target, next(_quantities(view, target.phrase.span), "")
     return None
+
+
+def phase(analysis: Analysis, statement: Statement) -> str:
+    """Which phase of its run a block is, and where it begins; "" where that is not known."""
+    head = statement.parent.head if statement.parent is not None else []
+    name = SEPARATOR.join(each[1].text for each in (head, statement.head) if len(each) > 1)
+    for view in analysis.views:
+        within = getattr(getattr(view.spec, "train", None), "within", None)
+        if within is not None and label_of(view.context.run) == name:
+            begin = f"{_steps(within.first_step)}, {within.first_token:,} tokens"
+            return f"`{name}`, phase {within.number} of {within.phases}, begins behind {begin}"
+    return ""
 
 
 def let(analysis: Analysis, source: Source, statement: Statement) -> str:

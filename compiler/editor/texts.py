@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dsl.reference.keys import blocks, keys
+from dsl.reference.words import WORDS
 
 
 def key(path: str) -> str:
@@ -26,6 +27,12 @@ def choice(path: str, word: str) -> str:
 def block(path: str) -> str:
     """What a block is; "" if there is none at that path."""
     return next((each.meaning for each in blocks() if each.path == path), "")
+
+
+def word(name: str) -> str:
+    """What a word of the language means, with its example."""
+    found = next(each for each in WORDS if each.text == name)
+    return f"{found.meaning}\n\n{_code(found.example)}"
 
 
 def title(name: str, meaning: str) -> str:
