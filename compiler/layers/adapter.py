@@ -48,13 +48,19 @@ def adapted(segment: ir.Segment, lora: Lora) -> ir.Segment:
 
 def _pair(weight: ir.Param, rank: int) -> tuple[ir.Param, ir.Param]:
     """A and B of a weight [out, in]. A is at first as PEFT has it, Kaiming-uniform with a = √5: even between ±1/√in,
-    whose deviation is 1/√(3 in). B is 0, so a run begins with the model that it is given."""
+    whose deviation is 1/√(3 in). B is 0, so a run begins with the model that it is given.
+
+    Where ranks have parts of the weight, they have the same parts of one of them: rows of B, or columns of A. The other
+    is whole on each, and what each adds to its gradient is a part of the sum."""
     *stack, out, into = weight.shape
-    deviation = 1 / sqrt(3 * into) if into else 0.0  # the width of no shared experts is 0
+    in_columns = weight.split is not None and weight.split.dimension == 1
+    all_in = into * weight.split.ranks if weight.split and in_columns else into
+    deviation = 1 / sqrt(3 * all_in) if all_in else 0.0  # the width of no shared experts is 0
+    of_a, of_b = (weight.split, None) if in_columns else (None, weight.split)
     row = replace(weight, grad=True, role="parameter", decay=True)
     return (
-        replace(row, name=f"{weight.name}{A}", shape=(*stack, rank, into), init=deviation, uniform=True),
-        replace(row, name=f"{weight.name}{B}", shape=(*stack, out, rank), init=0.0, uniform=False),
+        replace(row, name=f"{weight.name}{A}", shape=(*stack, rank, into), init=deviation, uniform=True, split=of_a),
+        replace(row, name=f"{weight.name}{B}", shape=(*stack, out, rank), init=0.0, uniform=False, split=of_b),
     )
 
 

@@ -7,6 +7,7 @@ from itertools import islice
 from math import gcd
 
 from dsl.formats import FP8, format_of
+from dsl.rules.adapter import EXPERTS
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import CustomAttention, Dense, Gqa, Mla, Model, Moe, Spec
 
@@ -85,10 +86,11 @@ def experts_are_split(spec: Spec) -> Iterator[Finding]:
             return
 
 
-def adapters_are_whole(spec: Spec) -> Iterator[Finding]:
-    """Adapters are whole on each rank: of a weight that is split, A or B would be split too, and the other not."""
-    if spec.adapter is not None:
-        yield from _refused("E0819", spec, "adapters are not split over ranks yet", "adapter")
+def adapters_are_split(spec: Spec) -> Iterator[Finding]:
+    """Of a weight that is split, one half of its adapter is too, and the other is whole on each rank: of an expert that
+    would be a tensor on some of the ranks of its group, which no holders are."""
+    if spec.adapter is not None and spec.parallel.expert_tensor > 1 and {*spec.adapter.on} & {*EXPERTS}:
+        yield _whole("E0819", EXPERT, spec, "adapters of experts are not split over ranks", "adapter.on")
 
 
 def products_are_split(spec: Spec) -> Iterator[Finding]:

@@ -147,7 +147,10 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
         validation = trainer.evaluate()
     result |= logical(trainer, "weight", "parameters")
     for bucket in trainer.state.frozen:
-        result |= {f"frozen/{e.name}": bucket.parameters[e.start : e.end].view(e.shape).clone() for e in bucket.entries}
+        result |= {
+            f"frozen/{e.name}": bucket.parameters[e.start : e.end].view(e.parameter.held_shape).clone()
+            for e in bucket.entries
+        }
     result |= {f"bias/{name}": bias.clone() for name, bias in trainer.state.biases.items()}
     result["rows"] = torch.tensor(rows, dtype=torch.float64)
     losses = [validation["validation_loss"], validation.get("validation_mtp_loss", 0.0)]

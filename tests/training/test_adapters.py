@@ -20,12 +20,13 @@ from compiler.plan import make_plan
 from compiler.plan.blocks import model_steps
 from compiler.predict.flops import flops_per_token
 from compiler.predict.memory_state import rank_states
-from dsl.rules.adapter import matrices_of
+from dsl.rules.adapter import EXPERTS, matrices_of
 from dsl.schema import Lora, Spec
 from runtime.adapter_names import A, B, weight_of
 from runtime.build import Build
 from runtime.contract import RatePhase
 from runtime.rate import learning_rate
+from runtime.slices import cut
 from runtime.state import build_state
 from tests.reference.config import Config
 from tests.reference.model import Reference
@@ -40,7 +41,8 @@ RANK, ALPHA = 3, 4.5
 
 def adapted(chosen: Spec, **changes: Any) -> Spec:
     """The spec with adapters on every matrix that may have one, and a validation of what is trained."""
-    lora = Lora(rank=RANK, alpha=ALPHA, on=tuple(matrices_of(chosen.model)))
+    on = [name for name in matrices_of(chosen.model) if name not in EXPERTS or chosen.parallel.expert_tensor == 1]
+    lora = Lora(rank=RANK, alpha=ALPHA, on=tuple(on))
     return chosen.model_copy(update={"adapter": lora, **changes})
 
 
@@ -84,7 +86,12 @@ def reference_run(chosen: Spec) -> dict[str, Any]:
             group["lr"] = learning_rate(phases, (step + 1) * size * SEQUENCE)
         optimizer.step()
         rows_.append([losses.main.item(), losses.mtp.item(), losses.sequence.item(), norm])
-    return {"gradients": first, "rows": rows_, "weights": {n: each.detach() for n, each in adapters.items()}}
+    return {
+        "gradients": first,
+        "rows": rows_,
+        "weights": {n: each.detach() for n, each in adapters.items()},
+        "base": base,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -94,39 +101,54 @@ def traced() -> Segments:
 
 
 MESHES = [
-    ("v3", "1f1b", 1, 1, 1, 0),
-    ("v3", "dualpipe", 2, 2, 2, 0),
-    ("v3", "dualpipe", 2, 2, 2, 1),
-    ("v3", "zbv", 2, 2, 2, 2),
-    ("llama", "1f1b", 2, 1, 2, 2),
-    ("pattern", "dualpipe", 2, 2, 2, 1),
+    ("v3", "1f1b", 1, 1, 1, 0, 1, 1),
+    ("v3", "dualpipe", 2, 2, 2, 0, 1, 1),
+    ("v3", "dualpipe", 2, 2, 2, 1, 1, 1),
+    ("v3", "zbv", 2, 2, 2, 2, 1, 1),
+    ("llama", "1f1b", 2, 1, 2, 2, 1, 1),
+    ("pattern", "dualpipe", 2, 2, 2, 1, 1, 1),
+    ("v3", "1f1b", 1, 2, 2, 1, 2, 1),
+    ("split", "dualpipe", 2, 1, 1, 0, 2, 1),
+    ("qwen", "zbv", 2, 1, 2, 2, 1, 2),
 ]
 
 
-@pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero"), MESHES)
+@pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero", "tp", "etp"), MESHES)
 def test_training_equals_autograd(
-    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+    tmp_path: Path,
+    traced: Segments,
+    of: str,
+    schedule: str,
+    pp: int,
+    ep: int,
+    dp: int,
+    zero: int,
+    tp: int,
+    etp: int,
 ) -> None:
-    chosen = adapted(spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule))
+    chosen = adapted(spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp, expert_tensor=etp))
     write_build(tmp_path / "builds" / "only", compile_spec(chosen, segments=traced).files)
-    run_module("tests.training.ranks", tmp_path, pp * dp, "memory")
-    expected = reference_run(chosen)
+    run_module("tests.training.ranks", tmp_path, pp * dp * tp, "memory")
+    expected, plan = reference_run(chosen), make_plan(chosen)
     trained, frozen = set[str](), set[str]()
-    for rank in range(pp * dp):
+    for rank in range(pp * dp * tp):
         left = load_file(tmp_path / "out" / "only" / f"rank_{rank}.safetensors")
+        slices = {each.name: each.slice for each in plan.replicas if rank in each.holders}
         held = {name.removeprefix("gradient/") for name in left if name.startswith("gradient/")}
         for name in held:
-            close(f"gradient of {name}", left[f"gradient/{name}"], expected["gradients"][name], GRADIENT_TOLERANCE)
-            close(name, left[f"weight/{name}"], expected["weights"][name], WEIGHT_TOLERANCE)
+            gradient, after = (cut(expected[which][name], slices[name]) for which in ("gradients", "weights"))
+            close(f"gradient of {name}", left[f"gradient/{name}"], gradient, GRADIENT_TOLERANCE)
+            close(name, left[f"weight/{name}"], after, WEIGHT_TOLERANCE)
         for name, each in left.items():
             kind, _, logical = name.partition("/")
             if kind in ("frozen", "bias"):
-                assert torch.equal(each, torch.from_numpy(weight(logical, tuple(each.shape)))), f"{logical} has moved"
+                given = cut(expected["base"][logical], slices.get(logical))
+                assert torch.equal(each, given), f"{logical} has moved"
                 frozen |= {logical} if kind == "frozen" else set()
         close("losses and norms", left["rows"], torch.tensor(expected["rows"], dtype=torch.float64), WEIGHT_TOLERANCE)
         trained |= held
     assert trained == expected["gradients"].keys(), "some adapter is on no rank"
-    assert frozen == {r.name for r in make_plan(chosen).replicas if r.role == "frozen"}
+    assert frozen == {r.name for r in plan.replicas if r.role == "frozen"}
 
 
 def test_flops_are_those_of_two_products_for_what_stays() -> None:

@@ -245,6 +245,7 @@ def test_a_run_saves_adapters_alone_and_goes_on(imported: Path) -> None:
     text = Path("m.dsc").read_text("utf-8")
     Path("m.dsc").write_text(text.replace("  train {", "  adapter lora { rank = 2, on = [qkv, down] }\n  train {", 1))
     less = ("-s", 'data.source="text.txt"', "-s", "train.sequence=32", "-s", "data.validation=0")
+    in_two = ("-s", "parallel.tensor=2", "-s", "cluster.node.devices=2")
     trained = dsc("train", "m.dsc", "--steps", "2", "--out", "run", *less)
     assert trained.returncode == 0, trained.stderr
     after = weights(imported / "run" / "checkpoints")
@@ -257,6 +258,10 @@ def test_a_run_saves_adapters_alone_and_goes_on(imported: Path) -> None:
     assert whole.returncode == 0, whole.stderr
     ours, theirs = (weights(imported / run / "checkpoints") for run in ("run", "whole"))
     assert ours.keys() == theirs.keys() and all(torch.equal(each, theirs[name]) for name, each in ours.items())
+    split = dsc("train", "m.dsc", "--steps", "3", "--out", "split", *less, *in_two)
+    assert split.returncode == 0, split.stderr
+    for name, each in weights(imported / "split" / "checkpoints").items():  # the same, but for the order of sums
+        torch.testing.assert_close(each, theirs[name], rtol=1e-4, atol=1e-6)
     louder = dsc("train", "m.dsc", "--steps", "4", "--out", "run", "--resume", *less, "-s", "adapter.alpha=5")
     assert louder.returncode == 2 and "is of adapters that fit other weights: adapter.factor 1.0 → 2.5" in louder.stderr
     out = dsc("export", "hf", "run", "-o", "out", "--dtype", "fp32")
