@@ -297,6 +297,8 @@ def _flat(plan: Any) -> dict[str, Any]:
     left: list[tuple[str, Any]] = [("", plan)]
     while left:
         path, value = left.pop()
+        if path == "mesh.sq":  # follows from other degrees and the micro-batch
+            continue
         if path == "train.optimizer.settings":  # a spec says them beside the others
             path = "train.optimizer"
         if path == "model.layers":
