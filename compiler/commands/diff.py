@@ -4,7 +4,8 @@ dsc diff old.dsc new.dsc
 dsc diff spec.dsc:base spec.dsc:ablation
 dsc diff spec.dsc -s parallel.pipeline=8   what an override changes; with B, -s is for B
 
-Comments, order, formatting and the names of runs, models, clusters and precisions are no difference.
+Two runs with phases are compared phase by phase. Comments, order, formatting and the names of runs, models, clusters
+and precisions are no difference.
 
 Exit codes: 0 no difference · 1 the specs differ · 2 a spec or the command line is wrong
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,12 @@ from typing import Any
 from compiler.commands.common import EXIT_DIFFERS, add_overrides, human, refused, say_other_phases, wrong
 from compiler.difference import Change, Difference, Fact, Move, difference
 from compiler.read_files import with_files
-from dsl.chosen import split
+from dsl.chosen import phases_in, split
 from dsl.diagnostics import Diagnostic, SpecError, in_order, visible
 from dsl.load import Resolved, resolve
+from dsl.resolve.phases import SEPARATOR
+
+_Phases = Mapping[str, str]
 
 JSON_VERSION = 1
 ABSENT = "—"
@@ -57,27 +61,66 @@ def run(args: argparse.Namespace) -> int:
             "one spec alone has no difference", "name another, or override a key: -s parallel.pipeline=8", args.format
         )
     names = (args.before, args.after or args.before)
+    try:
+        phases = [_phases(name) for name in names]
+        if min(map(len, phases)) > 1:
+            return _run_phases(args, names, *phases)
+        differs = _differs(names, args.set, says_others=True)
+    except SpecError as error:
+        sources = [item.span.source for item in error.diagnostics if item.span]
+        return refused(in_order(error.diagnostics, sources), args.format)
+    print(
+        json.dumps(document(names, differs), indent=2, ensure_ascii=False) if args.format == "json" else text(differs)
+    )
+    return 0 if differs.is_none else EXIT_DIFFERS
+
+
+def _phases(name: str) -> dict[str, str]:
+    """What chooses each phase by its name, "" of the first; of a run without phases, and of one phase: one."""
+    file, run = split(name)
+    return {each.partition(SEPARATOR)[2]: f"{file}:{each}" for each in phases_in(file, run)} or {"": name}
+
+
+def _differs(names: Sequence[str], overrides: list[str], *, says_others: bool = False) -> Difference:
+    """The difference of two specs, the second with overrides. SpecError with the mistakes of both."""
     resolved: list[Resolved] = []
     mistakes: list[Diagnostic] = []
-    for name, overrides in zip(names, ([], args.set), strict=True):
+    for name, own in zip(names, ([], overrides), strict=True):
         try:
-            found = resolve(name, overrides=overrides)
+            found = resolve(name, overrides=own)
             folder = Path(split(name)[0]).parent
             resolved.append(replace(found, spec=with_files(found.spec, found.origins, folder, found.opened)))
         except SpecError as error:
             mistakes += error.diagnostics
     if mistakes:
-        sources = [item.span.source for item in mistakes if item.span]
-        return refused(in_order(mistakes, sources), args.format)
+        raise SpecError(mistakes)
     for name, each in zip(names, resolved, strict=True):
-        say_other_phases(name, each.spec)
-    before, after = resolved
-    differs = difference(before, after)
+        if says_others:
+            say_other_phases(name, each.spec)
+    return difference(*resolved)
+
+
+def _run_phases(args: argparse.Namespace, names: tuple[str, str], before: _Phases, after: _Phases) -> int:
+    """Print the difference of the phases of one name, and which phases only one of two runs has."""
+    found = {each: _differs((before[each], after[each]), args.set) for each in before if each in after}
+    lone = {"only_before": [each for each in before if each not in after]}
+    lone["only_after"] = [each for each in after if each not in before]
+    equal = not any(lone.values()) and all(each.is_none for each in found.values())
     if args.format == "json":
-        print(json.dumps(document(names, differs), indent=2, ensure_ascii=False))
+        phases = [document((before[each], after[each]), differs) for each, differs in found.items()]
+        head = {"version": JSON_VERSION, "before": names[0], "after": names[1], "equal": equal}
+        print(json.dumps({**head, "phases": phases, **lone}, indent=2, ensure_ascii=False))
+    elif equal:
+        print("no difference")
     else:
-        print(text(differs))
-    return 0 if differs.is_none else EXIT_DIFFERS
+        parts = [f"{_title(each)}\n\n{text(differs)}" for each, differs in found.items() if not differs.is_none]
+        parts += [f"{_title(each)}: only in {names[0]}" for each in lone["only_before"]]
+        print("\n\n".join(parts + [f"{_title(each)}: only in {names[1]}" for each in lone["only_after"]]))
+    return 0 if equal else EXIT_DIFFERS
+
+
+def _title(phase: str) -> str:
+    return f"phase {phase}" if phase else "first phase"
 
 
 # ---------------------------------------------------------------- text

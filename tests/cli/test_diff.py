@@ -191,3 +191,29 @@ def test_a_schedule_that_is_searched_for_is_compared_without_its_bubble(capsys: 
     assert main(["diff", QUICK, "-s", "schedule.name=auto", "--format", "json"]) == 1
     facts = {fact["name"]: fact for fact in parsed(capsys.readouterr().out, "diff")["facts"]}
     assert facts["schedule.bubble"]["after"] is None
+
+
+PHASED = """
+import "tiny.dsc"
+run mine extends tiny {
+  phase long { train { sequence = 32, steps = 4 } }
+  phase last { train { sequence = 64, steps = 4 } }
+}
+"""
+
+
+def test_runs_are_compared_phase_by_phase(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "tiny.dsc").write_text((ROOT / "specs" / "tiny.dsc").read_text("utf-8"), "utf-8")
+    old, new = tmp_path / "old.dsc", tmp_path / "new.dsc"
+    old.write_text(PHASED, "utf-8")
+    assert main(["diff", str(old), str(old)]) == 0 and capsys.readouterr().out == "no difference\n"
+    changed = PHASED.replace("sequence = 64, steps = 4", "sequence = 64, steps = 6").replace("phase long", "phase two")
+    new.write_text(changed, "utf-8")
+    assert main(["diff", str(old), str(new)]) == 1
+    shown = capsys.readouterr().out
+    assert shown.startswith("phase last\n\ntrain\n") and "1024 tokens → 1536 tokens" in shown
+    assert f"phase long: only in {old}\n\nphase two: only in {new}\n" in shown and "first phase" not in shown
+    assert main(["diff", f"{old}:mine.last", f"{new}:mine.last", "-s", "phase.last.train.steps=4"]) == 0
+    assert main(["diff", str(old), "-s", "phase.long.train.batch=8", "--format", "json"]) == 1
+    document = parsed(capsys.readouterr().out.partition("\n")[2], "diff_phases")
+    assert [each["equal"] for each in document["phases"]][1] is False and not document["only_after"]
