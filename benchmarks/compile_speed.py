@@ -41,7 +41,7 @@ SPECS = {
 SMALL, LARGE, FIRST = SPECS
 # The parts of a compilation: (what the table says, module, function or method). Of nested ones the outer has the rest.
 PARTS = (
-    ("read and check the spec", "compiler.commands.compile", "load_spec"),
+    ("read and check the spec", "compiler.commands.compile", "load_phases"),
     ("plan", "compiler.decide", "make_plan"),
     ("schedules", "compiler.decide", "Scheduler.schedule"),
     ("cuts, torch-free", "compiler.plan.blocks", "cuts_by_site"),

@@ -20,6 +20,7 @@ Choice = Mapping[str, Any]  # path → value
 OPEN: dict[str, Any] = {
     "parallel.pipeline": 1,
     "parallel.tensor": 1,
+    "parallel.context": 1,
     "parallel.expert": 1,
     "train.micro_batch": 1,
     "sm.communication": 0,
@@ -27,8 +28,9 @@ OPEN: dict[str, Any] = {
 }
 checked_paths(*OPEN)
 # Those that rules hold against each other.
-JOINT = ("parallel.pipeline", "parallel.tensor", "parallel.expert", "train.micro_batch")
+JOINT = ("parallel.pipeline", "parallel.tensor", "parallel.context", "parallel.expert", "train.micro_batch")
 MICRO_BATCHES = (1, 2, 4, 8, 16)
+LEAST_CHUNK = 1024  # tokens: of shorter chunks, to send keys and values takes longer than to attend to them
 # SMs that communicate; DeepSeek-V3 used 20 of 132 (arXiv 2412.19437, §3.2.2). 0: exchanges take what they need.
 SMS = (20, 0, 8, 12, 16, 24, 32)
 
@@ -46,6 +48,7 @@ def values(spec: Spec, path: str) -> tuple[Any, ...]:
     return {
         "parallel.pipeline": _pipelines,
         "parallel.tensor": _tensors,
+        "parallel.context": _contexts,
         "parallel.expert": _experts,
         "train.micro_batch": _micro_batches,
         "sm.communication": _sms,
@@ -63,6 +66,12 @@ def _tensors(spec: Spec) -> tuple[int, ...]:
     """Divisors of the devices of a node: tensor ranks exchange rows in front of and behind every part of a layer."""
     devices = gcd(*(node.devices for _, node in spec.cluster.parts))
     return _divisors(devices, devices)
+
+
+def _contexts(spec: Spec) -> tuple[int, ...]:
+    """Divisors of the devices and of the halves of a sequence, of which each rank has two chunks."""
+    half = spec.train.sequence // 2
+    return _divisors(gcd(half, spec.cluster.world), max(1, half // LEAST_CHUNK))
 
 
 def _experts(spec: Spec) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""The splits of layers that are alike, over ranks that run several stages in a loop: a count of layers for each stage.
+"""The splits of layers that are alike, over ranks that run several stages: a count of layers for each stage.
 
 From some layer on, mostly the first or the one behind a few dense ones, the layers of a model cost the same and hold
-the same. Where all runs of a loop are of such layers, but for the beginning of the first run, what a stage takes hangs
-on how many layers it has, not on where it begins. So the cells are gone through once, and of splits that have taken as
+the same. Where all runs are of such layers, but for the beginning of the first run, what a stage takes hangs on how
+many layers it has, not on where it begins. So the cells are gone through once, and of splits that have taken as
 many layers so far only the best is kept. The least limit is found in the same way, without trying others. What is found
 is what `Search` finds, ties included.
 """
@@ -24,10 +24,10 @@ Entry = TypeVar("Entry", bound=Any)
 
 def search_of(pipeline: Pipeline) -> Search:
     """The search for splits of a pipeline: by counts of layers where they say all, else by where the runs begin."""
-    placement, unlike = pipeline.stage_placement, _unlike(pipeline)
-    loops = placement.form == "loop" and placement.loops > 1
-    # each rank but the first has a layer of the first run, so that this run takes all that are not alike
-    return AlikeSearch(pipeline, unlike) if loops and unlike < pipeline.num_ranks else Search(pipeline)
+    unlike, cells = _unlike(pipeline), pipeline.cells
+    several = len(cells[0][0]) > 1
+    # each cell but the first has a layer of the first run, so that this run takes all that are not alike
+    return AlikeSearch(pipeline, unlike) if several and unlike < len(cells) else Search(pipeline)
 
 
 def _unlike(pipeline: Pipeline) -> int:
@@ -39,7 +39,7 @@ def _unlike(pipeline: Pipeline) -> int:
 
 
 class AlikeSearch(Search):
-    """The search over a loop where all layers behind the first `unlike` are alike, and the first run takes those."""
+    """The search where all layers behind the first `unlike` are alike, and the first run takes those."""
 
     def __init__(self, pipeline: Pipeline, unlike: int) -> None:
         super().__init__(pipeline)
@@ -54,15 +54,17 @@ class AlikeSearch(Search):
     def _finds(self, limits: Limits) -> Found | None:
         """The split with the least sum of squares within the limits, of those the one whose runs end earliest."""
 
-        def after(entry: tuple[int, Counts, tuple[Counts, ...]], counts: Counts, taken: Limits) -> Any:
-            squares, totals, path = entry
-            return squares + taken[SQUARES], _sum(totals, counts), (*path, counts)
+        none = (0,) * self.num_runs
 
-        found = self._best(limits, (0, (0,) * self.num_runs, ()), after)
+        def after(entry: tuple[int, Counts, tuple[Counts, ...]], counts: Counts, taken: Limits) -> Any:
+            squares, begins, path = entry
+            return squares + taken[SQUARES], none if self.pipeline.folded else _sum(begins, counts), (*path, counts)
+
+        found = self._best(limits, (0, none, ()), after)
         if found is None or found[0] > limits[SQUARES]:
             return None
-        squares, totals, path = found
-        return squares, tuple(accumulate(path, _sum, initial=(0, *accumulate(totals[:-1]))))
+        squares, begins, path = found  # of a loop, a run begins where the one before it ends
+        return squares, tuple(accumulate(path, _sum, initial=(0, *accumulate(begins[:-1]))))
 
     def _best(self, limits: Limits, first: Entry, after: Callable[[Entry, Counts, Limits], Entry]) -> Entry | None:
         """The least entry with which all layers are taken within the limits. `after`: what an entry becomes with the
@@ -100,7 +102,7 @@ class AlikeSearch(Search):
         outer = (0, self.pipeline.num_stages - 1)
         states: list[tuple[Counts, list[int], Limits]] = [((), list(cell.empty), (0, 0, 0, 0))]
         for run, stage in enumerate(cell.stages):
-            begin = self.unlike if run else unlike
+            begin = unlike if run == 0 else 0 if self.pipeline.folded else self.unlike
             grown = []
             for counts, before, (_, _, slowest, squares) in states:
                 for end in range(begin + (stage not in outer), self.size + 1):

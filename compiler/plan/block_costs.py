@@ -20,16 +20,16 @@ from compiler.rates import Rates
 def chains_of(rates: Rates, model: CutModel) -> tuple[Chains, ...]:
     """Each block as a stage of its own, on one kind of device. Blocks that differ in names alone share the first's."""
     found: dict[Hashable, Chains] = {}
-    result = []
-    for block in model.blocks:
+    chains: dict[int, Chains] = {}
+    for block in {id(block): block for block in model.blocks}.values():
         key = tuple(
             (step.segment.key if isinstance(step, ir.Use) else (step.kind, step.sizes[0].shape), step.again)
             for step in block.steps
         )
         if key not in found:
             found[key] = Chains(ir.Stage(0, block.steps, (), None, None, (), ()), model.cuts, rates)
-        result.append(found[key])
-    return tuple(result)
+        chains[id(block)] = found[key]
+    return tuple(chains[id(block)] for block in model.blocks)
 
 
 def blocks_of(chains: Sequence[Chains], overlaps: bool) -> Blocks:

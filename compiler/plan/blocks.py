@@ -57,13 +57,15 @@ class CutModel:
     cuts_by_key: CutsByKey = field(default_factory=dict, repr=False)
 
 
-def cut_model(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> CutModel:
-    """The model with its cuts; those in `cuts_by_key` are not made again."""
+def cut_model(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS, *, alike: bool = False) -> CutModel:
+    """The model with its cuts; those in `cuts_by_key` are not made again. `alike`: as of `model_blocks`."""
     by_key = dict(cuts_by_key)
+    cut_of = Cutter(by_key)
     every, some = LAYER in spec.recompute, spec.recompute_layers is not None
-    again = model_blocks(spec, Cutter(by_key)) if every else ()
-    blocks = model_blocks(spec) if some or not every else again
-    cuts = cuts_by_site((use for block in blocks for use in block.uses), by_key)
+    again = model_blocks(spec, cut_of, alike) if every else ()
+    blocks = model_blocks(spec, alike=alike) if some or not every else again
+    distinct = {id(block): block for block in blocks}.values()
+    cuts = {use.site: cut_of(use.segment) for block in distinct for use in block.uses}
     return CutModel(spec, blocks, cuts, again if some else (), by_key)
 
 
@@ -73,28 +75,26 @@ def cuts_by_site(uses: Iterable[ir.Use], cuts_by_key: CutsByKey = NO_CUTS) -> di
     return {use.site: cut_of(use.segment) for use in uses}
 
 
-def model_blocks(spec: Spec, cut_of: CutOf | None = None) -> tuple[Block, ...]:
-    """The embedding, every layer, and the end of the model. `cut_of`: for layers that are all run again."""
+def model_blocks(spec: Spec, cut_of: CutOf | None = None, alike: bool = False) -> tuple[Block, ...]:
+    """The embedding, every layer, and the end of the model. `cut_of`: for layers that are all run again. `alike`: the
+    first layer stands for all that differ from it in names alone, for who wants to know what they cost."""
     model = spec.model
     places = [_place(spec, layer) for layer in range(model.num_layers)]
-    alike = {(id(place.ffn), id(place.attention), place.high): place for place in places[::-1]}
-    places = [alike[id(place.ffn), id(place.attention), place.high] for place in places]  # segments are made once
+    places_by_kind = {(id(place.ffn), id(place.attention), place.high): place for place in places[::-1]}
+    places = [places_by_kind[id(p.ffn), id(p.attention), p.high] for p in places]  # segments are made once
     build = {id(place): _layer if cut_of is None else _LayerAgain(place, cut_of) for place in places}
-    blocks = [_embedding(places[0])]
+    blocks, first = [_embedding(places[0])], dict[int, Block]()
     for layer, place in enumerate(places):
-        blocks.append(build[id(place)](place, f"L{layer}", f"layers.{layer}", blocks[-1].output))
+        if not alike or id(place) not in first:
+            first[id(place)] = build[id(place)](place, f"L{layer}", f"layers.{layer}", blocks[-1].output)
+        blocks.append(first[id(place)])
     return (*blocks, _end(places[-1], blocks[-1].output, cut_of))
 
 
 def _place(spec: Spec, layer: int) -> Place:
-    model = spec.model
-    return Place(spec, model.ffn(layer), high=_is_high(spec, layer), attention=model.attention_of(layer))
-
-
-def _is_high(spec: Spec, layer: int) -> bool:
-    """Whether a layer is among those that the precision keeps high."""
-    high = spec.precision.high
-    return high is not None and (layer < high.first or layer >= spec.model.num_layers - high.last)
+    model, high = spec.model, spec.precision.high
+    is_high = high is not None and (layer < high.first or layer >= model.num_layers - high.last)
+    return Place(spec, model.ffn(layer), high=is_high, attention=model.attention_of(layer))
 
 
 def model_steps(spec: Spec) -> tuple[Step, ...]:
@@ -178,15 +178,20 @@ def _attention(
 
 
 class _LayerAgain:
-    """The layers at one place, each of which is run again."""
+    """The layers at one place, each of which is run again: the same steps of each, as they differ in names alone."""
 
     def __init__(self, place: Place, cut_of: CutOf) -> None:
         self._plain, self._inside = replace(place, inside=()), replace(place, inside=(*LAYERS, SUM))
         self._cut_of = cut_of
+        self._first: tuple[Step, ...] = ()
 
     def __call__(self, _: Place, name: str, prefix: str, h: str) -> Block:
         plain, inside = (_layer(place, name, prefix, h) for place in (self._plain, self._inside))
-        return Block(run_again(plain.steps, inside.steps, self._cut_of), plain.output)
+        if not self._first:
+            self._first = run_again(plain.steps, inside.steps, self._cut_of)
+        of_kind = zip(self._first, plain.steps, inside.steps, strict=True)
+        steps = (replace(step if first.again else whole, again=first.again) for first, step, whole in of_kind)
+        return Block(tuple(steps), plain.output)
 
 
 def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ...]:

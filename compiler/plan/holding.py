@@ -13,7 +13,7 @@ from math import prod
 from compiler.actions.chains import Chains
 from compiler.ir import Buffer, Input, Use
 from compiler.plan.blocks import CutModel, Step
-from compiler.plan.layer_runs import Holding, Moment
+from compiler.plan.layer_runs import Bytes, Holding, Moment, Moments
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.schedule import Schedule
 from compiler.spec_files import schedule_of_file
@@ -26,30 +26,26 @@ from runtime.actions import actions_of
 MOST_MOMENTS = 64  # of a rank: more are looked at as one that has the most of each stage at the same time
 
 
-def holding_of(model: CutModel, chains: Sequence[Chains], schedule: Schedule, room: Sequence[int]) -> Holding:
-    """What the blocks of a model hold, by the `chains` of each; `room`: bytes of each rank's device."""
-    always = [_always(model, block.steps, schedule.stage_placement.copies) for block in model.blocks]
-    bytes_of = {id(each): (kept_bytes(each, "F"), kept_bytes(each, "I")) for each in chains}
-    first, *layers, last = (
-        (sum(tensors.values()), *bytes_of[id(each)]) for tensors, each in zip(always, chains, strict=True)
-    )
-    both = always[0].keys() & always[-1].keys()
-    return Holding(
-        layers=tuple(layers),
-        first=first,
-        last=last,
-        shared=sum(always[0][tensor] for tensor in both),
-        moments=moments_of(schedule),
-        room=tuple(room),
-    )
+def holding_of(model: CutModel, chains: Sequence[Chains], copies: int, room: Sequence[int]) -> Holding:
+    """What the blocks of a model hold, by the `chains` of each; moments are left out. `copies`: ranks that hold each
+    stage; `room`: bytes of each rank's device."""
+    steps_of = {id(each): (each, block.steps) for each, block in zip(chains, model.blocks, strict=True)}
+    bytes_of: dict[int, Bytes] = {
+        key: (sum(_always(model, steps, copies).values()), kept_bytes(each, "F"), kept_bytes(each, "I"))
+        for key, (each, steps) in steps_of.items()
+    }
+    first, *layers, last = (bytes_of[id(each)] for each in chains)
+    before, behind = (_always(model, model.blocks[at].steps, copies) for at in (0, -1))
+    shared = sum(size for tensor, size in before.items() if tensor in behind)
+    return Holding(tuple(layers), first, last, shared, (), tuple(room))
 
 
 # ---------------------------------------------------------------- of a block
 
 
 def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, int]:
-    """Bytes that a device holds for each tensor of a block: memory_state.py has them to the byte, with padding and the
-    balancing biases, once there is a plan. `copies`: ranks that hold each stage."""
+    """Bytes that a device holds at least for each tensor of a block: memory_state.py has them to the byte, with padding
+    and the balancing biases, once there is a plan. `copies`: ranks that hold each stage."""
     spec = model.spec
     size, p = bytes_per_element(spec), spec.parallel
     found: dict[str, int] = {}
@@ -60,7 +56,7 @@ def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, in
             holders = copies * p.columns // groups
             frozen = param.role == "frozen"
             elements = prod(param.shape) if param.grad or frozen else 0
-            part = -(-elements // max(1, holders)) if p.zero else elements
+            part = elements // max(1, holders) if p.zero else elements
             kept = [part if p.zero >= level else elements for level in (3, 2)]  # of weights, and of gradients
             trained = 0 if frozen else kept[1] * size.gradients + part * size.optimizer
             held = kept[0] * size.weights + trained
@@ -120,7 +116,7 @@ def schedule_on(spec: Spec, stage_placement: StagePlacement, num_ranks: int) -> 
     return stand_in(stage_placement, num_ranks, count, prompt=False)
 
 
-def moments_of(schedule: Schedule, within: bool = True) -> tuple[tuple[Moment, ...], ...]:
+def moments_of(schedule: Schedule, within: bool = True) -> Moments:
     """The fullest moments of each pipeline rank: how often each of its stages holds (1, what a forward keeps, what is
     deferred). A moment is left out if another one holds as much of everything.
 

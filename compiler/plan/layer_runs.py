@@ -17,6 +17,7 @@ Cost = tuple[int, ...]  # nanoseconds on each lane that goes on at the same time
 Runs = tuple[tuple[int, int], ...]  # (begin, end) of the layers of each stage
 Bytes = tuple[int, int, int]  # held all the time; of a micro-batch until its backward; of one with W put off
 Moment = tuple[Bytes, ...]  # of each stage of a rank, how often it holds each of these
+Moments = tuple[tuple[Moment, ...], ...]  # the fullest of each rank
 
 
 def stage_placement_of_spec(spec: Spec) -> StagePlacement:
@@ -56,7 +57,7 @@ class Holding:
     first: Bytes
     last: Bytes
     shared: int  # of both ends: a rank that has both holds it once
-    moments: tuple[tuple[Moment, ...], ...]
+    moments: Moments
     room: tuple[int, ...]
 
 
@@ -182,19 +183,20 @@ class Pipeline:
         held = self.holding
         if held is None:
             return
-        last = self.num_stages - 1
+        last, kinds = self.num_stages - 1, [*dict.fromkeys(held.layers)]
         for rank, moments in enumerate(held.moments):
             if self.stage_placement.stages_of(self.num_ranks, rank) != stages:
                 continue
             for moment in moments:
                 ends = [
-                    (_times(often, held.first) if s == 0 else 0) + (_times(often, held.last) if s == last else 0)
+                    (held_by(often, held.first) if s == 0 else 0) + (held_by(often, held.last) if s == last else 0)
                     for s, often in zip(stages, moment, strict=True)
                 ]
                 ends[0] += max(held.room) - held.room[rank] - (held.shared if {0, last} <= {*stages} else 0)
                 costs = []
                 for run, often in enumerate(moment):
-                    layers = [_times(often, layer) for layer in held.layers]
+                    of_kind = {kind: held_by(often, kind) for kind in kinds}
+                    layers = [of_kind[layer] for layer in held.layers]
                     costs.append((0, *accumulate(reversed(layers) if self._descends(run) else layers)))
                 yield Lane(tuple(costs), tuple(ends))
 
@@ -226,5 +228,6 @@ class Pipeline:
         return Split(runs, rank_load // self.stage_placement.copies, stage_load, held)
 
 
-def _times(often: Bytes, held: Bytes) -> int:
+def held_by(often: Bytes, held: Bytes) -> int:
+    """Bytes of a block at a moment."""
     return sum(count * size for count, size in zip(often, held, strict=True))

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
-from compiler.plan.blocks import NO_CUTS, CutsByKey, cut_model, cuts_by_site
-from compiler.plan.layer_runs import stage_placement_of_spec
+from compiler.plan.blocks import NO_CUTS, CutModel, CutsByKey, cut_model, cuts_by_site
+from compiler.plan.layer_runs import Runs, stage_placement_of_spec
 from compiler.plan.owners import with_owners
 from compiler.plan.parameters import Tensor, tensors
 from compiler.plan.sharding import dividing_sites, sharded_segments
 from compiler.plan.split_search import NEAR
-from compiler.plan.stages import build_stages
+from compiler.plan.splitting import Splitting
+from compiler.plan.stages import stages_of
 from compiler.spec_files import expert_placement_of
 from dsl.schema import Spec
 
@@ -31,13 +32,19 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
     Stages and experts are where the files that the spec names place them, if it names any. `cuts_by_key`: cuts of other
     plans, by the key of a segment, which are not made again.
     """
+    model, placement = cut_model(spec, cuts_by_key), stage_placement_of_spec(spec)
+    return plan_of(model, Splitting(model, placement.num_stages(spec.parallel.pipeline), placement).runs)
+
+
+def plan_of(model: CutModel, runs: Runs) -> Plan:
+    """The plan of a model with these layers on each of its stages."""
+    spec = model.spec
     parallel = spec.parallel
     node = spec.cluster.node.devices if spec.by_nodes else 0
     degrees = parallel.pipeline, parallel.data, parallel.expert, parallel.tensor, parallel.context
     mesh = Mesh(*degrees, node, parallel.expert_tensor, spec.sequence_ranks)
     stage_placement = stage_placement_of_spec(spec)
-    model = cut_model(spec, cuts_by_key)
-    stages = build_stages(model, stage_placement.num_stages(mesh.pp), stage_placement)
+    stages = stages_of(model, runs)
     uses = (step for stage in stages for step in stage.steps if isinstance(step, Use))
     users = stages_of_tensors(stages)
     ranks_of = {

@@ -7,28 +7,24 @@ from __future__ import annotations
 
 from compiler import ir
 from compiler.layers import Place
-from compiler.plan.balance import partition
-from compiler.plan.block_costs import blocks_of, chains_of
 from compiler.plan.blocks import CutModel, Step
-from compiler.plan.holding import holding_of, schedule_on
-from compiler.plan.layer_runs import Pipeline, Runs
-from compiler.rates import rates_of
-from compiler.rates.rank_rates import parts_of_ranks
+from compiler.plan.layer_runs import Runs
+from compiler.plan.splitting import Splitting
 from compiler.stage_placement import ONE_STAGE, StagePlacement
-from dsl.layout import stages_of_layout
 from dsl.schema import Spec
-from dsl.stages import may_overlap
 
 
 def build_stages(model: CutModel, num_stages: int, stage_placement: StagePlacement = ONE_STAGE) -> tuple[ir.Stage, ...]:
-    """Contiguous runs of layers: the layout's, or the best there are for the stages of a stage placement (balance.py).
+    """The stages of a stage placement, with the layers that they are to have (splitting.py)."""
+    return stages_of(model, Splitting(model, num_stages, stage_placement).runs)
 
-    `own`: the schedule of the file that the spec names.
-    """
+
+def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
+    """A stage for each of the contiguous runs of layers."""
     spec, (first, *layers, last) = model.spec, model.blocks
-    count = spec.recompute_layers or 0
+    count, num_stages = spec.recompute_layers or 0, len(runs)
     stages: list[ir.Stage] = []
-    for index, (begin, end) in enumerate(_runs(model, num_stages, stage_placement)):
+    for index, (begin, end) in enumerate(runs):
         blocks = layers[begin:end]
         if model.again:
             blocks[:count] = model.again[1:-1][begin:end][:count]
@@ -49,31 +45,6 @@ def build_stages(model: CutModel, num_stages: int, stage_placement: StagePlaceme
             )
         )
     return tuple(stages)
-
-
-def _runs(model: CutModel, num_stages: int, stage_placement: StagePlacement) -> Runs:
-    """(begin, end) of the layers of each stage."""
-    spec = model.spec
-    if spec.parallel.layout is not None:
-        num_layers, mtp = len(model.blocks) - 2, spec.model.mtp.depth if spec.model.mtp else 0
-        runs = stages_of_layout(spec.parallel.layout, num_layers, mtp)
-        assert len(runs) == num_stages, "the rules hold a layout to the schedule's stages"
-        return runs
-    return partition(pipeline_of(model, num_stages, stage_placement)).runs
-
-
-def pipeline_of(model: CutModel, num_stages: int, stage_placement: StagePlacement) -> Pipeline:
-    """What a model is split by: the times that its blocks are predicted to take where they run, and what they hold."""
-    spec = model.spec
-    overlaps = may_overlap(spec.schedule)
-    num_ranks = num_stages // stage_placement.stages_per_rank
-    parts = parts_of_ranks(spec) if num_ranks == spec.parallel.pipeline else (0,) * num_ranks
-    chains = {part: chains_of(rates_of(spec, rank=parts.index(part)), model) for part in dict.fromkeys(parts)}
-    on = {part: blocks_of(each, overlaps) for part, each in chains.items()}
-    room = [spec.cluster.parts[part][1].device.memory for part in parts]
-    schedule = schedule_on(spec, stage_placement, num_ranks)
-    holding = holding_of(model, chains[parts[0]], schedule, room)
-    return Pipeline(stage_placement, tuple(on[part] for part in parts), holding)
 
 
 # ---------------------------------------------------------------- what a stage exchanges

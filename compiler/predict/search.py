@@ -9,24 +9,16 @@ left out by a bound for all splits. The SMs that communicate are tried last, on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from compiler.ir import Cut
-from compiler.lower import Lowering
 from compiler.lower.scheduler import Scheduler
-from compiler.plan import make_plan
-from compiler.plan.blocks import cut_model
-from compiler.plan.holding import kept_bytes, moments_of
 from compiler.predict.floor import least_step_s
-from compiler.predict.memory_state import device_of, rank_states
+from compiler.predict.outline import Outline, Shared
 from compiler.predict.predict import Timed, memories, timed_on
-from compiler.predict.times import twins_of
-from compiler.rates.rank_rates import rank_rates
-from compiler.schedules import AUTO, stand_in
-from dsl import choices, ramp
+from dsl import choices
 from dsl.choices import Choice
 from dsl.schema import Spec
 
@@ -45,7 +37,7 @@ class Candidate:
     bound_s: float = 0.0  # its step takes at least as long
     seconds: float | None = None  # of a step; None where the bound was enough
     missing_bytes: int | None = None  # what its fullest device lacks; 0: it fits; None: it was not looked into
-    rank: int | None = None  # the pipeline rank of that device
+    rank: int | None = None  # the pipeline rank of that device; None: it lacks at least so much on any split of layers
 
     @property
     def fits(self) -> bool:
@@ -69,7 +61,8 @@ class Ranking:
         if candidate is self.best:
             return "the fastest that fits" if candidate.fits else "lacks least"
         if candidate.missing_bytes:
-            return f"lacks {candidate.missing_bytes / GIB:.1f} GiB on rank {candidate.rank}"
+            lacks = f"{candidate.missing_bytes / GIB:.1f} GiB"
+            return f"lacks at least {lacks}" if candidate.rank is None else f"lacks {lacks} on rank {candidate.rank}"
         assert self.best.seconds is not None, "what is no slower has been looked into"
         seconds = candidate.bound_s if candidate.seconds is None else candidate.seconds
         slower = f"{seconds / self.best.seconds - 1:.1%} slower"
@@ -123,8 +116,8 @@ class _Seen:
     def __init__(self) -> None:
         self.candidates: list[Candidate] = []
         self.best = math.inf
-        self._cuts: dict[Hashable, Cut] = {}  # by the key of a segment: most plans share them
-        self._last: tuple[Spec, Lowering] | None = None  # what has just been planned is mostly looked into next
+        self._shared = Shared()
+        self._last: Outline | None = None  # what has just been planned is mostly looked into next
 
     def look_into(self, candidate: Candidate) -> Candidate:
         """The candidate with its memory and its time, each only as far as it may be the best."""
@@ -136,19 +129,17 @@ class _Seen:
 
     def lacks(self, candidate: Candidate) -> bool:
         """Whether it surely does not fit; then it is seen."""
-        missing = self._missing(candidate, self._lowering(candidate.spec))
+        missing = self._missing(candidate)
         self.candidates += [missing] if missing is not None else []
         return missing is not None
 
     def floor_s(self, spec: Spec) -> float:
         """What a step takes at least, however its layers are split."""
-        model = cut_model(spec, self._cuts)
-        self._cuts |= {use.segment.key: model.cuts[use.site] for block in model.blocks for use in block.uses}
-        return least_step_s(model)
+        return least_step_s(self._outline(spec).model)
 
     def bound_s(self, candidate: Candidate) -> float:
         """What a step takes at least, with layers split as they are planned."""
-        return self._timed(candidate.spec, self._lowering(candidate.spec), least=True).step.seconds
+        return self._timed(candidate, least=True).step.seconds
 
     def find_nearest(self) -> None:
         """Look into what surely lacks least until it is known to lack least. For where nothing fits."""
@@ -157,32 +148,33 @@ class _Seen:
             if nearest.seconds is not None:
                 return
             self.candidates.remove(nearest)
-            self.candidates.append(_measured(nearest, self._timed(nearest.spec, self._lowering(nearest.spec))))
+            if nearest.rank is None:
+                missing, rank = self._outline(nearest.spec).missing_as_split
+                self.candidates.append(replace(nearest, missing_bytes=missing, rank=rank))
+            else:
+                self.candidates.append(_measured(nearest, self._timed(nearest)))
 
-    def _lowering(self, spec: Spec) -> Lowering:
-        """The plan of a spec on its devices. A segment that an earlier plan has is not cut again."""
-        if self._last is None or self._last[0] is not spec:
-            plan = make_plan(spec, cuts_by_key=self._cuts)
-            self._cuts |= plan.cuts_by_key
-            self._last = spec, Lowering(plan, rank_rates(spec))
-        return self._last[1]
+    def _outline(self, spec: Spec) -> Outline:
+        if self._last is None or self._last.spec is not spec:
+            self._last = Outline(spec, self._shared)
+        return self._last
 
-    def _timed(self, spec: Spec, lowering: Lowering, least: bool = False) -> Timed:
+    def _timed(self, candidate: Candidate, least: bool = False) -> Timed:
+        spec, lowering = candidate.spec, self._outline(candidate.spec).lowering
         return timed_on(spec, lowering, Scheduler(spec, lowering, effort=EFFORT).largest(), least)
 
-    def _missing(self, candidate: Candidate, lowering: Lowering) -> Candidate | None:
-        rank, missing = least_missing(candidate.spec, lowering)
+    def _missing(self, candidate: Candidate) -> Candidate | None:
+        """The candidate with what it surely lacks; None where it may fit."""
+        missing, rank = self._outline(candidate.spec).least_missing
         return replace(candidate, missing_bytes=missing, rank=rank) if missing > 0 else None
 
     def _look(self, candidate: Candidate) -> Candidate:
         if candidate.bound_s >= self.best:
             return candidate
-        spec = candidate.spec
-        lowering = self._lowering(spec)
-        lacking = self._missing(candidate, lowering)
+        lacking = self._missing(candidate)
         if lacking is not None:
             return lacking
-        found = self._timed(spec, lowering)
+        found = self._timed(candidate)
         if found.step.seconds > self.best * NEAR:
             return replace(candidate, seconds=found.step.seconds)
         return _measured(candidate, found)
@@ -193,36 +185,6 @@ def _measured(candidate: Candidate, found: Timed) -> Candidate:
     fullest = max(memories(found), key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     missing = max(0, fullest.peak_bytes - fullest.capacity_bytes)
     return replace(candidate, seconds=found.step.seconds, missing_bytes=missing, rank=fullest.pp_rank)
-
-
-def least_missing(spec: Spec, lowering: Lowering) -> tuple[int, int]:
-    """The pipeline rank whose device surely lacks most, and the bytes; below 0 where it may fit.
-
-    It holds its weights and their kind all the time, and what forwards keep until it is used: as much as one
-    micro-batch of a stage keeps, for as many of them as its schedule has under way.
-    """
-    plan = lowering.plan
-    held: dict[int, tuple[int, int]] = {}  # by stage: what a micro-batch keeps there from F on, and from I on
-    for stage, twins in twins_of(plan.stages).items():
-        if twins[0] not in held:
-            chains = lowering.chains(twins[0], 0)  # what is kept does not depend on the device
-            held[twins[0]] = kept_bytes(chains, "F"), kept_bytes(chains, "I")
-        held[stage] = held[twins[0]]
-    if spec.schedule.name == AUTO:
-        schedule = stand_in(plan.stage_placement, plan.mesh.pp, ramp.micro_batches(spec)[-1], prompt=False)
-    else:
-        schedule = Scheduler(spec, lowering).largest()
-    missing = []
-    moments = moments_of(schedule, within=False)
-    for rank, state in enumerate(rank_states(spec, plan)):
-        stages = plan.stages_of(rank)
-        most = max(
-            sum(under_way * held[s][0] + late * held[s][1] for s, (_, under_way, late) in zip(stages, one, strict=True))
-            for one in moments[rank]
-        )
-        missing.append((state.total + most - device_of(spec, plan, rank).memory, rank))
-    most, rank = max(missing, key=lambda each: (each[0], -each[1]))
-    return rank, most
 
 
 def _holding_least(candidate: Candidate) -> Iterator[Candidate]:

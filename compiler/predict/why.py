@@ -2,7 +2,7 @@
 
 A candidate changes one key, or one more where one is not enough: what is computed again, micro-batch, owners of the
 optimizer, schedule, precision, degrees, and the number of nodes. What surely lacks memory is left out by a bound
-(search.least_missing). How many are planned whole is bounded, and nothing is drawn by lot.
+(Outline.missing_as_split). How many are planned whole is bounded, and nothing is drawn by lot.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import get_args
 
-from compiler.lower import Lowering
 from compiler.lower.scheduler import Scheduler
-from compiler.plan import make_plan
 from compiler.predict.memory import rank_memories
+from compiler.predict.outline import Outline, Shared
 from compiler.predict.predict import Timed, timed_on
 from compiler.predict.prediction import RankMemory
-from compiler.predict.search import least_missing
-from compiler.rates.rank_rates import rank_rates
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.schedule import Schedule
 from compiler.solver import default_cap
@@ -90,9 +87,12 @@ class _Tried:
     """A legal candidate with what it surely lacks, in bytes; below 0 where it may fit."""
 
     settings: tuple[Setting, ...]
-    spec: Spec
-    lowering: Lowering
+    outline: Outline
     least: int
+
+    @property
+    def spec(self) -> Spec:
+        return self.outline.spec
 
     @property
     def keys(self) -> frozenset[str]:
@@ -175,8 +175,8 @@ class _Looking:
         self.base, self.legal, self.given = base, legal, schedule_of_file(base.spec)
         span = origins.get(DATA)
         self.data_is_written = span is not None and span.text != "auto"
-        self.cuts = base.plan.cuts_by_key  # of all plans so far: most segments are in many
-        self.least = least_missing(base.spec, base.lowering)[1]
+        self.shared = Shared(base.plan.cuts_by_key)
+        self.least, _ = Outline(base.spec, self.shared).missing_as_split
         self.lacks = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
         self.margin = int(MARGIN * min(rank.capacity_bytes for rank in ranks))
         self.tried: list[_Tried] = []  # of one key, that lack less than the plan does
@@ -245,10 +245,8 @@ class _Looking:
         if spec is None or (self.given is not None and not self._is_of_file(spec)):
             return None
         spec = spec.with_files(self.base.spec.files)
-        plan = make_plan(spec, cuts_by_key=self.cuts)
-        self.cuts |= plan.cuts_by_key
-        lowering = Lowering(plan, rank_rates(spec))
-        tried = _Tried(whole, spec, lowering, least_missing(spec, lowering)[1])
+        outline = Outline(spec, self.shared)
+        tried = _Tried(whole, outline, outline.missing_as_split[0])
         self.seen[frozenset(settings)] = tried
         if tried.least < self.least:
             self.less.append(tried)
@@ -301,7 +299,7 @@ class _Looking:
         if self.planned[frozenset(tried.settings)] > 0:
             self.failed.append((tried.others, _ops(tried)))
             return False
-        seconds = timed_on(spec, tried.lowering, schedule).step.seconds
+        seconds = timed_on(spec, tried.outline.lowering, schedule).step.seconds
         same = spec.precision == self.base.spec.precision
         change = seconds / self.base.step.seconds - 1
         free = min(rank.capacity_bytes - rank.peak_bytes for rank in ranks)
@@ -314,8 +312,8 @@ class _Looking:
         """Its schedule and memories; what it lacks is then known."""
         spec, key = tried.spec, frozenset(tried.settings)
         self.searches += spec.schedule.name == AUTO
-        schedule = Scheduler(spec, tried.lowering).largest()
-        ranks = rank_memories(spec, tried.lowering, schedule)
+        schedule = Scheduler(spec, tried.outline.lowering).largest()
+        ranks = rank_memories(spec, tried.outline.lowering, schedule)
         fullest = max(ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
         self.planned[key], self.fullest[key] = fullest.peak_bytes - fullest.capacity_bytes, fullest.pp_rank
         return schedule, ranks

@@ -57,16 +57,16 @@ class Parallel(Node):
         Degree,
         Field(
             description="ranks that heads, the width of dense layers and the vocabulary are split over, and rows "
-            "between them; neighbouring ranks, most of them on one node",
-            examples=["tensor = 2"],
+            f"between them; neighbouring ranks, most of them on one node; {PLANNED}",
+            examples=["tensor = 2", "tensor = auto"],
         ),
     ] = 1
     context: Annotated[
         Degree,
         Field(
             description="ranks that each sequence is split over; each has two chunks, one as far from the front as the "
-            "other is from the end",
-            examples=["context = 4"],
+            f"other is from the end; {PLANNED}",
+            examples=["context = 4", "context = auto"],
         ),
     ] = 1
     layout: Annotated[

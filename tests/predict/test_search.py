@@ -13,10 +13,14 @@ from compiler.lower import Lowering
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
 from compiler.plan.blocks import balanced_rows, cut_model
+from compiler.plan.layer_runs import stage_placement_of_spec
+from compiler.plan.splitting import Splitting
 from compiler.predict.floor import least_step_s
+from compiler.predict.memory_floor import missing_anywhere
+from compiler.predict.outline import Outline, Shared
 from compiler.predict.predict import memories, predict, timed, timed_on
 from compiler.predict.ranking import document, table
-from compiler.predict.search import Ranking, least_missing, search
+from compiler.predict.search import Ranking, search
 from compiler.rates.rank_rates import rank_rates
 from dsl import choices
 from dsl.load import alternatives, check, load, resolve
@@ -70,9 +74,12 @@ def test_the_best_by_trying_all(file: str, opened: tuple[str, ...], given: tuple
 @pytest.mark.parametrize("recompute", ["[]", "[rmsnorm, swiglu]"])
 def test_the_least_that_is_missing_is_no_more_than_what_is(file: str, recompute: str) -> None:
     spec = load(SPECS / file, overrides=(f"recompute={recompute}",))
-    plan = make_plan(spec)
-    rank, missing = least_missing(spec, Lowering(plan, rank_rates(spec)))
+    outline = Outline(spec, Shared())
+    missing, rank = outline.missing_as_split
+    placement = stage_placement_of_spec(spec)
+    splitting = Splitting(outline.model, placement.num_stages(spec.parallel.pipeline), placement)
     held = memories(timed(spec))
+    assert missing_anywhere(splitting.least_holding, splitting.placement) <= missing
     assert missing <= max(each.peak_bytes - each.capacity_bytes for each in held)
     assert missing <= held[rank].peak_bytes - held[rank].capacity_bytes
     assert missing > max(each.weights + each.gradients + each.optimizer - each.capacity_bytes for each in held)

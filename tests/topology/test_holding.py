@@ -12,7 +12,7 @@ from compiler.plan.block_costs import chains_of
 from compiler.plan.blocks import balanced_rows, cut_model
 from compiler.plan.holding import kept_bytes, schedule_on
 from compiler.plan.split_search import NEAR
-from compiler.plan.stages import pipeline_of
+from compiler.plan.splitting import Splitting
 from compiler.predict.memory import curve_of
 from compiler.predict.predict import memories, timed
 from compiler.proof.effects import Effects
@@ -55,7 +55,7 @@ def test_it_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
     spec = shipped(f"{name}.dsc")
     found = timed(spec)
     placement, num_stages = found.plan.stage_placement, len(found.plan.stages)
-    pipeline = pipeline_of(cut_model(spec), num_stages, placement)
+    pipeline = Splitting(cut_model(spec), num_stages, placement).pipeline
     assert pipeline.holding is not None
     runs = tuple(pairwise((0, *accumulate(runs_of(spec)))))
     most = max(memory.peak_bytes for memory in memories(found))

@@ -143,11 +143,14 @@ def test_no_split_is_better(placement: StagePlacement, lanes: int, num_kinds: in
     assert moved >= 1 or not holds, "near ties are found"
 
 
-def alike_pipeline(generator: random.Random, loops: int, lanes: int, num_kinds: int, holds: bool) -> Pipeline:
-    """A pipeline whose layers are alike but for up to two in front, over ranks that run several stages in a loop."""
-    num_ranks, placement = generator.choice([2, 3]), loop(loops)
-    unlike = generator.randint(0, num_ranks - 1)
-    num_layers = generator.randint(max(loops * num_ranks - 2, unlike + 1), loops * num_ranks + 4)
+def alike_pipeline(
+    generator: random.Random, placement: StagePlacement, lanes: int, num_kinds: int, holds: bool
+) -> Pipeline:
+    """A pipeline whose layers are alike but for up to two in front, over ranks that run several stages."""
+    num_ranks = generator.choice([2, 4] if placement == BIDIRECTIONAL else [2, 3])
+    num_stages = placement.num_stages(num_ranks)
+    unlike = generator.randint(0, num_ranks // placement.copies - 1)
+    num_layers = generator.randint(max(num_stages - 2, unlike + 1), num_stages + 4)
     kinds = [
         replace(each, layers=(*each.layers[:unlike], *each.layers[-1:] * (num_layers - unlike)))
         for each in (random_blocks(generator, num_layers, lanes) for _ in range(num_kinds))
@@ -160,17 +163,17 @@ def alike_pipeline(generator: random.Random, loops: int, lanes: int, num_kinds: 
     return Pipeline(placement, tuple(generator.choice(kinds) for _ in range(num_ranks)), holding)
 
 
-@pytest.mark.parametrize("loops", [2, 3])
+@pytest.mark.parametrize("placement", PLACEMENTS[1:], ids=str)
 @pytest.mark.parametrize("num_kinds", [1, 2])
 @pytest.mark.parametrize("holds", [False, True])
 def test_layers_that_are_alike_are_split_by_their_counts(
-    loops: int, num_kinds: int, holds: bool, monkeypatch: pytest.MonkeyPatch
+    placement: StagePlacement, num_kinds: int, holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search by counts finds the split of the search by beginnings, to the layer, and no split is better."""
     monkeypatch.setattr(split_search, "MOST_STEPS", 10**9)
-    generator = random.Random(f"{loops} {num_kinds} {holds}")
-    for _ in range(40 if loops == 2 else 15):
-        pipeline = alike_pipeline(generator, loops, generator.choice([1, 2]), num_kinds, holds)
+    generator = random.Random(f"{placement} {num_kinds} {holds}")
+    for _ in range(15 if placement == loop(3) else 40):
+        pipeline = alike_pipeline(generator, placement, generator.choice([1, 2]), num_kinds, holds)
         quick = search_of(replace(pipeline, holding=None))
         assert isinstance(quick, AlikeSearch)
         limits, runs = quick.fastest()
