@@ -23,6 +23,8 @@ SCALE_DTYPE = {"fp32": "float32", "e8m0": "float8_e8m0fnu", "e4m3": "float8_e4m3
 # Behind the name of a value: the low bits of its elements, the scales of its tiles, its own scale.
 LOW, SCALES, SCALE = "_low", "_scales", "_scale"
 
+WHOLE = 2**30  # rows and columns of a tile that is all of a tensor
+
 Extents = tuple[int | str, ...]  # of a shape: ints, "R" received rows, or "R/128" tiles of them, rounded up
 
 _PACKED = re.compile(r"(?P<element>\w+)\[(?P<rows>\d+)x(?P<columns>\d+)(?P<how>( \w+)*)\]")
@@ -50,6 +52,11 @@ class Packed:
     def form(self) -> Format | None:
         """Its format; None of E4M3 that has ops of its own, in tiles of any size."""
         return next((form for form in (*PRODUCTS, E5M6) if form.name == self.element), None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a tensor has one scale for all of it."""
+        return self.rows == self.columns == WHOLE
 
     @property
     def pow2(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import TORCH_DTYPE, Packed
+from compiler.dtypes import TORCH_DTYPE, WHOLE, Packed
 from compiler.layers.builder import Place
 from dsl.formats import E5M6, FP8, format_of
 from dsl.schema import Dtype, Precision, Tile
@@ -25,6 +25,8 @@ def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
         result += [("columns", word) for word in _how(precision)]
     if precision.attention_output == E5M6.element and kind in ("attention", "attend") and not traced:
         result += [("attention_output", str(Packed(E5M6.name, *E5M6.tile)))]
+    if kind == "head" and precision.logits and "logits" not in place.spec.recompute:  # in blocks they are not kept
+        result += [("logits", TORCH_DTYPE[precision.logits])]
     result += [(value, to_experts(place)) for value in TO_EXPERTS.get(kind, ())]
     result += [(value, back(place)) for value in BACK.get(kind, ())]
     return tuple((value, dtype) for value, dtype in result if dtype != place.dtype)
@@ -47,7 +49,9 @@ def back(place: Place) -> str:
 
 
 def _operand(precision: Precision, tile: Tile | None) -> str:
-    """The dtype of operands: E4M3 as it is, in tiles of any size, or a format."""
+    """The dtype of operands: E4M3 as it is, in tiles of any size or with one scale, or a format."""
+    if precision.scales_tensors:
+        return str(Packed(TORCH_DTYPE[precision.linear], WHOLE, WHOLE))
     assert tile, "the rules ask for it"
     form = format_of(precision)
     element = TORCH_DTYPE[precision.linear] if form in (None, FP8) else form.name

@@ -59,6 +59,9 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
         said.insert(0, f"device {node.device.name} states no hbm: its memory is as fast as that of {at.device.name}")
     if any(factor.carried for factor in at.factors):
         said.append("products and exchanges take as much longer in training as on H800, where a profile says it")
+    if precision.scales_tensors and node.device.bf16 is not None:
+        said.append("products in e4m3 with one scale a tensor are as fast as those with a scale a block")
+        said.append("the scale of a tensor is that of its largest number, for which it is read once more")
     form = format_of(precision)
     if form not in (None, FP8) and form.element == FP8.element and node.device.bf16 is not None:
         said.append(f"products in {form.name} are as fast as those of other tiles in {form.element}")

@@ -11,7 +11,7 @@ from math import prod
 from types import SimpleNamespace
 
 from compiler import ir
-from compiler.dtypes import ITEMSIZE, tensor_bytes
+from compiler.dtypes import ITEMSIZE, is_packed, packed_of, tensor_bytes
 from compiler.ops import CASTS, GRADIENTS, RULES, Gradient, Rule, Shape, Tensor
 from compiler.ops.rule import statistics_dtype
 from compiler.ops.torch_calls import torch_flops, torch_kernel
@@ -98,8 +98,14 @@ class _At:
             return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs)) + self._added(node)
         if node not in self.parts and (touched := _rule(node).touched):
             return touched(_extents(node, self.sized)) * ITEMSIZE[self.sized[node.outputs[0]].dtype]
-        accumulated = node.outputs if node.op.endswith("_wgrad") else ()  # the accumulator is read too
-        return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs, *accumulated))
+        twice = node.outputs if node.op.endswith("_wgrad") else ()  # the accumulator is read too
+        twice = node.reads if self._seeks_a_scale(node) else twice
+        return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs, *twice))
+
+    def _seeks_a_scale(self, node: Node) -> bool:
+        """Whether a cast first reads its operand once more: one scale for all of it is that of its largest number."""
+        dtype = self.tensors[node.outputs[0]].dtype
+        return node.op in ("quantise", "quantise_both") and is_packed(dtype) and packed_of(dtype).is_whole
 
     def _added(self, node: Node) -> int:
         """Bytes that adding its results to accumulators of weight gradients moves: both are read, one is written."""

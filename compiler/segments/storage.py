@@ -18,6 +18,7 @@ quantised by rows but of the values themselves, as NVIDIA's recipes have it (arX
 the backward does not have the value anyway; and the input of a SwiGLU is kept as it is. `columns` in `stored` says how.
 
 What attention returns may be kept in twelve bits: both its own backward and the weight gradient behind it read that.
+Logits may be kept in FP32: the loss reads them so.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from runtime.adapter_names import is_adapter
 PRODUCTS = ("linear", "grouped_linear")
 GATES = ("swiglu", "gated_swiglu")
 ATTENTION = ("mla_attention", "gqa_attention", "bounded_attention")
+# The ops of the loss, and which value that each reads is the logits.
+LOSSES = {"cross_entropy": 0, "cross_entropy_dgrad": 1, "cross_entropy_part": 0, "cross_entropy_part_dgrad": 2}
 # An op that only moves rows, and which of its arguments has them.
 MOVES = {"permute": 0, "permute_placed": 0, "unpermute_dgrad": 0}
 
@@ -58,6 +61,8 @@ def in_storage(joint: Joint) -> Joint:
     joint = _sent(joint, {name: dtype for name, dtype in stored.items() if name in joint.tensors})
     if "attention_output" in stored:
         joint = _kept_in(joint, stored["attention_output"])
+    if "logits" in stored:
+        joint = _wide_logits(joint, stored["logits"])
     if "operands" not in stored:
         return joint
     how = tuple(word for role, word in joint.segment.stored if role == "columns")
@@ -85,6 +90,27 @@ def _kept_in(joint: Joint, dtype: str) -> Joint:
         return joint
     tensors[kept] = replace(tensors[value], dtype=dtype)
     return replace(joint, nodes=tuple(nodes), tensors=tensors, early=(*joint.early, kept))
+
+
+def _wide_logits(joint: Joint, dtype: str) -> Joint:
+    """The joint graph whose loss reads logits in a wider dtype and gives their gradient in it: a cast for each."""
+    tensors, nodes = dict(joint.tensors), list[Node]()
+    for node in joint.nodes:
+        if node.op not in LOSSES:
+            nodes.append(node)
+            continue
+        value = node.reads[LOSSES[node.op]]
+        wide, gives = f"{value}_wide", node.outputs
+        if wide not in tensors:
+            nodes.append(Node("dequantise", (value,), (wide,)))
+            tensors[wide] = replace(tensors[value], dtype=dtype)
+        if is_gradient := node.op.endswith("_dgrad"):
+            gives = (f"{gives[0]}_wide",)
+            tensors[gives[0]] = replace(tensors[node.outputs[0]], dtype=dtype)
+        nodes.append(Node(node.op, tuple(wide if arg == value else arg for arg in node.args), gives))
+        if is_gradient:
+            nodes.append(Node("dequantise", gives, node.outputs))
+    return replace(joint, nodes=tuple(nodes), tensors=tensors)
 
 
 def _sent(joint: Joint, dtypes: dict[str, str]) -> Joint:

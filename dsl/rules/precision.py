@@ -21,6 +21,7 @@ ROLES: dict[Dtype, tuple[str, str, tuple[str, ...]]] = {
 ALL_ROLES = (
     *("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine"),
     "attention_output",
+    "logits",
 )
 TILED_ROLES = {"activation_tile": ("linear", "dispatch", "combine"), "weight_tile": ("linear",)}
 READ = 16  # bytes, and elements of eight bits
@@ -48,9 +49,18 @@ def few_bits_have_a_role(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0911", message, "precision.attention_output", hint)
 
 
+def logits_are_as_wide(spec: Spec) -> Iterator[Finding]:
+    """Logits are what the head computes, or that in FP32."""
+    logits, compute = spec.precision.logits, spec.precision.compute
+    if logits not in (None, compute, "fp32", *ROLES):
+        message = f"logits = {logits}, but the head computes in {compute}"
+        yield Finding("E0911", message, "precision.logits", "write `logits = fp32`")
+
+
 def tiles_are_given(spec: Spec) -> Iterator[Finding]:
     """Few bits have no range of their own: each tile brings its scale."""
     for tile, roles in TILED_ROLES.items():
+        roles = tuple(role for role in roles if role != "linear" or not spec.precision.scales_tensors)
         users = [(role, dtype) for role in roles if (dtype := getattr(spec.precision, role)) in OPERANDS]
         if users and getattr(spec.precision, tile) is None:
             role, dtype = users[0]
@@ -64,7 +74,7 @@ def scales_are_those_of_a_format(spec: Spec) -> Iterator[Finding]:
     if precision.linear not in OPERANDS:
         return
     form, plain = format_of(precision), precision.linear == FP8 and precision.scale == "fp32"
-    if form is None and (precision.tensor_scale or not plain):
+    if form is None and (precision.tensor_scale or not plain) and not precision.scales_tensors:
         meant = max((f for f in PRODUCTS if f.element == precision.linear), key=lambda f: _alike(f, precision))
         wanted = zip(("activation_tile", "weight_tile", "scale", "tensor_scale"), meant.keys[1:], strict=True)
         message = f"linear = {precision.linear} has tiles and scales that no format has"

@@ -38,8 +38,12 @@ def _differing(precision: Precision, recipe: Precision) -> list[str]:
         differing.pop("moments", None)
     if recipe.parameter == precision.master == "bf16":
         differing.pop("master", None)
-    if format_of(precision) not in (None, FP8) and precision.dispatch == precision.compute:
+    if (
+        precision.scales_tensors or format_of(precision) not in (None, FP8)
+    ) and precision.dispatch == precision.compute:
         differing.pop("dispatch", None)
+    if precision.logits not in (None, precision.compute):
+        differing["logits"] = precision.logits
     words = [f"{role} in {dtype}" for role, dtype in differing.items()]
     return [*words, *_of_few_bits(precision, recipe, format_of(precision))] if recipe.linear in OPERANDS else words
 
@@ -48,6 +52,9 @@ def _of_few_bits(precision: Precision, recipe: Precision, form: Format | None) -
     """What products in few bits do not do. With FP8's own ops gradients are rounded to nearest and not transformed."""
     of_recipe = format_of(recipe)
     assert of_recipe, "a built-in recipe has a format"
+    if precision.scales_tensors:
+        yield "one scale for each tensor"
+        return
     if form is None or form.scale != of_recipe.scale:
         differing = (key for key in TILES if getattr(precision, key) != getattr(recipe, key))
         yield from (f"{key} = {str(getattr(precision, key)).lower()}" for key in differing)

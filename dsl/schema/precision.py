@@ -100,7 +100,8 @@ class Precision(Node):
     tensor_scale: Annotated[
         bool,
         Field(
-            description="whether each tensor has an FP32 scale that the scales of its tiles are relative to",
+            description="whether each tensor has an FP32 scale that the scales of its tiles are relative to; in e4m3 "
+            "without tiles, the only one that it has",
             examples=["tensor_scale = true"],
         ),
     ] = False
@@ -132,6 +133,15 @@ class Precision(Node):
             examples=["attention_output = e5m6"],
         ),
     ] = None
+    logits: Annotated[
+        Dtype | None,
+        DTYPES,
+        Field(
+            description="what the head gives, as the loss reads it and as it is kept for the backward; by default that "
+            "of compute",
+            examples=["logits = fp32"],
+        ),
+    ] = None
     promote: Annotated[
         int | None,
         Field(
@@ -140,9 +150,18 @@ class Precision(Node):
     ] = None
 
     @property
+    def scales_tensors(self) -> bool:
+        """Whether each operand of a linear is E4M3 with one scale for all of it."""
+        tiles = self.activation_tile, self.weight_tile
+        return self.linear == "e4m3" and self.tensor_scale and self.scale == "fp32" and tiles == (None, None)
+
+    @property
     def row_alignment(self) -> int:
         """What the rows that an expert receives are padded to a multiple of: a tile of rows, which have one scale in
-        weight gradients of few bits, 128 in blocks of FP8; otherwise 1. `Spec.row_alignment` says what a run takes."""
+        weight gradients of few bits, 128 in blocks of FP8; the 16 that a product reads at a time where a tensor has one
+        scale; otherwise 1. `Spec.row_alignment` says what a run takes."""
+        if self.scales_tensors:
+            return 16
         if self.linear in ("e4m3", "e2m1") and self.scale != "fp32" and self.activation_tile is not None:
             return self.activation_tile.columns
         return 128 if self.linear == "e4m3" else 1
