@@ -17,7 +17,7 @@ from compiler.layers import LAYERS, Place
 from compiler.layers.attention import norms_together
 from compiler.layers.stream import is_changed
 from compiler.layers.value_dtypes import back, to_experts
-from compiler.plan.layers_again import CutOf, Cutter, run_again
+from compiler.plan.layers_again import Again, CutOf, Cutter
 from compiler.plan.split_blocks import gather, gather_choices, gather_sequences, scatter, scatter_parts, sum_everywhere
 from dsl.nodes import reached
 from dsl.schema import Moe, Spec
@@ -178,20 +178,15 @@ def _attention(
 
 
 class _LayerAgain:
-    """The layers at one place, each of which is run again: the same steps of each, as they differ in names alone."""
+    """The layers at one place, each of which is run again."""
 
     def __init__(self, place: Place, cut_of: CutOf) -> None:
         self._plain, self._inside = replace(place, inside=()), replace(place, inside=(*LAYERS, SUM))
-        self._cut_of = cut_of
-        self._first: tuple[Step, ...] = ()
+        self._again = Again(cut_of)
 
     def __call__(self, _: Place, name: str, prefix: str, h: str) -> Block:
         plain, inside = (_layer(place, name, prefix, h) for place in (self._plain, self._inside))
-        if not self._first:
-            self._first = run_again(plain.steps, inside.steps, self._cut_of)
-        of_kind = zip(self._first, plain.steps, inside.steps, strict=True)
-        steps = (replace(step if first.again else whole, again=first.again) for first, step, whole in of_kind)
-        return Block(tuple(steps), plain.output)
+        return Block(self._again.steps(plain.steps, inside.steps), plain.output)
 
 
 def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ...]:

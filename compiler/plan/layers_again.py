@@ -33,6 +33,21 @@ class Cutter:
         return self._by_key[key]
 
 
+class Again:
+    """What is run again of the layers at one place: the same steps of each, as they differ in names alone."""
+
+    def __init__(self, cut_of: CutOf) -> None:
+        self._cut_of = cut_of
+        self._first: tuple[Step, ...] = ()
+
+    def steps(self, plain: Sequence[Step], inside: Sequence[Step]) -> tuple[Step, ...]:
+        """Those of a layer (`run_again`)."""
+        if not self._first:
+            self._first = run_again(plain, inside, self._cut_of)
+        of_kind = zip(self._first, plain, inside, strict=True)
+        return tuple(replace(step if first.again else whole, again=first.again) for first, step, whole in of_kind)
+
+
 def run_again(plain: Sequence[Step], inside: Sequence[Step], cut_of: CutOf) -> tuple[Step, ...]:
     """The steps of a layer that is run again, from those with segments whose backward computes nothing again, and from
     those with segments whose backward computes all of them again."""

@@ -97,7 +97,10 @@ RULES: tuple[Row, ...] = (
     ),
     (tuple(f"precision.{role}" for role in precision.ALL_ROLES), precision.few_bits_have_a_role),
     (("precision.logits", "precision.compute"), precision.logits_are_as_wide),
-    ((*FP8, "precision.dispatch", "precision.combine"), precision.tiles_are_given),
+    (
+        (*FP8, *(f"precision.{key}" for key in ("scale", "tensor_scale", "dispatch", "combine"))),
+        precision.tiles_are_given,
+    ),
     (
         (*FP8, *ATTENTIONS, "model.hidden", f"{LAYERS}.ffn.inner", f"{LAYERS}.ffn.shared_inner", "parallel.tensor"),
         precision.operands_are_read_whole,

@@ -68,6 +68,15 @@ def test_experts_may_be_over_all_ranks_of_a_stage() -> None:
         assert {spec.parallel.expert for _, spec in found} == degrees
 
 
+@pytest.mark.parametrize(("sequence", "most"), [(2048, 1), (6144, 2), (8192, 4), (131072, 64)])
+def test_context_ranks_have_long_chunks(sequence: int, most: int) -> None:
+    """Each has two chunks of 1,024 tokens or more, as many ranks as divide 256 devices."""
+    spec = load(SPECS / "llama3-8b.dsc", overrides=(f"train.sequence={sequence}",))
+    degrees = choices.values(spec, "parallel.context")
+    assert degrees == tuple(2**power for power in range(most.bit_length()))
+    assert all(sequence // (2 * degree) >= choices.LEAST_CHUNK for degree in degrees)
+
+
 def test_other_mistakes_are_told_alone() -> None:
     """A mistake that no choice resolves is reported once, without mistakes of the choices."""
     mistakes = check(SPECS / "quickstart.dsc", overrides=("parallel.pipeline=auto", "model.hidden=auto"))
