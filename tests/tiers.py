@@ -129,6 +129,7 @@ SOAK = (
     Row("tests/runtime/test_profile.py::test_ranks_of_a_run", 2),
     # Kernels in Triton's interpreter, and compiled and read: a fifth of their shapes in `test`.
     Row("tests/kernels/test_attention.py", 5),
+    Row("tests/kernels/test_attention_context.py", 4),
     Row("tests/kernels/test_cross_entropy.py", 5),
     Row("tests/kernels/test_gate.py::test_passes", 10),
     Row("tests/kernels/test_grouped_linear", 5),

@@ -172,14 +172,27 @@ def starts(s: Sizes, t: Make) -> Tensor:
     return (torch.arange(s.tokens, device=t.device) % s.sequence // length * length).to(torch.int32)
 
 
-def bounded(s: Sizes, t: Make, documents: bool = False) -> Arguments:
-    """q, k, v, sinks and the constants of attention with all bounds, of one document or of several."""
-    given = *grouped_queries(s, t), t(s.heads), *grouped_queries_sizes(s), window(s), SOFTCAP
+def positions(s: Sizes, t: Make) -> Tensor:
+    """Those of the rows that the first of two context ranks has: the first quarter of each sequence, and the last."""
+    quarter = s.sequence // 4
+    row = torch.arange(2 * quarter, device=t.device).repeat(s.tokens // s.sequence)
+    return torch.where(row < quarter, row, row + s.sequence - 2 * quarter).to(torch.int32)
+
+
+def bounded(s: Sizes, t: Make, documents: bool = False, context: bool = False) -> Arguments:
+    """q, k, v, sinks and the constants of attention with all bounds, of one document or of several, or of a context
+    rank, whose queries and keys come rotated."""
+    q, k, v = grouped_queries(s, t)
+    *sizes, theta = grouped_queries_sizes(s)
+    if context:
+        rows = positions(s, t)
+        return q[: len(rows)], k, v, t(s.heads), *sizes, 0.0, window(s), SOFTCAP, None, rows
+    given = q, k, v, t(s.heads), *sizes, theta, window(s), SOFTCAP
     return (*given, starts(s, t)) if documents else given
 
 
-def bounded_gradient(s: Sizes, t: Make, documents: bool = False) -> Arguments:
-    q, k, v, sinks, *constants = bounded(s, t, documents)
+def bounded_gradient(s: Sizes, t: Make, documents: bool = False, context: bool = False) -> Arguments:
+    q, k, v, sinks, *constants = bounded(s, t, documents, context)
     o, lse = of("bounded_attention", q, k, v, sinks, *constants)
     return t(*o.shape), q, k, v, o, lse, *constants
 

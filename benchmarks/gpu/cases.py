@@ -84,12 +84,12 @@ def causal_flops(columns: Callable[[Sizes], int]) -> Callable[[Sizes], int]:
     return lambda s: s.tokens * s.sequence * s.heads * columns(s)
 
 
-def band_flops(products: int) -> Callable[[Sizes], int]:
-    """FLOPs of products over the width of the queries and the keys within a window."""
+def band_flops(products: int, ranks: int = 1) -> Callable[[Sizes], int]:
+    """FLOPs of products over the width of the queries and the keys within a window, on one of these context ranks."""
 
     def flops(s: Sizes) -> int:
         pairs = s.tokens // s.sequence * (2 * s.sequence - a.window(s)) * a.window(s)  # twice as many
-        return products * pairs * s.heads * s.head_dim
+        return products * pairs * s.heads * s.head_dim // ranks
 
     return flops
 
@@ -116,7 +116,7 @@ def fp8(op: str, arguments: Callable[[Sizes, Make], Arguments], goal: Goal, vari
 # ---------------------------------------------------------------- the table
 
 
-O_PROJ, Q_UP, DOCUMENTS = "out-projection", "q up", "of documents"
+O_PROJ, Q_UP, DOCUMENTS, CONTEXT = "out-projection", "q up", "of documents", "of a context rank"
 PLAIN = ("gelu", "gelu_tanh", "relu2")
 
 CASES: tuple[Case, ...] = (
@@ -261,10 +261,18 @@ CASES: tuple[Case, ...] = (
     Case("bounded_attention", a.bounded, Goal("share", 0.55), flops=band_flops(2), roundings=3),
     Case("bounded_attention_dgrad", a.bounded_gradient, Goal("share", 0.40), flops=band_flops(5), roundings=4),
     *(
-        Case(op, partial(make, documents=True), Goal("share", share), DOCUMENTS, band_flops(products), roundings=off)
+        case
         for op, make, share, products, off in (
             ("bounded_attention", a.bounded, 0.55, 2, 3),
             ("bounded_attention_dgrad", a.bounded_gradient, 0.40, 5, 4),
+        )
+        for case in (
+            Case(
+                op, partial(make, documents=True), Goal("share", share), DOCUMENTS, band_flops(products), roundings=off
+            ),
+            Case(
+                op, partial(make, context=True), Goal("share", share), CONTEXT, band_flops(products, 2), roundings=off
+            ),
         )
     ),
     Case("bounded_attention_wgrad_", a.sinks_gradient, COPY, written=(0,)),

@@ -299,6 +299,11 @@ rotation have the same text with one option more. A block of queries visits keys
 row on, a block of keys queries up to the end of the document of its last. Tiles are dealt to programs as if each
 sequence were one document, since only the device knows where documents begin. With short ones programs that are done
 draw what is left ([ADR 25](adr/0025-programs-draw-their-tiles.md)).
+
+Attention of a context rank has queries of some rows of each sequence, whose positions are loaded, and keys of all
+([ADR 34](adr/0034-context-ranks-put-keys-together.md)). Its kernels load for each query the first key and the last that
+it sees, which is all that documents and windows say, and for each key the range of queries that see it. So one text
+serves every rank, with documents and without.
 """
 
 HOW = """## How a kernel is known to be right without a GPU

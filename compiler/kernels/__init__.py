@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import Choice, KernelFile, places, render
+from compiler.kernels.kernel import Choice, KernelFile, render
 from compiler.kernels.on_torch import ON_TORCH, of_cpus
 
 __all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel", "reason"]
@@ -56,7 +56,5 @@ def reason(op: str, arguments: Sequence[Any]) -> str:
         return "its format is computed on CPUs alone"
     if op not in KERNELS:
         return "nobody has written a kernel for it"
-    if places(arguments).positions and "attention" in op:
-        return "its kernel takes the queries of whole sequences, not those of a context rank"
     dtypes = {each.dtype for each in arguments if isinstance(each, Buffer)}
     return f"its kernel does not take {'FP64' if 'float64' in dtypes else 'these sizes and dtypes'}"

@@ -51,12 +51,15 @@ def _choose(
     both: bool = False,
     bounds: Bounds | None = None,
     documents: bool = False,
+    queries: int = 0,
 ) -> Choice | None:
     """Sequences of S, H heads in groups of `group`, their columns [nope | rope] and value; latent if there is nope.
 
     `kept`: the result is E5M6, of which the forward makes E4M3 as well. `both`: gradients of keys and values are E4M3,
     by rows and by columns. For either, values are a tile wide (`compiler.segments.passes` says what else). `documents`:
-    of which sequences may hold several, that are kept apart.
+    of which sequences may hold several, that are kept apart. `queries` of each sequence, at positions that are loaded;
+    0 where they are those of all S, and where they stand is known. With positions the first key that a query sees is
+    loaded as well, so that the text for documents serves them, and windows too.
     """
     dtype = next(iter(dtypes))
     blocks = {name: max(16, power_of_two(size)) for name, size in (("NOPE", nope), ("ROPE", rope), ("VALUE", value))}
@@ -71,14 +74,19 @@ def _choose(
     sizes = {"S": S, "H": H, "GROUP": group, "SHARED": H if nope else group, "SCALE": (nope + rope) ** -0.5}
     sizes |= {"NOPE": nope, "ROPE": rope, "VALUE": value, **{f"BLOCK_{name}": size for name, size in blocks.items()}}
     window, softcap, sinks = bounds or Bounds(S, 0.0, False)
-    cut, mask = documents or window < S, f"{bounds or ''}{'_documents' * documents}"
+    positions, windowed, documents = queries > 0, window < S and not queries, documents or queries > 0
+    mask = f"{bounds or ''}" + (f"_positions{queries}" if positions else "_documents" * documents)
     bend = sizes["SCALE"] / softcap if softcap else None
     sizes["SCALE"] = softcap or sizes["SCALE"]
     ragged = any(size * BYTES[dtype] % 16 for size in (nope, rope, value))
-    forward, queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged, window < S, documents)
+    if positions:
+        sizes["Q"] = queries
+    how = windowed, documents, positions
+    forward, by_queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged, *how)
     if kept and S % 128:  # masks of rows beside the two formats: of 128 rows 48 bytes spill on 3.9, 256 on 3.6
         forward["M"] = 64
-    if documents and by_values and H & (H - 1):  # no power of two: of 64 queries dv spills 8 bytes on 3.6 for sm_100
+    # No power of two: of 64 queries dv spills 8 bytes on 3.6 for sm_100; of a part of a block at loaded positions 16.
+    if by_values and (queries % 128 or (documents and H & (H - 1))):
         by_values["M"] = min(by_values["M"], 32)
     return Choice(
         name=f"{name}_s{S}_h{H}_{'n' if nope else 'g'}{nope or H // group}_r{rope}_v{value}_{dtype}{mask}",
@@ -88,15 +96,21 @@ def _choose(
             ("kept", kept),
             ("both", both),
             ("bounded", bounds is not None),
-            ("window", window < S),
+            ("window", windowed),
             ("documents", documents),
+            ("positions", positions),
             ("softcap", bool(softcap)),
             ("sinks", sinks),
             ("WINDOW", window),
             ("SOFTCAP", softcap),
             ("BEND", bend),
-            ("LOW", Name("low") if cut else 0),  # where keys of a block of queries begin
-            ("STOP", Name("stop" if cut else "end")),  # where queries of a block of keys end
+            ("LOW", Name("low") if windowed or documents else 0),  # where keys of a block of queries begin
+            ("STOP", Name("stop" if windowed or documents else "end")),  # where queries of a block of keys end
+            ("QUERIES_OF_SEQUENCE", queries),
+            ("Q", Name("Q" if positions else "S")),  # how many these are
+            ("BEGIN", Name("begin" if positions else "start")),  # the first of them
+            ("PLACE", Name("place" if positions else "m")),  # where each of a block stands
+            ("FRONT", Name("front" if positions else "first")),  # the first position of a block, or where queries begin
             ("ahead", dtype != "float32"),
             ("hoist", nope > 0 if dtype != "float32" else keys + blocks["VALUE"] > 160),
             ("S", S),
@@ -114,7 +128,7 @@ def _choose(
             ("TOTAL", _turn(min(H, 16), blocks["ROPE"])),
             ("ROWS", {"COUNT": 4096 // blocks["VALUE"], "num_warps": 4, **FUSION}),
             ("FORWARD", forward),
-            ("QUERIES", queries),
+            ("QUERIES", by_queries),
             ("KEYS", by_keys),
             ("VALUES", by_values),
         ),
@@ -125,7 +139,7 @@ Launch = dict[str, int | bool]
 
 
 def _launches(
-    S: int, width: int, value: int, dtype: str, ragged: bool, windowed: bool, documents: bool
+    S: int, width: int, value: int, dtype: str, ragged: bool, windowed: bool, documents: bool, positions: bool
 ) -> tuple[Launch, Launch, Launch, Launch | None]:
     """The launches of the forward, of dq, and of dk and dv, for keys and values of these widths.
 
@@ -147,7 +161,8 @@ def _launches(
         # sm_90 16 in dk and dv together. Of 160 columns dq spills 16 in eight warps on 3.6, of 320 128 in four on 3.9;
         # dk of 320 spills 16 to 16 keys on 3.6 for sm_100.
         rows = 32 if together else 16
-        columns = 32 if width + value <= 64 else 16  # of narrow heads 16 spill 8 bytes on 3.9 for sm_90
+        # Of narrow heads 16 keys spill 8 bytes on 3.9 for sm_90; at loaded positions, of 80 columns 8 for sm_100.
+        columns = 32 if width + value <= 64 or (positions and together) else 16
         forward, stages = (rows, columns, eight), 1
         queries = (32, 16, four if not together and width + value <= 192 else eight)
         # Of 256, with documents beside a window, dk spills 8 to 16 keys on 3.6.
@@ -164,7 +179,8 @@ def _launches(
         # forward is a trap, on 3.6 for sm_100.
         # Beside a window, heads of 128 spill 8 bytes in the forward for sm_100 on 3.6.
         forward = (128, 32 if windowed and width + value > 128 else 64, eight)
-        queries, stages = (128, columns, eight), 3
+        # At loaded positions dq of heads of 128 spills 8 bytes on 3.6 for sm_100 of 64 keys, in two stages too.
+        queries, stages = (128, 32 if positions and 128 < width + value <= 256 else columns, eight), 3
         by_keys = (64 if S >= 128 else 32, 128, eight)
 
     def launch(rows: int, columns: int, warps: int) -> Launch:
@@ -190,32 +206,30 @@ def _power_within(size: int) -> int:
     return 1 << max(0, size.bit_length() - 1)
 
 
+def _where(q: Buffer, k: Buffer, S: int, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """What `_choose` is told of documents, and of queries that are some rows of each sequence."""
+    documents, positions = places(arguments)
+    return {"documents": documents, "queries": int(q.shape[0]) * S // int(k.shape[0]) if positions else 0}
+
+
 def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) -> Choice | None:
     S, H, nope, rope, value, *_ = sizes
     template = "attention_dgrad" if "_dgrad" in op else "attention"
-    documents, positions = places(sizes)
-    if positions:
-        return None
-    more: dict[str, Any] = {"kept": "e5m6" in op, "both": "both" in op, "documents": documents}
+    more: dict[str, Any] = {"kept": "e5m6" in op, "both": "both" in op, **_where(q, kv, S, sizes)}
     return _choose(template, op, {q.dtype, kv.dtype, k_rope.dtype}, sms, S, H, 1, nope, rope, value, **more)
 
 
 def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Choice | None:
     S, H, G, *_ = sizes
     width, template = int(q.shape[1]) // H, op.replace("gqa_", "")
-    dtypes, (documents, positions) = {q.dtype, k.dtype, v.dtype}, places(sizes)
-    if positions:
-        return None
-    return _choose(template, op, dtypes, sms, S, H, H // G, 0, width, width, documents=documents)
+    dtypes, where = {q.dtype, k.dtype, v.dtype}, _where(q, k, S, sizes)
+    return _choose(template, op, dtypes, sms, S, H, H // G, 0, width, width, **where)
 
 
 def _bounded(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *sizes: Any) -> Choice | None:
     S, H, G, _, window, softcap, *_ = sizes
     width, template = int(q.shape[1]) // H, op.replace("bounded_", "")
-    bounds, (documents, positions) = Bounds(min(window or S, S), softcap, sinks), places(sizes)
-    if positions:
-        return None
-    more: dict[str, Any] = {"bounds": bounds, "documents": documents}
+    more: dict[str, Any] = {"bounds": Bounds(min(window or S, S), softcap, sinks), **_where(q, k, S, sizes)}
     return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width, **more)
 
 

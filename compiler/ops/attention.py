@@ -106,7 +106,7 @@ def _bounded_flops(products: int) -> Callable[[SimpleNamespace], int]:
 
     def flops(n: SimpleNamespace) -> int:
         keys = min(n.window or n.sequence, n.sequence)
-        return products * n.q[0] // n.sequence * (2 * n.sequence - keys) * keys * n.q[1]
+        return products * n.q[0] * (2 * n.sequence - keys) * keys // n.sequence * n.q[1]
 
     return flops
 

@@ -25,6 +25,8 @@ CHECKED = (
 )  # fmt: skip
 THETA = 100.0  # so that all columns turn a good deal in short sequences
 Lengths = tuple[int, ...]  # of the documents of a sequence; of () there is one, and no kernel is told of it
+# Of queries that are some rows of each sequence: (where the document of each begins, or None; their positions), [B·Q].
+Some = tuple[Tensor | None, Tensor]
 
 
 def starts_of(B: int, S: int, lengths: Lengths) -> tuple[Tensor, ...]:
@@ -39,14 +41,22 @@ def starts_of(B: int, S: int, lengths: Lengths) -> tuple[Tensor, ...]:
     return (found.flatten(),)
 
 
-def angles_of(B: int, S: int, width: int, starts: tuple[Tensor, ...]) -> Tensor:
-    """The angles of each position in its document, BSr."""
-    return turns(angles(S, width, THETA, torch.float64, torch.device("cpu")), *(starts or (None,))).expand(B, S, -1)
+def angles_of(B: int, S: int, width: int, theta: float, starts: tuple[Tensor | None, ...]) -> Tensor:
+    """The angles of each position in its document, BSr; those that turn nothing where theta is 0."""
+    starts = starts if theta and starts else (None,)
+    return turns(angles(S, width, theta, torch.float64, torch.device("cpu")), *starts).expand(B, S, -1)
 
 
-def heads_of(starts: tuple[Tensor, ...], S: int, heads: int) -> Tensor | None:
-    """Where documents begin for the heads of all sequences, PS."""
-    return of_heads(*starts, S, heads) if starts else None
+def heads_of(places: tuple[Tensor | None, ...], queries: int, heads: int) -> tuple[Tensor | None, ...]:
+    """Where documents begin, and positions, for the heads of all sequences, PQ."""
+    return tuple(of_heads(each, queries, heads) for each in places)
+
+
+def some_rows(x: Tensor, B: int, S: int, some: Some | None) -> Tensor:
+    """Those of x [B·S, …] that are queries."""
+    if some is None:
+        return x
+    return x[(some[1].view(B, -1) + S * torch.arange(B)[:, None]).flatten()]
 
 
 # ---------------------------------------------------------------- latent
@@ -65,22 +75,24 @@ def mla_operands(dtype: torch.dtype, sizes: Sizes) -> tuple[Any, ...]:
     return q, kv, k_rope, S, H, nope, rope, value, THETA
 
 
-def mla(dtype: torch.dtype, sizes: Sizes, lengths: Lengths = ()) -> None:
+def mla(dtype: torch.dtype, sizes: Sizes, lengths: Lengths = (), some: Some | None = None) -> None:
     B, S, H, nope, rope, value = sizes
-    starts = starts_of(B, S, lengths)
-    args = q, kv, k_rope, *more = *mla_operands(dtype, sizes), *starts
-    do = random(B * S, H * value, dtype=dtype, seed=4)
-    o, lse = run("mla_attention", *args)
+    q, kv, k_rope, *more, theta = mla_operands(dtype, sizes)
+    theta, places = (0.0, some) if some else (theta, starts_of(B, S, lengths))
+    more = [*more, theta, *places]
+    q, do = (some_rows(x, B, S, some) for x in (q, random(B * S, H * value, dtype=dtype, seed=4)))
+    o, lse = run("mla_attention", q, kv, k_rope, *more)
     q64, kv64, k_rope64, do64, o64, lse64 = double(q, kv, k_rope, do, o, lse)
     o_exact, lse_exact = ops.mla_attention(q64, kv64, k_rope64, *more)
 
-    angles_BSr, bounds = angles_of(B, S, rope, starts), Bounds(starts_PS=heads_of(starts, S, H))
-    angles_PSr = angles_BSr.repeat_interleave(H, dim=0)
-    by_head = split_heads(q64, S, H).flatten(0, 1)
+    Q, bounds = len(q) // B, Bounds(0, 0.0, None, *heads_of(places, len(q) // B, H))
+    angles_BSr = angles_of(B, S, rope, theta, places)
+    angles_PQr = angles_BSr[:, :Q].repeat_interleave(H, dim=0)
+    by_head = split_heads(q64, Q, H).flatten(0, 1)
     kv_by_head = split_heads(kv64, S, H).flatten(0, 1)
     moved = turned(Near.of(split_heads(k_rope64, S, 1)), angles_BSr[:, None]).rounded(dtype)
     moved = moved.map(lambda x: x.expand(B, H, S, rope).flatten(0, 1))
-    queries = cat(Near.of(by_head[..., :nope]), turned(Near.of(by_head[..., nope:]), angles_PSr).rounded(dtype))
+    queries = cat(Near.of(by_head[..., :nope]), turned(Near.of(by_head[..., nope:]), angles_PQr).rounded(dtype))
     keys, values = cat(Near.of(kv_by_head[..., :nope]), moved), Near.of(kv_by_head[..., nope:])
     near_o, near_lse = attend(queries, keys, values, dtype, bounds)
     close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
@@ -88,10 +100,10 @@ def mla(dtype: torch.dtype, sizes: Sizes, lengths: Lengths = ()) -> None:
 
     found = run("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *more)
     expected = ops.mla_attention_dgrad(do64, q64, kv64, k_rope64, o64, lse64, *more)
-    do_by_head, o_by_head = (split_heads(x, S, H).flatten(0, 1) for x in (do64, o64))
-    lse_by_head = lse64.view(B * H, S, 1)
+    do_by_head, o_by_head = (split_heads(x, Q, H).flatten(0, 1) for x in (do64, o64))
+    lse_by_head = lse64.view(B * H, Q, 1)
     dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse_by_head, queries, keys, values, dtype, bounds=bounds)
-    dq = cat(dq.map(lambda x: x[..., :nope]), turned(dq.map(lambda x: x[..., nope:]), back(angles_PSr)))
+    dq = cat(dq.map(lambda x: x[..., :nope]), turned(dq.map(lambda x: x[..., nope:]), back(angles_PQr)))
     dkv = cat(dk.map(lambda x: x[..., :nope]), dv)
     dk_rope = dk.map(lambda x: x[..., nope:].unflatten(0, (B, H))).sum(1)
     close(found[0], dq.map(lambda x: columns(x, H)), dtype, expected[0])
@@ -161,18 +173,24 @@ def gqa_operands(dtype: torch.dtype, sizes: Grouped) -> tuple[Any, ...]:
     return q, k, v, S, G * group, G, THETA
 
 
-def gqa(dtype: torch.dtype, sizes: Grouped, lengths: Lengths = ()) -> None:
-    grouped("gqa_attention", dtype, sizes, (), (), FREE, lengths)
+def gqa(dtype: torch.dtype, sizes: Grouped, lengths: Lengths = (), some: Some | None = None) -> None:
+    grouped("gqa_attention", dtype, sizes, (), (), FREE, lengths, some)
 
 
 def bounded(
-    dtype: torch.dtype, sizes: Grouped, window: int, softcap: float, sinks: bool, lengths: Lengths = ()
+    dtype: torch.dtype,
+    sizes: Grouped,
+    window: int,
+    softcap: float,
+    sinks: bool,
+    lengths: Lengths = (),
+    some: Some | None = None,
 ) -> None:
     """What each of the bounds changes alone, and what they change together."""
     B, H = sizes[0], sizes[2] * sizes[3]
     of_heads = random(H, dtype=dtype, seed=5) if sinks else None
     bounds = Bounds(window, softcap, of_heads.double().repeat(B) if of_heads is not None else None)
-    grouped("bounded_attention", dtype, sizes, (of_heads,), (window, softcap), bounds, lengths)
+    grouped("bounded_attention", dtype, sizes, (of_heads,), (window, softcap), bounds, lengths, some)
 
 
 def sinks_of_nothing(sizes: Grouped, window: int) -> None:
@@ -225,12 +243,16 @@ def grouped(
     constants: tuple[float, ...],
     bounds: Bounds,
     lengths: Lengths,
+    some: Some | None,
 ) -> None:
-    """The op with more arguments: sinks behind the values, constants at the end, and where documents begin."""
+    """The op with more arguments: sinks behind the values, constants at the end, and where rows stand."""
     B, S, G, group, C = sizes
-    q, k, v, *rest = gqa_operands(dtype, sizes)
-    H, starts = G * group, starts_of(B, S, lengths)
-    more, do = (*rest, *constants, *starts), random(B * S, H * C, dtype=dtype, seed=4)
+    q, k, v, *rest, theta = gqa_operands(dtype, sizes)
+    H = G * group
+    theta, places = (0.0, some) if some else (theta, starts_of(B, S, lengths))
+    more = (*rest, theta, *constants, *places)
+    q, do = (some_rows(x, B, S, some) for x in (q, random(B * S, H * C, dtype=dtype, seed=4)))
+    Q = len(q) // B
     o, lse = run(op, q, k, v, *sinks, *more)
     q64, k64, v64, do64, o64, lse64 = double(q, k, v, do, o, lse)
     wide_sinks = tuple(each if each is None else each.double() for each in sinks)
@@ -239,54 +261,27 @@ def grouped(
     def shared(x: Tensor) -> Tensor:
         return x.unflatten(0, (B, G)).repeat_interleave(group, dim=1).flatten(0, 1)
 
-    bounds = bounds._replace(starts_PS=heads_of(starts, S, H))
-    of_queries, of_keys = (angles_of(B, S, C, starts).repeat_interleave(heads, dim=0) for heads in (H, G))
+    bounds = Bounds(*bounds[:3], *heads_of(places, Q, H))
+    of_queries, of_keys = (angles_of(B, S, C, theta, places).repeat_interleave(heads, dim=0) for heads in (H, G))
+    of_queries = of_queries[:, :Q]
     q_by_head, k_by_head, v_by_head = (
-        split_heads(x.contiguous(), S, h).flatten(0, 1) for x, h in ((q64, H), (k64, G), (v64, G))
+        split_heads(x.contiguous(), rows, h).flatten(0, 1) for x, rows, h in ((q64, Q, H), (k64, S, G), (v64, S, G))
     )
     queries = turned(Near.of(q_by_head), of_queries).rounded(dtype)
     keys, values = turned(Near.of(k_by_head), of_keys).rounded(dtype).map(shared), Near.of(shared(v_by_head))
     near_o, near_lse = attend(queries, keys, values, dtype, bounds)
     close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
-    close(lse, near_lse.map(lambda x: x.view(B, G, group, S).mT), torch.float32, lse_exact)
+    close(lse, near_lse.map(lambda x: x.view(B, G, group, Q).mT), torch.float32, lse_exact)
 
     found = run(f"{op}_dgrad", do, q, k, v, o, lse, *more)
     expected = ops.OPS[f"{op}_dgrad"](do64, q64, k64, v64, o64, lse64, *more)
-    do_by_head, o_by_head = (split_heads(x, S, H).flatten(0, 1) for x in (do64, o64))
-    lse_by_head = lse64.mT.reshape(B * H, S, 1)
+    do_by_head, o_by_head = (split_heads(x, Q, H).flatten(0, 1) for x in (do64, o64))
+    lse_by_head = lse64.mT.reshape(B * H, Q, 1)
     dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse_by_head, queries, keys, values, dtype, group, bounds)
     dk, dv = (d.map(lambda x: x.unflatten(0, (B * G, group)).sum(1)) for d in (dk, dv))
     close(found[0], turned(dq, back(of_queries)).map(lambda x: columns(x, H)), dtype, expected[0])
     close(found[1], turned(dk, back(of_keys)).map(lambda x: columns(x, G)), dtype, expected[1])
     close(found[2], dv.map(lambda x: columns(x, G)), dtype, expected[2])
-
-
-def moves_what_documents_need() -> None:
-    """Blocks of keys from that of a block's first document on, and of queries up to the end of its last: of documents
-    that are 128 tokens long, those on the diagonal."""
-    B, S, G, group, C = sizes = 2, 512, 1, 2, 32
-    q, k, v, *more = *gqa_operands(torch.bfloat16, sizes), *starts_of(B, S, (128,) * 3)
-    T, blocks = B * S, B * G * group * (S // 128)
-    told = 4 * 2 * T  # where documents begin, for what turns
-    turn = 2 * 2 * T * (group + G) * C + 2 * 4 * T * C + told
-    queue = 4 * (2 * LEGS * NUM_SMS + 1)
-    with moved() as count:
-        o, lse = run("gqa_attention", q, k, v, *more)
-    of_rows = 4 * blocks * (128 + 2)  # and of its first row and its last
-    keys, values = blocks * (128 + 64), blocks * 128  # 64 of the last keys again
-    assert count[0] == turn + queue + 4 * blocks + of_rows + bytes_of(q, o, lse) + 2 * C * (keys + values)
-
-    do = random(*o.shape, dtype=torch.bfloat16, seed=4)
-    with moved() as count:
-        run("gqa_attention_dgrad", do, q, k, v, o, lse, *more)
-    rows = bytes_of(do, o) + 3 * bytes_of(lse)  # delta and lse in base 2
-    angles_read = 4 * T * (group + G) * C
-    by_queries = bytes_of(q, do, q) + 2 * bytes_of(lse) + 2 * 2 * C * values + of_rows + 4 * blocks * 128
-    tiles = blocks // group
-    of_keys = 4 * tiles * (128 + 2 + 128)
-    by_keys = 2 * bytes_of(k, v) + blocks * 128 * (2 * 2 * C + 8) + of_keys
-    queues = 2 * queue + 4 * (blocks + tiles)
-    assert count[0] == turn + queues + rows + angles_read + by_queries + by_keys
 
 
 # ---------------------------------------------------------------- all

@@ -79,25 +79,27 @@ def cat(*parts: Near) -> Near:
 
 class Bounds(NamedTuple):
     """A window and a softcap, 0 for none; sinks of the P heads of all sequences, FP64, or none; where the document of
-    each of their queries begins, or none."""
+    each of their queries begins, or none; the positions of these Q queries, or none where they are those of all S."""
 
     window: int = 0
     softcap: float = 0.0
     sinks_P: Tensor | None = None
-    starts_PS: Tensor | None = None
+    starts_PQ: Tensor | None = None
+    positions_PQ: Tensor | None = None
 
 
 FREE = Bounds()
 
 
 def scores_of(q: Near, k: Near, bounds: Bounds) -> tuple[Near, Near, Tensor]:
-    """(logits, their derivative by what a softcap bends, where a key is not seen). Of P heads: q_PSC, k_PSC -> PSS;
-    without documents, one SS says what is not seen."""
-    S, C = q.exact.shape[1:]
-    ones, cap = torch.ones(S, S, dtype=torch.bool), bounds.softcap
-    unseen = ones.triu(1) | ones.tril(-bounds.window) if bounds.window else ones.triu(1)
-    if bounds.starts_PS is not None:
-        unseen = unseen | (torch.arange(S) < bounds.starts_PS[:, :, None])
+    """(logits, their derivative by what a softcap bends, where a key is not seen). Of P heads: q_PQC, k_PSC -> PQS;
+    without documents and positions, one SS says what is not seen."""
+    S, C = k.exact.shape[1:]
+    key, cap = torch.arange(S), bounds.softcap
+    position = (key if bounds.positions_PQ is None else bounds.positions_PQ)[..., None]
+    unseen = (key > position) | (key <= position - (bounds.window or S))
+    if bounds.starts_PQ is not None:
+        unseen = unseen | (key < bounds.starts_PQ[:, :, None])
     scores = (q @ k.mT).rounded(operations=1).map(lambda x: x * C**-0.5)  # the sum of two products of one
     if not cap:
         return scores, Near.of(torch.ones(())), unseen
@@ -114,10 +116,10 @@ def exponents(x: Near, largest: Tensor) -> Tensor:
 
 
 def attend(q: Near, k: Near, v: Near, dtype: torch.dtype, bounds: Bounds = FREE) -> tuple[Near, Near]:
-    """o_PSV, lse_PS1 of turned q and k."""
-    (scores, _, unseen), S = scores_of(q, k, bounds), q.exact.shape[1]
+    """o_PQV, lse_PQ1 of turned q and k."""
+    (scores, _, unseen), S = scores_of(q, k, bounds), k.exact.shape[1]
     if bounds.sinks_P is not None:  # a key that all see, whose value is 0
-        sinks = Near.of(bounds.sinks_P[:, None, None].expand(-1, S, 1)).rounded(operations=2)
+        sinks = Near.of(bounds.sinks_P[:, None, None].expand(-1, q.exact.shape[1], 1)).rounded(operations=2)
         scores, unseen = cat(scores, sinks), torch.cat([unseen, torch.zeros_like(unseen[..., :1])], -1)
         v = v.map(lambda x: torch.nn.functional.pad(x, (0, 0, 0, 1)))
     exact = scores.exact.masked_fill(unseen, -torch.inf)

@@ -29,6 +29,7 @@ Variant = tuple[str, str, tuple[str, ...]]  # file, run, what is set otherwise
 UNFUSED = f"unfused=[{', '.join(get_args(Fusion))}]"
 MASKED = "data.documents=masked"
 PLACED = 'parallel.placement="placement.json"'
+CONTEXT = "parallel.context=2"
 
 # Every run as it is and in other precisions; without fusion, and with what is fused on demand.
 OTHERWISE: tuple[tuple[str, ...], ...] = (
@@ -52,7 +53,9 @@ GPT_OSS = (
 )
 NEMOTRON, GPT_2 = (f"{DENSE}.activation=relu2",), (f"{DENSE}.activation=gelu_tanh",)
 SMALL = (f"{GROUPED}.window=50", f"{GROUPED}.softcap=20", f"{GROUPED}.sinks=true", f"{DENSE}.activation=gelu")
+CONTEXT_LAPTOP = (*SMALL, CONTEXT, "parallel.pipeline=1", MASKED)
 BOUNDED = (MISTRAL, GEMMA2, GEMMA2_27B, GPT_OSS, NEMOTRON, GPT_2)
+LARGE = ("deepseek-v3.dsc", "llama3-8b.dsc")
 VARIANTS: tuple[Variant, ...] = (
     *((file, run, values) for file, run in RUNS for values in OTHERWISE),
     ("quickstart.dsc", "quickstart", ("train.sequence=127", "train.micro_batch=1")),  # an odd number of tokens
@@ -70,7 +73,7 @@ VARIANTS: tuple[Variant, ...] = (
     *(("llama3-8b.dsc", "pretrain", ("parallel.tensor=2", *values)) for values in ((), ("recompute=[logits]",))),
     # Sequences of several documents.
     *((file, run, (MASKED,)) for file, run in RUNS),
-    *((file, "pretrain", (MASKED, "precision=fp32")) for file in ("deepseek-v3.dsc", "llama3-8b.dsc")),
+    *((file, "pretrain", (MASKED, "precision=fp32")) for file in LARGE),
     ("deepseek-v3.dsc", "pretrain", (MASKED, "train.sequence=4000")),
     ("deepseek-v3.dsc", "pretrain", (MASKED, "precision=bf16", "model.attention.scale=0.2")),
     *(
@@ -79,6 +82,16 @@ VARIANTS: tuple[Variant, ...] = (
         for values in ((), ("precision=fp32",))
     ),
     *(("laptop-gqa.dsc", "laptop_gqa", (*SMALL, MASKED, *values)) for values in ((), ("precision=bf16",))),
+    # Sequences that context ranks split.
+    ("quickstart.dsc", "quickstart", (CONTEXT,)),
+    *((file, "pretrain", (CONTEXT, *values)) for file in LARGE for values in ((), ("precision=fp32",))),
+    ("deepseek-v3.dsc", "pretrain", (CONTEXT, "train.sequence=4000")),
+    *(
+        ("llama3-8b.dsc", "pretrain", (*model, CONTEXT, *values))
+        for model in (MISTRAL, GEMMA2, GEMMA2_27B, GPT_OSS)
+        for values in ((), ("precision=fp32",))
+    ),
+    *(("laptop-gqa.dsc", "laptop_gqa", (*CONTEXT_LAPTOP, *values)) for values in ((), ("precision=bf16",))),
 )
 SAMPLE: tuple[Variant, ...] = (
     ("quickstart.dsc", "quickstart", ()),
@@ -86,6 +99,7 @@ SAMPLE: tuple[Variant, ...] = (
     ("deepseek-v3.dsc", "pretrain", ("precision=bf16",)),
     ("deepseek-v3.dsc", "pretrain", (MASKED, "precision=bf16", "model.attention.scale=0.2")),
     ("laptop-gqa.dsc", "laptop_gqa", (*SMALL, MASKED, "precision=bf16")),
+    ("laptop-gqa.dsc", "laptop_gqa", (*CONTEXT_LAPTOP, "precision=bf16")),
 )
 
 # Rows of KERNELS that no spec calls, and the op at whose arguments they go through the gate.

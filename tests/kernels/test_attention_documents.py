@@ -110,4 +110,4 @@ def test_bits_are_equal(interpret: Interpret, op: str, sizes: tuple[int, ...]) -
 
 
 def test_moves_what_documents_need(interpret: Interpret) -> None:
-    interpret(CHECKS, "moves_what_documents_need")
+    interpret("tests.kernels.checks_attention_documents", "moves_what_documents_need")

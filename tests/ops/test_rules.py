@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,3 +138,14 @@ def test_every_op_of_emitted_code_has_a_kernel_or_runs_on_torch() -> None:
     called = ({*RULES} | ends | fused | inward | {"columns", "quantise", "quantise_both", "requantise"}) - {"split2"}
     assert not called - {*KERNELS, *ON_TORCH}
     assert not {*KERNELS} & {*ON_TORCH} and {*KERNELS} <= {*OPS, *OPTIMIZERS} and {*ON_TORCH} <= called
+
+
+@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize("op", ["mla_attention", "gqa_attention", "bounded_attention"])
+def test_context_ranks_share_the_flops_of_attention(op: str, window: int) -> None:
+    """Each of four has a fourth of the queries and all keys, and does a fourth of what one would do."""
+    rule, sizes = RULES[op], {"sequence": 64, "heads": 4, "nope": 8, "rope": 4, "value": 8, "window": window}
+    whole, part = (SimpleNamespace(q=(rows, 48), **sizes) for rows in (64, 16))
+    assert rule.dgrad
+    for flops in (rule.flops, rule.dgrad.flops):
+        assert flops(whole) == 4 * flops(part) > 0

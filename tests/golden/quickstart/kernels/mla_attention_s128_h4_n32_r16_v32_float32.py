@@ -180,16 +180,16 @@ def _lse_at(lse, head, s, S: tl.constexpr, GROUP: tl.constexpr):
 FORWARD = {'M': 32, 'N': 16, 'num_warps': 8, 'num_stages': 1, 'enable_fp_fusion': True}
 
 
-def mla_attention(q, kv, k_rope, sequence, heads, nope, rope, value, theta, *starts):
+def mla_attention(q, kv, k_rope, sequence, heads, nope, rope, value, theta, *places):
     """o [T, H·VALUE], lse [B, H, S]. k_rope may be a view of some columns of a wider tensor."""
     assert (sequence, heads, nope, rope, value) == (S, H, NOPE, ROPE, VALUE)
     assert q.is_contiguous() and kv.is_contiguous()
     num_tokens = q.shape[0]
-    q_turned, k_turned = _turned(q, H, NOPE, theta, TURN_Q, *starts), _turned(k_rope, 1, 0, theta, TURN_K, *starts)
+    q_turned, k_turned = _turned(q, H, NOPE, theta, TURN_Q, *places), _turned(k_rope, 1, 0, theta, TURN_K, *places)
     o = q.new_empty(num_tokens, H * VALUE)
     lse = torch.empty(num_tokens // S, H, S, dtype=torch.float32, device=q.device)
     queue = _queue(num_tokens // S * H, FORWARD["M"], True, BAND, q.device)
-    _forward[(PROGRAMS,)](q, kv, q_turned, k_turned, o, lse, S, *queue, *starts, **SIZES, **FORWARD)
+    _forward[(PROGRAMS,)](q, kv, q_turned, k_turned, o, lse, S, *queue, *places, **SIZES, **FORWARD)
     return o, lse
 
 

@@ -192,31 +192,32 @@ VALUES = None  # a launch of its own, if the sums of keys and values do not fit 
 TOTAL = {'TOKENS': 64, 'HEADS': 2, 'num_warps': 4, 'enable_fp_fusion': True}
 
 
-def mla_attention_dgrad(do, q, kv, k_rope, o, lse, sequence, heads, nope, rope, value, theta, *starts):
+def mla_attention_dgrad(do, q, kv, k_rope, o, lse, sequence, heads, nope, rope, value, theta, *places):
     """dq, dkv, dk_rope, shaped like q, kv, k_rope, which may be a view of some columns of a wider tensor."""
-    return _gradients(do, q, kv, k_rope, (o,), lse, (sequence, heads, nope, rope, value), theta, starts)
+    return _gradients(do, q, kv, k_rope, (o,), lse, (sequence, heads, nope, rope, value), theta, places)
 
 
-def _gradients(do, q, kv, k_rope, o, lse, sizes, theta, starts, *pow2):
-    """The tensors of dq, dkv and dk_rope. o: one tensor, or three of E5M6. starts: one, or none."""
+def _gradients(do, q, kv, k_rope, o, lse, sizes, theta, places, *pow2):
+    """The tensors of dq, dkv and dk_rope. o: one tensor, or three of E5M6."""
     assert sizes == (S, H, NOPE, ROPE, VALUE)
     assert all(x.is_contiguous() for x in (do, q, kv, *o, lse))
-    num_tokens, table = q.shape[0], _table(theta, q.device)
-    q_turned, k_turned = _turned(q, H, NOPE, theta, TURN_Q, *starts), _turned(k_rope, 1, 0, theta, TURN_K, *starts)
+    table = _table(theta, q.device)
+    num_tokens = kv.shape[0]
+    q_turned, k_turned = _turned(q, H, NOPE, theta, TURN_Q, *places), _turned(k_rope, 1, 0, theta, TURN_K, *places)
     dq, dk_rope = torch.empty_like(q), k_rope.new_empty(num_tokens, ROPE)
     dkv = (torch.empty_like(kv),)
     lse2, delta = _of_rows(do, o, lse)
     queue = _queue(num_tokens // S * H, QUERIES["M"], True, BAND, q.device)
     given = q_turned, k_turned, do, lse2, delta
-    _query_gradient[(PROGRAMS,)](q, kv, dq, *given, table, S, *queue, *starts, **SIZES, **QUERIES)
-    ends = [_ends(each) for each in starts]
+    _query_gradient[(PROGRAMS,)](q, kv, dq, *given, table, S, *queue, *places, **SIZES, **QUERIES)
+    ends = [*map(_ends, places)]
     dk_HTR = torch.empty(H, num_tokens, ROPE, dtype=torch.float32, device=q.device)
     for launch in (VALUES, KEYS) if VALUES else (KEYS,):
         queue = _queue(num_tokens // S * H, launch["N"], False, BAND, q.device)
         ahead = q, dk_HTR, num_tokens, kv, *dkv, *pow2
         _key_gradient[(PROGRAMS,)](*ahead, *given, S, *queue, *ends, **SIZES, **launch)
     grid = (triton.cdiv(num_tokens, TOTAL["TOKENS"]),)
-    _total_key_gradient[grid](dk_HTR, table, dk_rope, num_tokens, *starts, S, H, ROPE, SIZES["BLOCK_ROPE"], **TOTAL)
+    _total_key_gradient[grid](dk_HTR, table, dk_rope, num_tokens, *places, S, H, ROPE, SIZES["BLOCK_ROPE"], **TOTAL)
     return dq, *dkv, dk_rope
 
 
@@ -307,7 +308,8 @@ def _query_gradient(
             kv_at = kv + start * (H // GROUP * (NOPE + VALUE)) + head // GROUP * (NOPE + VALUE)
             k_at = k_turned + start * (H // SHARED * ROPE) + head // SHARED * ROPE
 
-            for n in tl.range(0, tl.minimum(first + M, end), N, disable_licm=True, disallow_acc_multi_buffer=True):
+            last = tl.minimum(first + M, end)
+            for n in tl.range(0, last, N, disable_licm=True, disallow_acc_multi_buffer=True):
                 k_moved = _read(k_at, n, H // SHARED * ROPE, N, ROPE, BLOCK_ROPE, S, WHOLE, "")
                 scores = _by_rows(q_moved, k_moved)
                 k_still = _read(kv_at, n, H // GROUP * (NOPE + VALUE), N, NOPE, BLOCK_NOPE, S, WHOLE, "")
@@ -339,7 +341,8 @@ def _key_gradient(
     DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
     """dk if DK, dv if DV. A tile is N keys of a head of theirs, with all queries from the first of them on of its
-    GROUP heads."""
+    GROUP heads.
+    """
     BLOCKS: tl.constexpr = (S + N - 1) // N
     G: tl.constexpr = H // GROUP
     WHOLE: tl.constexpr = S % N == 0
