@@ -87,7 +87,7 @@ def experts_are_split(spec: Spec) -> Iterator[Finding]:
 
 
 def adapters_are_split(spec: Spec) -> Iterator[Finding]:
-    """Of a weight that is split, one half of its adapter is too, and the other is whole on each rank: of an expert that
+    """One half of the adapter of a split weight is split too, and the other is whole on each rank: for an expert, that
     would be a tensor on some of the ranks of its group, which no holders are."""
     if spec.adapter is not None and spec.parallel.expert_tensor > 1 and {*spec.adapter.on} & {*EXPERTS}:
         yield _whole("E0819", EXPERT, spec, "adapters of experts are not split over ranks", "adapter.on")

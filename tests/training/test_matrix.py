@@ -74,7 +74,7 @@ def meshes_of(pp: int, dp: int, cp: int, tp: int) -> Iterator[tuple[str, Spec]]:
 
 @pytest.mark.parametrize(("pp", "dp", "cp", "tp"), MESHES)
 def test_one_way_of_each_mesh(tmp_path: Path, traced: Segments, pp: int, dp: int, cp: int, tp: int) -> None:
-    """Of each mesh another way to spread experts and state."""
+    """Each mesh is tried with another way to spread experts and state."""
     specs = dict(meshes_of(pp, dp, cp, tp))
     chosen = [*specs][MESHES.index((pp, dp, cp, tp)) * 7 % len(specs)]
     check(tmp_path, traced, {chosen: specs[chosen]}, pp * dp * cp * tp)
