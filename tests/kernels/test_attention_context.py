@@ -5,7 +5,6 @@ Blocks are of 128 queries and 64 keys in the forward, in the backward of 128 que
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -14,12 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from compiler.build import compile_spec
 from compiler.ir import Buffer
 from compiler.kernels import emit_kernel
 from compiler.kernels.gate_launch import load
 from runtime.zigzag import of_rank
-from tests.training.specs import spec
 
 Interpret = Callable[..., Any]
 CHECKS = "tests.kernels.checks_attention_context"
@@ -144,19 +141,6 @@ def test_documents_leave_the_text_alone() -> None:
     )
     assert with_them == without
     assert with_them and fewer and whole and len({each.name for each in (with_them, fewer, whole)}) == 3
-
-
-@pytest.mark.parametrize("of", ["v3", "together"])
-def test_builds_have_kernels_for_context_ranks(of: str) -> None:
-    """Attention has one in its forward and in its backward, and kernels.json names them."""
-    files = dict(compile_spec(spec(1, 1, 1, 2, of=of, context=2, sequence=8, precision="fp32")).files)
-    segments = json.loads(files["kernels.json"])["segments"]
-    ops = {
-        op["op"]: op for each in segments if each["kind"] == "attend" for op in each["ops"] if "attention" in op["op"]
-    }
-    assert len(ops) == (3 if of == "together" else 2)
-    for op in ops.values():
-        assert op["kernel"] and f"kernels/{op['kernel']}.py" in files and not op["reason"]
 
 
 @pytest.mark.parametrize("context", [2, 16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -74,3 +75,16 @@ def test_a_step_in_blocks_of_fp8(tmp_path: Path, kept: str | None, recompute: tu
     for found in (plain, emitted):
         del found["loss"]
         roundings.hold(found)
+
+
+@pytest.mark.parametrize("of", ["v3", "together"])
+def test_builds_have_kernels_for_context_ranks(of: str) -> None:
+    """Attention has one in its forward and in its backward, and kernels.json names them."""
+    files = dict(compile_spec(spec(1, 1, 1, 2, of=of, context=2, sequence=8, precision="fp32")).files)
+    segments = json.loads(files["kernels.json"])["segments"]
+    ops = {
+        op["op"]: op for each in segments if each["kind"] == "attend" for op in each["ops"] if "attention" in op["op"]
+    }
+    assert len(ops) == (3 if of == "together" else 2)
+    for op in ops.values():
+        assert op["kernel"] and f"kernels/{op['kernel']}.py" in files and not op["reason"]

@@ -143,9 +143,9 @@ def check(
         build = compile_spec(chosen, segments=traced)
         write_build(tmp_path / "builds" / name, build.files)
     run_module("tests.training.ranks", tmp_path, world, transport)
-    references: dict[str, dict[str, Any]] = {}  # of a recipe: it does not depend on the mesh
+    references: dict[str, dict[str, Any]] = {}  # of a model and its recipe: they do not depend on the mesh
     for name, chosen in specs.items():
-        recipe = chosen.train.model_dump_json()
+        recipe = f"{chosen.model!r} {chosen.train!r} {chosen.data!r}"
         expected = references[recipe] = references.get(recipe) or reference_run(chosen, make)
         held: set[str] = set()
         plan, parallel = make_plan(chosen), chosen.parallel

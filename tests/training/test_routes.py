@@ -159,5 +159,6 @@ def test_routes_differ_by_one_rounding_of_sums(
 def test_without_a_sum_routes_have_the_same_bits(by: Callable[[int, str], list[dict[str, Tensor]]]) -> None:
     """One expert on a node, so no row is added on its way: all losses, gradients and weights of two steps."""
     for flat, nodes in zip(by(2, "flat"), by(2, "nodes"), strict=True):
-        assert flat.keys() == nodes.keys()
-        assert [name for name in flat if not torch.equal(flat[name], nodes[name])] == []
+        counted = {name for name in flat if name == "exchanged" or name.startswith("routed/")}  # of single rows alone
+        assert flat.keys() - counted == nodes.keys()
+        assert [name for name in nodes if not torch.equal(flat[name], nodes[name])] == []
