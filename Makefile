@@ -1,6 +1,6 @@
 # make train: from a fresh clone to a trained quickstart.
 # make check: lint, types, and what pins the language, plans, schedules, proofs and goldens; about a minute.
-# make test: all that must hold before landing; twelve minutes.  make soak: the rest, some two hours.
+# make test: all that must hold before landing; half an hour.  make soak: the rest, some three hours.
 # These times are of two idle cores; tests/tiers.py says which test is where.
 PYTHON ?= python3
 VENV := .venv
