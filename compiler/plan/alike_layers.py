@@ -81,7 +81,8 @@ class AlikeSearch(Search):
                     state = reached, total + more
                     if state[1] <= self.size <= state[1] + left:
                         later = after(entry, *way)
-                        following[state] = min(following.get(state, later), later)
+                        if state not in following or later < following[state]:
+                            following[state] = later
             states = following
         return states.get((self.unlike, self.size))
 
@@ -90,11 +91,12 @@ class AlikeSearch(Search):
         before it. Its second number counts the layers of the cell alone."""
         found: dict[int, dict[State, Way]] = {}
         for unlike in range(min(self.unlike, max(0, at - 1)) if at else 0, self.unlike + 1 if at else 1):
-            ways: dict[State, Way] = {}
+            first: dict[State, tuple[Any, Way]] = {}
             for way in self._within(self.cells[at], unlike, limits):
-                state = min(self.unlike, unlike + way[0][0]), sum(way[0])
-                ways[state] = min(ways.get(state, way), way, key=order)
-            found[unlike] = ways
+                state, rank = (min(self.unlike, unlike + way[0][0]), sum(way[0])), order(way)
+                if state not in first or rank < first[state][0]:
+                    first[state] = rank, way
+            found[unlike] = {state: way for state, (_, way) in first.items()}
         return found
 
     def _within(self, cell: Cell, unlike: int, limits: Limits) -> Iterator[Way]:
