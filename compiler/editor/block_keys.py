@@ -102,9 +102,14 @@ def given(block: outline.Node) -> set[str]:
 OURS = ("within",)  # keys that dsc writes, and no user
 
 
+def every_key(cls: type[Node]) -> tuple[str, ...]:
+    """The keys of a block."""
+    return tuple(LayerRange.KEYS if cls is LayerRange else keys_of(cls))
+
+
 def keys(cls: type[Node]) -> tuple[str, ...]:
     """The keys of a block that a user writes, those that must be given first."""
-    names = [name for name in (LayerRange.KEYS if cls is LayerRange else keys_of(cls)) if name not in OURS]
+    names = [name for name in every_key(cls) if name not in OURS]
     return tuple(sorted(names, key=lambda name: not required(cls, name)))
 
 

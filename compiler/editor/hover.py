@@ -80,7 +80,7 @@ def _key(document: Document, where: Inside, statement: outline.Node) -> str:
         return texts.title(key, meaning) if meaning else ""
     if key == PHASE and where.cls is Spec and not where.of_phase:
         return texts.title(key, texts.word(key))
-    is_key = where.form == "class" and key in (*block_keys.keys(where.cls), *block_keys.OURS)
+    is_key = where.form == "class" and key in block_keys.every_key(where.cls)
     if not is_key:
         return ""
     about = texts.key(where.at(key)) or texts.block(where.at(key))

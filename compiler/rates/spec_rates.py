@@ -65,16 +65,18 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
     form = format_of(precision)
     if form not in (None, FP8) and form.element == FP8.element and node.device.bf16 is not None:
         said.append(f"products in {form.name} are as fast as those of other tiles in {form.element}")
-    sharing = {
-        "tp": range(tensor),
-        "cp": range(0, spec.parallel.context * tensor, tensor),
-        "sq": range(0, spec.parallel.context * tensor, max(1, tensor * spec.parallel.context // spec.sequence_ranks)),
-    }
+    context, columns = spec.parallel.context, spec.parallel.columns
+    share = spec.sequence_ranks // context  # tensor ranks that have parts of one sequence
+    contexts = range(0, context * tensor, tensor)
     return Rates(
         points={each: points for each, (points, _) in found.items()},
         fabric=fabric,
         experts=experts_of(spec, fabric, rank),
-        sharing={axis: Holders((rank,), columns, spec.parallel.columns) for axis, columns in sharing.items()},
+        sharing={
+            "tp": Holders((rank,), range(tensor), columns),
+            "cp": Holders((rank,), contexts, columns),
+            "sq": tuple(rank * columns + first + at for first in contexts for at in range(share)),
+        },
         launch_s=_seconds(at)["launch"],
         host_read_s=_seconds(at)["host_read"] if spec.parallel.expert_group > 1 else 0.0,
         linear=precision.linear,

@@ -60,9 +60,9 @@ class Opening(NamedTuple):
 
     edge: messages of the pipeline, from the first of `ranks` to the second; expert: exchanges between expert ranks;
     counts: of how many rows these have; tensor: rows that tensor ranks put together and take apart; context: parts of
-    sequences that context ranks put together and take apart; choices: of experts in
-    sequences that several ranks have parts of; reduce: gradients and weights of buckets with the same
-    holders; world: sums over all ranks.
+    sequences that context ranks put together and take apart; choices: how often each expert is chosen in sequences
+    that several ranks have parts of; reduce: gradients and weights of buckets with the same holders; world: sums over
+    all ranks.
 
     | columns | which of them a channel has |
     |---|---|

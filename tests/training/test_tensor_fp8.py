@@ -63,7 +63,10 @@ def traced() -> Segments:
     return Segments()
 
 
-@pytest.mark.parametrize(("attention", "recompute"), [("mla", PUBLISHED), ("gqa", "nothing"), ("mla", "whole")])
+@pytest.mark.parametrize(
+    ("attention", "recompute"),
+    [("mla", PUBLISHED), ("gqa", "nothing"), ("mla", "whole"), ("gqa, everything", "nothing")],
+)
 def test_a_step_on_tensor_ranks_is_off_by_its_roundings(
     tmp_path: Path, traced: Segments, attention: str, recompute: str
 ) -> None:
