@@ -65,11 +65,13 @@ SPLIT = (
     ("context zbv", 2, 5),
     ("context dualpipe", 2, 4),
     ("folded zbv", 2, 4),
+    ("together zbv", 2, 4),
 )
 DEGREES = {
     "split": {"of": "split", "tensor": 2},
     "context": {"of": "v3", "context": 2, "sequence": 8},
     "folded": {"of": "v3", "tensor": 2, "expert_tensor": 2},
+    "together": {"of": "together", "tensor": 2},
 }
 
 # likewise, where the backward of every layer runs its forward again
