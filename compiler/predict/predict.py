@@ -153,9 +153,21 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         ranks=ranks,
         stages=stage_rows(found.lowering),
         exchange=exchange_of(spec, each[0].experts),
-        assumptions=assumptions(spec, plan, each, found.shared, ranks),
+        assumptions=assumptions(spec, plan, each, found.shared, ranks, share_of_keys(found)),
         devices_of_node=max(node.devices for _, node in spec.cluster.parts),
     )  # fmt: skip
+
+
+def share_of_keys(found: Timed) -> float:
+    """The share of the step that exchanges of keys and values between context ranks take beyond what hides them.
+
+    Nothing that sends keys otherwise, such as a ring, can save more.
+    """
+    spec, step = found.spec, found.step.seconds
+    if spec.parallel.context == 1:
+        return 0.0
+    alone = tuple(replace(rates, sharing={**rates.sharing, "cp": (rank,)}) for rank, rates in enumerate(found.rates))
+    return 1 - timed_on(spec, Lowering(found.plan, alone), found.schedule).step.seconds / step
 
 
 def devices_of(spec: Spec) -> list[tuple[int, Device]]:
