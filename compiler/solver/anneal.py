@@ -16,7 +16,7 @@ from compiler.solver.line import Line, changed, line_of
 from compiler.solver.moves import change
 from compiler.solver.problem import Problem
 from compiler.solver.timing import Timing, in_time_order, is_longer, retimed, timing_of
-from compiler.solver.tokens import Slots
+from compiler.solver.tokens import F, Slots
 
 # Microseconds of a change that is drawn, of one to a row, and for each slot that is timed.
 _DRAWN, _CHANGED, _SLOT = 3.0, 10.0, 0.2
@@ -51,7 +51,7 @@ def anneal(problem: Problem, slots: Slots, work: float, heat: tuple[float, float
     assert timing is not None, "the start is not legal"
     value, num_rows = _value(timing), problem.num_rows
     best = Found(timing.makespan, value, slots)
-    temperature, cooling = heat[0] * problem.times[0][0] * num_rows, math.log(heat[1] / heat[0]) / work
+    temperature, cooling = heat[0] * problem.times[0][F] * num_rows, math.log(heat[1] / heat[0]) / work
     spent, taken = 0.0, 0
     while spent < work and best.makespan > goal:
         spent += _DRAWN
@@ -113,7 +113,7 @@ def _changed(problem: Problem, lines: list[Line], timing: Timing, draw: Callable
         while marks[first].at[row] > new[1]:
             first -= 1
         end = len(old.slots) - new[2]
-        if not problem.one_w and line.far is not old.far:  # a W behind may take another time
+        if not problem.one_w and line.chunks is not old.chunks:  # a W behind may take another time
             last = len(marks)
         while last < len(marks) and marks[last].at[row] < end:
             last += 1

@@ -1,6 +1,6 @@
 """The least makespan of a problem by constraint programming, for small ones: a proof where `Solver` has only a bound.
 
-Needs OR-tools (the extra `solve`). What is proven holds of all orders that the problem's form has: under `folded`,
+Needs OR-tools (the extra `solve`). What is proven holds of all orders that the problem's rows have: of folded ones,
 those in which mirrored ranks run the same list.
 """
 
@@ -19,10 +19,10 @@ from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
 from compiler.solver.line import line_of
 from compiler.solver.periods import makespan_of
-from compiler.solver.problem import FIRST, Form, Problem, make_problem, schedule_of_slots, slots_of_schedule
+from compiler.solver.problem import FIRST, Problem, make_problem, schedule_of_slots, slots_of_schedule
 from compiler.solver.timing import starts_of, timing_of
-from compiler.solver.tokens import B0, F0, I0, W1, Slots, W, pair, slot_of, tokens_of
-from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
+from compiler.solver.tokens import MOST_CHUNKS, B, F, I, Slots, W, chunk_of, pair, slot_of, tokens_of
+from compiler.stage_placement import BIDIRECTIONAL
 
 _Key = tuple[int, int]  # a token, a W with its chunk, and the micro-batch of the chunk
 
@@ -41,19 +41,11 @@ def prove(schedule: Schedule, costs: Costs, cap: int, work: float) -> tuple[Sche
 
     Costs and cap are those of the schedule's own stages. `work` is in deterministic seconds of one core: P = 4 and
     N = 8 take one, P = 8 and N = 20 are too large.
-    ValueError where OR-tools is missing or the schedule is of another placement.
+    ValueError where OR-tools is missing.
     """
     P, N = schedule.num_ranks, schedule.num_micro_batches
     mirrored = schedule.stage_placement == BIDIRECTIONAL and costs.ranks == costs.ranks[::-1] and N % 2 == 0
-    forms: dict[StagePlacement, Form] = {
-        V: "v",
-        ONE_STAGE: "chain",
-        BIDIRECTIONAL: "folded" if mirrored else "unfolded",
-    }
-    if schedule.stage_placement not in forms:
-        raise ValueError(f"a proof is for the placements {', '.join(map(str, forms))}, not {schedule.stage_placement}")
-    form = forms[schedule.stage_placement]
-    problem = make_problem(form, P, N, costs, cap)
+    problem = make_problem(schedule.stage_placement, P, N, costs, cap, mirrored)
     found = exact(problem, slots_of_schedule(problem, schedule), work)
     best = schedule_of_slots(problem, found.slots)
     return best, simulate(best, costs).makespan, found.bound * problem.unit
@@ -102,10 +94,10 @@ class _Row:
         self.taken: dict[tuple[_Key, ...], Any] = {}  # a lone action, or a pair: whether the row runs it
         chunks = [(chunk, k) for chunk, count in enumerate(self.counts) for k in range(count)]
         for chunk, k in chunks:
-            for token in (F0 + chunk, B0 + chunk, W + chunk):
+            for token in (F + chunk, B + chunk, W + chunk):
                 self.begin[token, k] = self._time()
                 self.end[token, k] = self._time()
-        keys = [(token + chunk, k) for chunk, k in chunks for token in (F0, B0, I0, W)]
+        keys = [(token + chunk, k) for chunk, k in chunks for token in (F, B, I, W)]
         for one in [(key,) for key in keys] + [two for two in combinations(keys, 2) if self._overlap(*two)]:
             self.taken[one] = model.new_bool_var("")
         self._durations(keys)
@@ -117,8 +109,8 @@ class _Row:
     def _overlap(self, one: _Key, other: _Key) -> bool:
         """Whether two actions can be a pair."""
         slot = slot_of(min(token, W) for token, _ in (one, other))
-        related = one[1] == other[1] and (one[0] & 1) == (other[0] & 1)
-        return self.problem.offered[self.row][slot] and not related
+        related = one[1] == other[1] and chunk_of(one[0]) == chunk_of(other[0])
+        return slot in self.problem.offered[self.row] and not related
 
     def _durations(self, keys: Sequence[_Key]) -> None:
         """Each action alone or in one pair; a split backward is an I and a W, else it is a B."""
@@ -137,13 +129,13 @@ class _Row:
                     model.add(self.begin[_place(key)] == begin).only_enforce_if(taken)
         model.add_no_overlap(intervals)
         for (token, k), taken in uses.items():
-            if token < B0:
+            if token < B:
                 model.add(sum(taken) == 1)
-            elif token < I0:
+            elif token < I:
                 split = model.new_bool_var("")
                 model.add(sum(taken) == 1 - split)
-                model.add(sum(uses[token + 2, k]) == split)
-                model.add(sum(uses[token + 4, k]) == split)
+                model.add(sum(uses[token + MOST_CHUNKS, k]) == split)
+                model.add(sum(uses[token + 2 * MOST_CHUNKS, k]) == split)
         for key, lengths in length.items():
             model.add(self.end[key] == self.begin[key] + sum(lengths))
 
@@ -151,7 +143,7 @@ class _Row:
         """A backward after its forward, a W after its I, micro-batches in order, and no more held than the cap."""
         model, held = self.model, []
         for chunk, k in chunks:
-            forward, backward, weights = (F0 + chunk, k), (B0 + chunk, k), (W + chunk, k)
+            forward, backward, weights = (F + chunk, k), (B + chunk, k), (W + chunk, k)
             model.add(self.begin[backward] >= self.end[forward])
             model.add(self.begin[weights] >= self.end[backward])  # of no length where there is none
             size = self._time()
@@ -159,17 +151,19 @@ class _Row:
             for token, _ in (forward, backward):
                 if k:
                     model.add(self.begin[token, k] >= self.begin[token, k - 1])
-        model.add_cumulative(held, [1] * len(held), self.problem.cap)
+        model.add_cumulative(held, [1] * len(held), self.problem.caps[self.row])
 
     def waits(self, rows: Sequence[_Row]) -> None:
         """Make actions wait for what comes from other rows."""
-        count = self.problem.count
+        problem, count, C = self.problem, self.problem.count, self.problem.num_chunks
         for (token, k), begin in self.begin.items():
-            need = self.problem.needs[self.row][token] - FIRST - count if token < I0 else -1
+            kind = chunk_of(token) + (C if token >= B else 0)
+            need = problem.needs[self.row][kind] - FIRST - count if token < I else -1
             if need >= 0:
-                row, kind = divmod(need // count, 4)
-                stays = self.problem.form == "v" and row == self.row  # where the V turns
-                self.model.add(begin >= rows[row].end[kind, k] + (0 if stays else self.problem.latency))
+                row, made = divmod(need // count, 2 * C)
+                stays = row == self.row and not problem.folded  # there, the middle is between two ranks
+                end = rows[row].end[made if made < C else B + made - C, k]
+                self.model.add(begin >= end + (0 if stays else problem.latency))
 
     def hint(self, slots: Sequence[int], starts: Sequence[int]) -> None:
         """Give the solver these slots to begin with."""
@@ -193,22 +187,22 @@ class _Row:
 
 def _place(key: _Key) -> _Key:
     """Where the times of an action are: an I takes the place of its B."""
-    return (key[0] - 2, key[1]) if I0 <= key[0] < W else key
+    return (key[0] - MOST_CHUNKS, key[1]) if I <= key[0] < W else key
 
 
 def _keys(slots: Sequence[int]) -> Iterator[tuple[_Key, ...]]:
     """The actions of slots: the k-th of a kind is of the k-th micro-batch, W takes the oldest I."""
-    done = [0] * W1
+    done = [0] * W
     split: deque[_Key] = deque()
     for slot in slots:
         keys = []
         for token in tokens_of(slot):
             if token == W:
                 oldest, k = split.popleft()
-                keys.append((oldest + 2, k))
+                keys.append((oldest + MOST_CHUNKS, k))
             else:
-                place = token if token < I0 else token - 2
+                place = token if token < I else token - MOST_CHUNKS
                 keys.append((token, done[place]))
                 done[place] += 1
-        split.extend(key for key in keys if I0 <= key[0] < W)
+        split.extend(key for key in keys if I <= key[0] < W)
         yield tuple(keys)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.solver.problem import NEVER, NOBODY, NOW, Problem
-from compiler.solver.tokens import I0, W1, W, slot_of, tokens_of
+from compiler.solver.tokens import MOST_CHUNKS, NUM_CODES, NUM_TOKENS, B, I, W, chunk_of, slot_of, tokens_of
 
-FIXED = 128  # added to a slot that moves must leave alone
+FIXED = NUM_CODES  # added to a slot that moves must leave alone
 Step = tuple[int, int, int, int, int]  # time, the two events it waits for, the two it makes
-# Done F0 F1 B0 B1, activations held, I done, W due.
-State = tuple[int, int, int, int, int, int, int]
+# By chunk F done, by chunk B and I done; activations held, I done, W due.
+State = tuple[int, ...]
 END: Step = (0, NEVER, NEVER, NOBODY, NOBODY)  # so that a row at its end waits
 
 
@@ -19,22 +19,22 @@ END: Step = (0, NEVER, NEVER, NOBODY, NOBODY)  # so that a row at its end waits
 class Line:
     """A row. `steps` (with END), `states` and `work` (time of all slots before) have an item more than `slots`.
 
-    `far` has the chunk of each I, where the time of a W depends on it.
+    `chunks` has the chunk of each I, where the time of a W depends on it.
     """
 
     slots: list[int]
     steps: list[Step]
     states: list[State]
     work: list[int]
-    far: list[int]
+    chunks: list[int]
 
 
 def line_of(problem: Problem, row: int, slots: Sequence[int]) -> Line | None:
     """The line of a whole row; None where it is not legal on its own, or holds more than the cap."""
-    nothing = Line([], [END], [(0, 0, 0, 0, 0, 0, 0)], [0], [])
+    nothing = Line([], [END], [(0,) * (2 * problem.num_chunks + 3)], [0], [])
     line = changed(problem, row, nothing, list(slots), 0, 0)
     full = problem.counts[row] * 2
-    return line if line and line.states[-1][:4] == full and line.states[-1][6] == 0 else None
+    return line if line and line.states[-1][:-3] == full and line.states[-1][-1] == 0 else None
 
 
 def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int, num_equal: int) -> Line | None:
@@ -42,27 +42,27 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
 
     None where it would hold more than the cap, or run a backward before its forward or a W before its I.
     """
-    counts, cap, times = problem.counts[row], problem.cap, problem.times[row]
-    needs, makes = problem.needs[row], problem.makes[row]
+    counts, cap, times = problem.counts[row], problem.caps[row], problem.times[row]
+    needs, makes, C = problem.needs[row], problem.makes[row], len(problem.counts[row])
     last = len(slots) - num_equal
     *done, held, split, due = old.states[first]
-    one_w, far, before = problem.one_w, old.far[:split], split
+    one_w, chunks, before = problem.one_w, old.chunks[:split], split
     work = old.work[first]
     steps: list[Step] = []
     states: list[State] = []
     works: list[int] = []
     for at in range(first, last):
-        states.append((done[0], done[1], done[2], done[3], held, split, due))
+        states.append((*done, held, split, due))
         works.append(work)
         slot = slots[at] % FIXED
-        time = times[slot]
-        if not one_w:
+        if one_w:
+            time = times[slot]
+        else:
             tokens = tokens_of(slot)
-            if W in tokens:
-                time = times[_of_chunks(tokens, far[split - due :])]
-            far += [token & 1 for token in tokens if I0 <= token < W]
+            time = times[_of_chunks(tokens, chunks[split - due :]) if W in tokens else slot]
+            chunks += [chunk_of(token) for token in tokens if I <= token < W]
         work += time
-        if slot < 2:
+        if slot < B:
             held += 1
             k = done[slot]
             if held > cap or k >= counts[slot]:
@@ -70,15 +70,15 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
             done[slot] = k + 1
             steps.append((time, needs[slot] + k, NOW, makes[slot] + k, NOBODY))
         elif slot < W:
-            if slot < 4:
+            chunk = slot % MOST_CHUNKS
+            if slot < I:
                 held -= 1
-                kind = slot
             else:
                 split += 1
                 due += 1
-                kind = slot - 2
+            kind = C + chunk
             k = done[kind]
-            if k >= done[kind - 2]:
+            if k >= done[chunk]:
                 return None
             done[kind] = k + 1
             steps.append((time, needs[kind] + k, NOW, makes[kind] + k, NOBODY))
@@ -90,7 +90,8 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
             steps.append((time, NOW, NOW, NOBODY, NOBODY))
         else:
             waits, produced, freed, new = [], [], 0, 0
-            for token in (slot & 7, (slot >> 3) - 1):  # the later kind first: a pair's actions may not need each other
+            # The later kind first: a pair's actions may not need each other.
+            for token in (slot % NUM_TOKENS, slot // NUM_TOKENS - 1):
                 if token == W:
                     if not due:
                         return None
@@ -99,18 +100,22 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
                     waits.append(NOW)
                     produced.append(NOBODY)
                     continue
-                kind = token if token < 4 else token - 2
-                k = done[kind]
-                if token < 2:
+                chunk = token % MOST_CHUNKS
+                if token < B:
+                    kind = chunk
+                    k = done[kind]
                     held += 1
-                    if k >= counts[kind]:
+                    if k >= counts[chunk]:
                         return None
-                elif k >= done[kind - 2]:
-                    return None
-                elif token < 4:
-                    freed += 1
                 else:
-                    new += 1
+                    kind = C + chunk
+                    k = done[kind]
+                    if k >= done[chunk]:
+                        return None
+                    if token < I:
+                        freed += 1
+                    else:
+                        new += 1
                 done[kind] = k + 1
                 waits.append(needs[kind] + k)
                 produced.append(makes[kind] + k)
@@ -122,23 +127,21 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
             steps.append((time, waits[0], waits[1], produced[0], produced[1]))
     end = len(old.slots) - num_equal
     if not one_w and num_equal:
-        if far[before:] != old.far[before : old.states[end][5]]:  # then W behind are of other chunks
+        if chunks[before:] != old.chunks[before : old.states[end][-2]]:  # then W behind are of other chunks
             return changed(problem, row, old, slots, first, 0)
-        far = old.far
+        chunks = old.chunks
     works.append(work)
     more = work - old.work[end]
     return Line(
         slots,
         old.steps[:first] + steps + old.steps[end:],
-        old.states[:first]
-        + states
-        + ([(done[0], done[1], done[2], done[3], held, split, due)] if not num_equal else old.states[end:]),
+        old.states[:first] + states + (old.states[end:] if num_equal else [(*done, held, split, due)]),
         old.work[:first] + works + ([w + more for w in old.work[end + 1 :]] if more else old.work[end + 1 :]),
-        far,
+        chunks,
     )
 
 
-def _of_chunks(tokens: Sequence[int], far: Sequence[int]) -> int:
+def _of_chunks(tokens: Sequence[int], chunks: Sequence[int]) -> int:
     """The slot with each W as that of the next chunk."""
-    chunks = iter(far)
-    return slot_of(W1 if token == W and next(chunks, 0) else token for token in tokens)
+    next_chunks = iter(chunks)
+    return slot_of(W + next(next_chunks, 0) if token == W else token for token in tokens)

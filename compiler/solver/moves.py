@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.solver.line import FIXED
-from compiler.solver.tokens import B0, I0, W, pair, tokens_of
+from compiler.solver.tokens import MOST_CHUNKS, NUM_TOKENS, B, I, W, pair, tokens_of
 
 TOKENS = tuple(tokens_of(slot) if slot < FIXED else () for slot in range(2 * FIXED))
 Draw = Callable[[], float]  # uniform in [0, 1)
-Offered = tuple[bool, ...]
+Offered = frozenset[int]
 Change = tuple[list[int], int, int]  # the row's new slots, the first that differs, how many at the end do not
 
 
@@ -48,32 +48,34 @@ def move_token(slots: list[int], at: int, draw: Draw, offered: Offered) -> Chang
     new = slots[:]
     if len(others) == 1:
         new[to] = pair(token, others[0])
-        if not offered[new[to]]:
+        if new[to] not in offered:
             return None
         new[at : at + 1] = rest
     else:
         back = int(draw() * 2)
         new[to] = pair(token, others[1 - back])
         new[at] = pair(others[back], rest[0]) if rest else others[back]
-        if not offered[new[to]] or not offered[new[at]]:
+        if new[to] not in offered or new[at] not in offered:
             return None
     return new, min(at, to), len(slots) - 1 - max(at, to)
 
 
 def swap_chunks(slots: list[int], at: int, draw: Draw, offered: Offered) -> Change | None:
-    """Exchange a near and a far token of the same kind."""
+    """Exchange a token and the next one of the same kind and another chunk."""
     tokens = TOKENS[slots[at]]
     if not tokens:
         return None
     token = tokens[int(draw() * len(tokens))]
+    kind = token // MOST_CHUNKS
     step = 1 if draw() < 0.5 else -1
     to = at + step
     while 0 <= to < len(slots) and token < W:
-        if token ^ 1 in TOKENS[slots[to]]:
+        other = next((each for each in TOKENS[slots[to]] if each != token and each // MOST_CHUNKS == kind), None)
+        if other is not None:
             new = slots[:]
-            for place, old, other in ((at, token, token ^ 1), (to, token ^ 1, token)):
-                new[place] = _replaced(slots[place], old, other)
-                if not offered[new[place]]:
+            for place, old, put in ((at, token, other), (to, other, token)):
+                new[place] = _replaced(slots[place], old, put)
+                if new[place] not in offered:
                     return None
             return new, min(at, to), len(slots) - 1 - max(at, to)
         to += step
@@ -83,14 +85,14 @@ def swap_chunks(slots: list[int], at: int, draw: Draw, offered: Offered) -> Chan
 def split(slots: list[int], at: int, draw: Draw) -> Change | None:
     """Turn a B into an I and a later W."""
     tokens = TOKENS[slots[at]]
-    back = next((token for token in tokens if token in (B0, B0 + 1)), None)
+    back = next((token for token in tokens if B <= token < I), None)
     if back is None:
         return None
     to = min(len(slots), at + 1 + int(draw() * draw() * len(slots)))
     if _inside(slots, to):
         return None
     new = slots[:]
-    new[at] = _replaced(slots[at], back, back + 2)
+    new[at] = _replaced(slots[at], back, back + MOST_CHUNKS)
     new.insert(to, W)
     return new, at, len(slots) - to
 
@@ -98,14 +100,14 @@ def split(slots: list[int], at: int, draw: Draw) -> Change | None:
 def unsplit(slots: list[int], at: int, draw: Draw) -> Change | None:
     """Turn an I into a B, without the next W."""
     tokens = TOKENS[slots[at]]
-    back = next((token for token in tokens if token in (I0, I0 + 1)), None)
+    back = next((token for token in tokens if I <= token < W), None)
     if back is None:
         return None
     to = next((to for to in range(at + 1, len(slots)) if W in TOKENS[slots[to]]), None)
     if to is None:
         return None
     new = slots[:]
-    new[at] = _replaced(slots[at], back, back - 2)
+    new[at] = _replaced(slots[at], back, back - MOST_CHUNKS)
     rest = list(TOKENS[slots[to]])
     rest.remove(W)
     new[to : to + 1] = rest
@@ -132,7 +134,7 @@ def _inside(slots: list[int], gap: int) -> bool:
 
 def _replaced(slot: int, old: int, new: int) -> int:
     """The slot with one token in place of another."""
-    if slot < 8:
+    if slot < NUM_TOKENS:
         return new
     first, second = TOKENS[slot]
     return pair(new, second) if first == old else pair(first, new)

@@ -11,10 +11,10 @@ from bisect import bisect_left
 from compiler.solver.line import FIXED, line_of
 from compiler.solver.problem import Problem, resized
 from compiler.solver.timing import starts_of, timing_of
-from compiler.solver.tokens import B0, B1, F0, F1, I0, KIND, Slots, W, tokens_of
+from compiler.solver.tokens import MOST_CHUNKS, B, F, I, Slots, W, kind_of, tokens_of
 
 COPIES = 3  # periods that the search leaves alone: with fewer, a steady state that is too slow would not show
-_LONGEST = 8  # slots of a period
+_LONGEST = 4  # slots of a period, for each chunk
 _TRIALS = 24
 
 
@@ -76,12 +76,13 @@ def _places(problem: Problem, slots: Slots) -> list[list[tuple[int, int]]]:
 
 def _period(problem: Problem, row: tuple[int, ...], at: int) -> tuple[int, int] | None:
     """The first slots from `at` on that are one forward and one backward of each chunk, and a W for each I."""
-    once = [F0, B0] if problem.num_chunks == 1 else [F0, F1, B0, B1]
-    for begin in range(at, min(at + _LONGEST, len(row))):
-        for end in range(begin + 1, min(begin + _LONGEST, len(row)) + 1):
+    C = problem.num_chunks
+    once = [kind + chunk for kind in (F, B) for chunk in range(C)]
+    for begin in range(at, min(at + _LONGEST * C, len(row))):
+        for end in range(begin + 1, min(begin + _LONGEST * C, len(row)) + 1):
             tokens = [token for slot in row[begin:end] for token in tokens_of(slot)]
-            kinds = [KIND[token] for token in tokens]
-            done = sorted(token if token < I0 else token - 2 for token in tokens if token < W)
+            kinds = [kind_of(token) for token in tokens]
+            done = sorted(token if token < I else token - MOST_CHUNKS for token in tokens if token < W)
             if done == once and kinds.count("I") == kinds.count("W"):
                 return begin, end
     return None

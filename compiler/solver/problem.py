@@ -1,164 +1,200 @@
 """What is solved: rows that run slots, who waits for whom, and whole times that are those of the costs exactly.
 
-Four forms. `v`: two stages a rank, in the form of a V. `folded`: a bidirectional pipeline whose rank r and mirror P-1-r
-run the same list, seen as the V of half the ranks. `unfolded`: the same pipeline with a list for every rank, for rank
-weights that are no mirror image. `chain`: one stage a rank, `loop(1)`.
+A row is a rank, and its chunks are the stages that it runs: those that the placement gives it. A micro-batch takes a
+path, stage by stage a row and a chunk of it; under `bidirectional` there are two, one for each direction. `folded`: a
+bidirectional pipeline whose rank r and mirror P-1-r run the same list; its rows are half the ranks, and both paths are
+one, a V.
 
-Costs and cap are those of the form's stages: of half as much of the model under `v` as under the others. Where the V
-turns, the message stays on its rank; here it takes the latency as any other, so that under `v` the judge may find less.
+Costs and cap are those of the placement's stages: of half as much of the model under `v` as under `loop(1)`. Where a
+path stays on its rank, the message takes the latency as any other here, so that the judge may find less.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal
+from functools import cached_property
+from itertools import combinations_with_replacement
 
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
-from compiler.solver.tokens import KIND, NUM_CODES, PAIRS, W1, Slots, W, slot_of, tokens_of
-from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
+from compiler.solver.tokens import B, F, I, Slots, W, chunk_of, kind_of, slot_of, tokens_of
+from compiler.stage_placement import BIDIRECTIONAL, StagePlacement
 from runtime.actions import Action, ActionKind, Pair, Step, actions_of
 
-Form = Literal["v", "folded", "unfolded", "chain"]
 NEVER, NOW, NOBODY, FIRST = 0, 1, 2, 3  # events: not there, at the start, waited for by nobody; then `count` entries
+_Home = tuple[int, int]  # the stage of a chunk, and the direction in which its micro-batches run
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes, times and waits; an event is the end of the k-th F0, F1, B0 (or I0) or B1 (or I1) of a row."""
+    """Sizes, times and waits; an event is the end of the k-th F, or of the k-th B or I, of a chunk of a row.
 
-    form: Form
+    A kind of event is a number: the chunk for F, `num_chunks` more for B and I.
+    """
+
+    placement: StagePlacement
+    folded: bool
     num_ranks: int
     count: int  # micro-batches of each chunk, or most of them
-    odd: bool  # unfolded with one micro-batch less in direction 1
-    cap: int
+    odd: bool  # bidirectional with one micro-batch less in direction 1
+    caps: tuple[int, ...]  # [row]
     unit: Fraction  # of the whole times
     latency: int
-    times: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][slot, a W of the far chunk written W1]
-    offered: tuple[tuple[bool, ...], ...] = field(repr=False)  # [row][slot]: lone tokens, and pairs that gain
+    times: tuple[dict[int, int], ...] = field(repr=False)  # [row][slot, its W written with their chunks]
+    offered: tuple[frozenset[int], ...] = field(repr=False)  # [row]: lone tokens, and pairs that gain
+    one_w: bool  # whether a W takes the same time whichever chunk's it is
     needs: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one waits for
     makes: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one makes
-    counts: tuple[tuple[int, ...], ...] = field(repr=False)  # [row]: micro-batches of the near and of the far chunk
-    one_w: bool  # whether a W takes the same time whichever chunk's it is
+    counts: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][chunk]: its micro-batches
 
     @property
     def num_rows(self) -> int:
         return len(self.times)
 
     @property
-    def num_events(self) -> int:
-        return FIRST + self.count * (4 * self.num_rows + 1)
+    def num_chunks(self) -> int:
+        return chunks_a_row(self.placement)
 
     @property
-    def num_chunks(self) -> int:
-        return 1 if self.form == "chain" else 2
+    def num_events(self) -> int:
+        return FIRST + self.count * (2 * self.num_chunks * self.num_rows + 1)
 
     @property
     def num_stages(self) -> int:
-        return 2 * self.num_ranks if self.form == "v" else self.num_ranks
-
-    @property
-    def placement(self) -> StagePlacement:
-        return {"v": V, "chain": ONE_STAGE}.get(self.form, BIDIRECTIONAL)
+        return self.placement.num_stages(self.num_ranks)
 
     @property
     def num_micro_batches(self) -> int:
-        return self.count if self.form in ("v", "chain") else 2 * self.count - self.odd
+        return self.count * self.placement.copies - self.odd
+
+    @cached_property
+    def homes(self) -> tuple[tuple[_Home, ...], ...]:
+        """By rank and chunk: its stage, and the direction of its micro-batches."""
+        return tuple(_homes(self.placement, self.num_ranks, rank) for rank in range(self.num_ranks))
 
     def event(self, row: int, kind: int) -> int:
-        """The first event of a row and kind: F0, F1, B0, B1 = 0, 1, 2, 3."""
-        return FIRST + self.count * (1 + 4 * row + kind)
+        """The first event of a row and kind."""
+        return FIRST + self.count * (1 + 2 * self.num_chunks * row + kind)
+
+    def row_of(self, rank: int) -> int:
+        """The row that a rank runs."""
+        return min(rank, self.num_ranks - 1 - rank) if self.folded else rank
 
 
-def make_problem(form: Form, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int) -> Problem:
-    """A problem of so many micro-batches, or where the form is folded and they are odd, of one more."""
-    P, N = num_ranks, num_micro_batches
-    count, odd = (N, False) if form in ("v", "chain") else ((N + 1) // 2, form == "unfolded" and N % 2 == 1)
-    rows = P // 2 if form == "folded" else P
-    tables = [_times(form, P, row, costs) for row in range(rows)]
+def chunks_a_row(placement: StagePlacement) -> int:
+    """How many stages a row runs, those of both directions counted."""
+    return placement.stages_per_rank * placement.copies
+
+
+def make_problem(
+    placement: StagePlacement,
+    num_ranks: int,
+    num_micro_batches: int,
+    costs: Costs,
+    cap: int | Sequence[int],
+    folded: bool = False,
+) -> Problem:
+    """A problem of so many micro-batches, or where the ranks are folded and they are odd, of one more.
+
+    `cap`: of every rank, or one for each.
+    """
+    P, both = num_ranks, placement == BIDIRECTIONAL
+    count, odd = (num_micro_batches + both) // placement.copies, both and not folded and num_micro_batches % 2 == 1
+    of_rank = (cap,) * P if isinstance(cap, int) else tuple(cap)
+    rows = P // 2 if folded else P
+    caps = tuple(min(of_rank[row], of_rank[P - 1 - row]) for row in range(rows)) if folded else of_rank
+    gains = costs.gains()
+    tables: dict[tuple[Fraction, ...], dict[int, Fraction]] = {}  # rows of equal weights have one
+    keys = [tuple(costs.weight(stage, row) for stage, _ in _homes(placement, P, row)) for row in range(rows)]
+    for row, key in enumerate(keys):
+        if key not in tables:
+            tables[key] = _times([stage for stage, _ in _homes(placement, P, row)], row, costs)
     unit = Fraction(
-        1, math.lcm(costs.latency.denominator, *(t.denominator for table in tables for t in table.values()))
+        1, math.lcm(costs.latency.denominator, *(t.denominator for table in tables.values() for t in table.values()))
     )
-    times = tuple(tuple(int(table.get(slot, 0) / unit) for slot in range(NUM_CODES)) for table in tables)
-    gains = {kinds[0] + kinds[1] for kinds in costs.gains()}
-    offered = tuple(
-        tuple(slot in table and _is_offered(slot, table, gains) for slot in range(NUM_CODES)) for table in tables
+    times = {key: {slot: int(time / unit) for slot, time in table.items()} for key, table in tables.items()}
+    offered = {
+        key: frozenset(slot for slot in table if _is_offered(slot, table, gains)) for key, table in tables.items()
+    }
+    problem = Problem(
+        placement,
+        folded,
+        P,
+        count,
+        odd,
+        caps,
+        unit,
+        int(costs.latency / unit),
+        tuple(times[key] for key in keys),
+        tuple(offered[key] for key in keys),
+        all(len(set(key)) == 1 for key in keys),
+        (),
+        (),
+        (),
     )
-    one_w = all(table[slot] == table[_far_w(slot)] for table in tables for slot in table if _far_w(slot) in table)
-    latency = int(costs.latency / unit)
-    return resized(Problem(form, P, count, odd, cap, unit, latency, times, offered, (), (), (), one_w), count)
+    return resized(problem, count)
 
 
 def resized(problem: Problem, count: int) -> Problem:
     """The problem with another number of micro-batches."""
-    problem, rows = replace(problem, count=count), range(problem.num_rows)
-    needs = tuple(tuple(_need(problem, row, kind) for kind in range(4)) for row in rows)
-    makes = tuple(tuple(problem.event(row, kind) for kind in range(4)) for row in rows)
-    counts = [(count, 0 if problem.form == "chain" else count)] * problem.num_rows
-    if problem.odd:
-        half = problem.num_rows // 2
-        counts = [(count, count - 1)] * half + [(count - 1, count)] * half
-    return replace(problem, needs=needs, makes=makes, counts=tuple(counts))
+    problem = replace(problem, count=count)
+    C, rows = problem.num_chunks, range(problem.num_rows)
+    homes = problem.homes[: problem.num_rows]
+    at = {
+        home: (problem.row_of(rank), chunk)
+        for rank, each in enumerate(problem.homes)
+        for chunk, home in enumerate(each)
+    }
+
+    def need(stage: int, direction: int, step: int) -> int:
+        """The event of the stage before or behind; at its ends a path waits for nothing."""
+        if (stage + step, direction) not in at:
+            return FIRST
+        row, chunk = at[stage + step, direction]
+        return problem.event(row, chunk if step < 0 else C + chunk)
+
+    needs = tuple((*(need(*home, -1) for home in homes[row]), *(need(*home, 1) for home in homes[row])) for row in rows)
+    makes = tuple(tuple(problem.event(row, kind) for kind in range(2 * C)) for row in rows)
+    counts = tuple(tuple(count - (problem.odd and direction) for _, direction in homes[row]) for row in rows)
+    return replace(problem, needs=needs, makes=makes, counts=counts)
 
 
-def stages_of_row(form: Form, num_ranks: int, row: int) -> tuple[int, ...]:
-    """The stages of a row's chunks."""
-    if form == "chain":
-        return (row,)
-    stages = 2 * num_ranks if form == "v" else num_ranks
-    near = min(row, stages - 1 - row)
-    return (near, stages - 1 - near)
+def _homes(placement: StagePlacement, num_ranks: int, rank: int) -> tuple[_Home, ...]:
+    """A rank's stages with their directions. Under `bidirectional`, chunk 0 is that which is nearer to where its
+    micro-batches enter, as it is under `v`."""
+    if placement != BIDIRECTIONAL:
+        return tuple((stage, 0) for stage in placement.stages_of(num_ranks, rank))
+    near = min(rank, num_ranks - 1 - rank)
+    direction = int(rank != near)
+    return ((near, direction), (num_ranks - 1 - near, 1 - direction))
 
 
-def _times(form: Form, num_ranks: int, row: int, costs: Costs) -> dict[int, Fraction]:
-    """Time of each slot on a row."""
-    stages = stages_of_row(form, num_ranks, row)
-    result = {}
-    for slot in (*range(8), *PAIRS, *(slot_of((a, W1)) for a in range(8))):
-        tokens = tokens_of(slot)
-        if all((token & 1) < len(stages) for token in tokens):
-            one, *two = (Action(_kind(token), stages[token & 1], k) for k, token in enumerate(tokens))
-            result[slot] = costs.of(Pair(one, two[0]) if two else one, row)
+def _times(stages: Sequence[int], row: int, costs: Costs) -> dict[int, Fraction]:
+    """Time of each token of a row, W with its chunk, and of each pair."""
+    lone = [token + chunk for token in (F, B, I, W) for chunk in range(len(stages))]
+    action = {token: Action(_kind(token), stages[chunk_of(token)], 0) for token in lone}
+    result = {token: costs.of(action[token], row) for token in lone}
+    for tokens in combinations_with_replacement(lone, 2):
+        first, second = (action[token] for token in tokens)
+        result[slot_of(tokens)] = costs.of(Pair(first, replace(second, micro_batch=1)), row)
     return result
 
 
-def _far_w(slot: int) -> int:
-    return slot_of(W1 if token == W else token for token in tokens_of(slot))
-
-
-def _is_offered(slot: int, table: dict[int, Fraction], gains: set[str]) -> bool:
+def _is_offered(slot: int, table: dict[int, Fraction], gains: frozenset[str]) -> bool:
     tokens = tokens_of(slot)
-    if W1 in tokens:
+    if any(token > W for token in tokens):
         return False
     if len(tokens) == 1:
         return True
-    return "".join(sorted(KIND[token] for token in tokens)) in gains and table[slot] < sum(table[t] for t in tokens)
-
-
-def _need(problem: Problem, row: int, kind: int) -> int:
-    """Where the k-th of a kind finds what it waits for: at this event + k."""
-    chunk, backward = kind & 1, kind >= 2
-    away = backward != bool(chunk)  # whether it comes from the middle, or for a chain from the next row
-    P, half = problem.num_stages, problem.num_stages // 2
-    if problem.form == "chain":
-        source = row + 1 if backward else row - 1
-        return problem.event(source, kind) if 0 <= source < P and not chunk else FIRST
-    mirrored = row >= half  # of the unfolded form
-    near = P - 1 - row if mirrored else row
-    other = near + 1 if away else near - 1
-    if other < 0:
-        return FIRST
-    if other == half:  # the middle: the other chunk, of the same row seen folded
-        if problem.form != "unfolded":
-            return problem.event(row, kind ^ 1)
-        return problem.event(P - 1 - row, kind ^ 1)
-    return problem.event(P - 1 - other if mirrored else other, kind)
+    kinds = "".join(sorted(map(kind_of, tokens)))
+    return kinds in gains and table[slot] < sum(table[token] for token in tokens)
 
 
 def _kind(token: int) -> ActionKind:
-    return KIND[token]  # type: ignore[return-value]
+    return kind_of(token)  # type: ignore[return-value]
 
 
 # ---------------------------------------------------------------- to and from schedules
@@ -167,17 +203,13 @@ def _kind(token: int) -> ActionKind:
 def schedule_of_slots(problem: Problem, slots: Slots) -> Schedule:
     """The schedule that the rows run, named auto."""
     P, N = problem.num_ranks, problem.num_micro_batches
-    rows = slots if problem.form != "folded" else (*slots, *reversed(slots))
-    ranks = tuple(_steps(problem, rank, row) for rank, row in enumerate(rows))
+    ranks = tuple(_steps(problem, problem.homes[rank], slots[problem.row_of(rank)]) for rank in range(P))
     return Schedule("auto", P, N, problem.placement, ranks)
 
 
-def _steps(problem: Problem, rank: int, slots: tuple[int, ...]) -> tuple[Step, ...]:
-    stages = stages_of_row(problem.form, problem.num_ranks, rank)
-    mirrored = rank >= problem.num_ranks // 2
-    halves = (problem.count, 0) if mirrored else (0, problem.count)
-    first = halves if problem.placement == BIDIRECTIONAL else (0, 0)
-    done = [0] * 4
+def _steps(problem: Problem, homes: Sequence[_Home], slots: tuple[int, ...]) -> tuple[Step, ...]:
+    C = problem.num_chunks
+    done = [0] * (2 * C)
     deferred: list[Action] = []
     steps: list[Step] = []
     for slot in slots:
@@ -187,8 +219,10 @@ def _steps(problem: Problem, rank: int, slots: tuple[int, ...]) -> tuple[Step, .
                 oldest = deferred.pop(0)
                 actions.append(Action("W", oldest.stage, oldest.micro_batch))
                 continue
-            kind = token if token < 4 else token - 2
-            actions.append(Action(_kind(token), stages[token & 1], first[token & 1] + done[kind]))
+            chunk = chunk_of(token)
+            kind = chunk if token < B else C + chunk
+            stage, direction = homes[chunk]
+            actions.append(Action(_kind(token), stage, direction * problem.count + done[kind]))
             done[kind] += 1
         deferred += [action for action in actions if action.kind == "I"]
         steps.append(Pair(*actions) if len(actions) == 2 else actions[0])
@@ -202,15 +236,15 @@ def slots_of_schedule(problem: Problem, schedule: Schedule) -> Slots:
     """
     rows = []
     for row in range(min(problem.num_rows, schedule.num_ranks)):
-        stages = stages_of_row(problem.form, problem.num_ranks, row)
+        chunks = {stage: chunk for chunk, (stage, _) in enumerate(problem.homes[row])}
         slots: list[int] = []
         for step in schedule.actions[row]:
-            tokens = [_token(action, stages) for action in actions_of(step)]
+            tokens = [_token(action, chunks) for action in actions_of(step)]
             slot = slot_of(tokens)
-            slots += [slot] if problem.offered[row][slot] else sorted(tokens, reverse=True)
+            slots += [slot] if slot in problem.offered[row] else sorted(tokens, reverse=True)
         rows.append(tuple(slots))
     return tuple(rows)
 
 
-def _token(action: Action, stages: tuple[int, ...]) -> int:
-    return W if action.kind == "W" else KIND.index(action.kind) + stages.index(action.stage)
+def _token(action: Action, chunks: dict[int, int]) -> int:
+    return W if action.kind == "W" else {"F": F, "B": B, "I": I}[action.kind] + chunks[action.stage]

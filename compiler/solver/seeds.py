@@ -13,7 +13,8 @@ from compiler.schedules.zbv import zbv
 from compiler.solver.greedy import greedy
 from compiler.solver.line import FIXED
 from compiler.solver.problem import Problem, slots_of_schedule
-from compiler.solver.tokens import B0, B1, F0, F1, I0, KIND, Slots, W, pair, slot_of, tokens_of
+from compiler.solver.tokens import MOST_CHUNKS, B, F, I, Slots, W, pair, slot_of, tokens_of
+from compiler.stage_placement import BIDIRECTIONAL, V
 
 _MOST_GREEDY, _GREEDY_SLOTS = 60, 40_000  # seeds, and slots of all together
 
@@ -21,12 +22,14 @@ _MOST_GREEDY, _GREEDY_SLOTS = 60, 40_000  # seeds, and slots of all together
 def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
     """Named starts; not all are legal under the cap, nor for the tokens' order of this form."""
     P, N = problem.num_ranks, problem.count
-    if problem.form == "chain":
+    if problem.num_chunks == 1:
         for schedule in (one_f_one_b(P, N), zb1p(P, N)):
             yield schedule.name, slots_of_schedule(problem, schedule)
         yield "capped", capped(problem)
-        if problem.cap > P:
+        if max(problem.caps) > P:
             yield "paired", _paired(problem)
+        return
+    if problem.placement not in (V, BIDIRECTIONAL):
         return
     half = problem.num_stages // 2
     for schedule in (dualpipev(half, max(N, 2 * half)), zbv(half, N)):
@@ -46,7 +49,7 @@ def _both_sides(problem: Problem, schedule: Schedule) -> Slots:
     """The slots of a V of half the ranks, of each kind and chunk as many as the problem has."""
     half = slots_of_schedule(problem, schedule)
     half = tuple(_first(row, problem.count) for row in half)
-    return (*half, *reversed(half)) if problem.form == "unfolded" else half
+    return half if len(half) == problem.num_rows else (*half, *reversed(half))
 
 
 def without_last(slots: Slots) -> Slots:
@@ -58,8 +61,8 @@ def without_last(slots: Slots) -> Slots:
 def _without_last(row: tuple[int, ...], chunk: int) -> tuple[int, ...]:
     """The row without the last forward and backward of a chunk; marks of slots stay."""
     tokens = [token for slot in row for token in tokens_of(slot % FIXED)]
-    back = next(token for token in reversed(tokens) if token in (B0 + chunk, I0 + chunk))
-    gone = {F0 + chunk, back, W} if back >= I0 else {F0 + chunk, back}
+    back = next(token for token in reversed(tokens) if token in (B + chunk, I + chunk))
+    gone = {F + chunk, back, W} if back >= I else {F + chunk, back}
     result = []
     for slot in reversed(row):
         left = list(tokens_of(slot % FIXED))
@@ -78,13 +81,13 @@ def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
     for slot in row:
         left = []
         for token in tokens_of(slot):
-            kind = token if token < 4 else token - 2
-            if token < 6 and done[kind] < count:
+            kind = token if token < I else token - MOST_CHUNKS
+            if token < W and done[kind] < count:
                 done[kind] += 1
                 left.append(token)
-                done[4] += KIND[token] == "I"
-            elif token == 6 and done[4]:
-                done[4] -= 1
+                done[W] += token >= I
+            elif token == W and done[W]:
+                done[W] -= 1
                 left.append(token)
         if left:
             result.append(slot_of(left))
@@ -92,21 +95,22 @@ def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def capped(problem: Problem) -> Slots:
-    """1f1b of a chain under any cap: a rank starts with no more forwards than it may hold."""
+    """1f1b of one chunk under any cap: a rank starts with no more forwards than it may hold."""
     rows = []
     for rank in range(problem.num_ranks):
-        warm_up = min(problem.cap, problem.num_ranks - rank, problem.count) - 1
-        rows.append((F0,) * warm_up + (F0, B0) * (problem.count - warm_up) + (B0,) * warm_up)
+        warm_up = min(problem.caps[rank], problem.num_ranks - rank, problem.count) - 1
+        rows.append((F,) * warm_up + (F, B) * (problem.count - warm_up) + (B,) * warm_up)
     return tuple(rows)
 
 
 def in_groups(problem: Problem) -> Slots:
-    """A V under any cap: as many micro-batches as fit go down, up and back before the next ones."""
-    most, rest = max(1, problem.cap // 2), problem.count
+    """Rows under any cap: as many micro-batches as fit go through all stages and back before the next ones."""
+    most, rest, chunks = max(1, min(problem.caps) // problem.num_chunks), problem.count, range(problem.num_chunks)
     row: list[int] = []
     while rest:
         size = min(most, rest)
-        row += [token for token in (F0, F1, B1, B0) for _ in range(size)]
+        row += [F + chunk for chunk in chunks for _ in range(size)]
+        row += [B + chunk for chunk in reversed(chunks) for _ in range(size)]
         rest -= size
     return (tuple(row),) * problem.num_rows
 
@@ -115,7 +119,7 @@ def _paired(problem: Problem) -> Slots:
     """1f1b whose forwards and backwards overlap, with as many more forwards before the first backward."""
     rows = []
     for rank in range(problem.num_ranks):
-        warm_up = min(2 * (problem.num_ranks - rank) - 1, problem.cap - 1 - rank, problem.count)
-        middle = (pair(F0, B0),) * (problem.count - warm_up)
-        rows.append((F0,) * warm_up + middle + (B0,) * warm_up)
+        warm_up = min(2 * (problem.num_ranks - rank) - 1, problem.caps[rank] - 1 - rank, problem.count)
+        middle = (pair(F, B),) * (problem.count - warm_up)
+        rows.append((F,) * warm_up + middle + (B,) * warm_up)
     return tuple(rows)

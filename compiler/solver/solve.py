@@ -21,7 +21,7 @@ from compiler.schedules.simulate import peak_activations, simulate
 from compiler.schedules.zbv import zbv_both_ways
 from compiler.solver.core import Core, Report, solve_core
 from compiler.solver.periods import COPIES, stretched
-from compiler.solver.problem import Form, Problem, make_problem, resized, schedule_of_slots
+from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots
 from compiler.solver.seeds import capped, in_groups, without_last
 from compiler.solver.tokens import Slots
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
@@ -213,20 +213,20 @@ def _searched(
     P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(placement)
     most = asked.cap_on(placement, cap)
     assert most is not None
-    form = _form(placement, P, costs)
-    anyway = make_problem("v" if placement == V else "chain", P, N, costs, most)
+    folded = placement == BIDIRECTIONAL and costs.ranks == costs.ranks[::-1]
+    anyway = make_problem(V if placement == V else ONE_STAGE, P, N, costs, most)
     slots = in_groups(anyway) if placement == V else capped(anyway)
     found = [("groups" if placement == V else "capped", schedule_of_slots(anyway, slots))]
     if placement == BIDIRECTIONAL and max(peak_activations(both := zbv_both_ways(P, N))) <= most:
         found.append((both.name, both))
-    twice = form in ("folded", "unfolded") and N % 2 == 1
-    problem = make_problem(form, P, N + twice, costs, most)
+    twice = placement == BIDIRECTIONAL and N % 2 == 1
+    problem = make_problem(placement, P, N + twice, costs, most, folded)
     core = _core(problem, costs, search.part(0, 1 + twice))
     if core is not None:
         found.append((core.origin, _first(_schedule(problem, core), N)))
     if core is not None and twice:  # a pair may take less than what is left of it: go on
-        odd = make_problem("unfolded", P, N, costs, most)
-        slots = core.slots if form == "unfolded" else (*core.slots, *reversed(core.slots))
+        odd = make_problem(placement, P, N, costs, most)
+        slots = (*core.slots, *reversed(core.slots)) if folded else core.slots
         core = _core(odd, costs, search.part(1, 2, 0.5), (without_last(slots),))
         if core is not None:
             found.append((core.origin, _schedule(odd, core)))
@@ -254,10 +254,10 @@ def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, .
 
     @cache
     def bound(count: int) -> int:
-        least = lower_bound(placement, P, resized(problem, count).num_micro_batches, costs, problem.cap)
+        least = lower_bound(placement, P, resized(problem, count).num_micro_batches, costs, max(problem.caps))
         return math.ceil(least / problem.unit)
 
-    key = (problem.form, problem.odd, P, count, long, costs, problem.cap, search.effort)
+    key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort)
     if key not in search.cores:
         search.cores[key] = solve_core(resized(problem, count), search.effort, bound, long, search.report, given)
     return search.cores[key]
@@ -267,15 +267,6 @@ def _schedule(problem: Problem, core: Core) -> Schedule:
     """The schedule of the problem's size, from a core of the same form."""
     slots = stretched(core.problem, core.slots, problem.count) if core.problem.count < problem.count else core.slots
     return schedule_of_slots(problem, slots)
-
-
-def _form(placement: StagePlacement, num_ranks: int, costs: Costs) -> Form:
-    if placement == V:
-        return "v"
-    if placement == BIDIRECTIONAL:
-        return "folded" if costs.ranks == costs.ranks[::-1] else "unfolded"
-    assert placement == ONE_STAGE, placement
-    return "chain"
 
 
 def _first(schedule: Schedule, num_micro_batches: int) -> Schedule:

@@ -1,31 +1,30 @@
 """Slots as small integers: what one row of a pipeline does next, without a micro-batch index.
 
-A token is a kind and a chunk (0 the near stage of a rank, 1 the far one): the k-th F of a chunk is of its k-th
-micro-batch, W takes the oldest input gradient whose weight gradient is still due. A slot is a token, or an unordered
-pair of them.
+A token is a kind and a chunk, of which a row has up to `MOST_CHUNKS`: the k-th F of a chunk is of its k-th micro-batch,
+W (of chunk 0, whichever chunk's it is) takes the oldest input gradient whose weight gradient is still due. A slot is a
+token, or an unordered pair of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import combinations_with_replacement
 
 Slots = tuple[tuple[int, ...], ...]  # [row][position]: a schedule
 
-F0, F1, B0, B1, I0, I1, W = range(7)
-W1 = 7  # only where a time is looked up: a W of the far chunk
-NUM_CODES = 80
-KIND = "FFBBIIWW"  # by token
+MOST_CHUNKS = 16
+F, B, I, W = (kind * MOST_CHUNKS for kind in range(4))  # of chunk 0; W + chunk only where a time is looked up
+NUM_TOKENS = 4 * MOST_CHUNKS
+NUM_CODES = NUM_TOKENS * (NUM_TOKENS + 1)  # of slots
 
 
 def pair(a: int, b: int) -> int:
     """The slot of two tokens that overlap."""
-    return 8 * (min(a, b) + 1) + max(a, b)
+    return NUM_TOKENS * (min(a, b) + 1) + max(a, b)
 
 
 def tokens_of(slot: int) -> tuple[int, ...]:
     """The one or two tokens of a slot, ascending."""
-    return (slot,) if slot < 8 else ((slot >> 3) - 1, slot & 7)
+    return (slot,) if slot < NUM_TOKENS else (slot // NUM_TOKENS - 1, slot % NUM_TOKENS)
 
 
 def slot_of(tokens: Iterable[int]) -> int:
@@ -34,4 +33,11 @@ def slot_of(tokens: Iterable[int]) -> int:
     return pair(one, other[0]) if other else one
 
 
-PAIRS = tuple(pair(a, b) for a, b in combinations_with_replacement(range(7), 2))
+def kind_of(token: int) -> str:
+    """F, B, I or W."""
+    return "FBIW"[token // MOST_CHUNKS]
+
+
+def chunk_of(token: int) -> int:
+    """The chunk of a token; 0 of a W in a slot."""
+    return token % MOST_CHUNKS

@@ -14,6 +14,7 @@ from compiler.schedules.interleaved import interleaved
 from compiler.schedules.simulate import peak_activations, simulate
 from compiler.solver import Solver
 from compiler.solver.exact import prove
+from compiler.stage_placement import loop
 from tests.solver.test_least import TABLES, least
 
 PAIRED = parse_costs("F=1,I=1,W=1,FB=1.8")
@@ -50,9 +51,11 @@ def test_other_forms() -> None:
         assert bound <= makespan <= found.makespan
 
 
-def test_another_placement_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"not loop\(2\)"):
-        prove(interleaved(2, 4, 2), Costs(), 4, work=1)
+def test_several_stages_a_rank() -> None:
+    start = interleaved(2, 4, 2)
+    schedule, makespan, bound = prove(start, Costs(), 5, work=20)
+    assert makespan == bound == simulate(schedule, Costs()).makespan < simulate(start, Costs()).makespan
+    assert schedule.stage_placement == loop(2) and max(peak_activations(schedule)) <= 5
 
 
 def test_without_or_tools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

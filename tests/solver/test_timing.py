@@ -21,14 +21,19 @@ from compiler.solver.periods import makespan_of, stretched, with_periods
 from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots, slots_of_schedule
 from compiler.solver.timing import Timing, is_longer, retimed, timing_of
 from compiler.solver.tokens import Slots
+from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
 from tests.solver.cases import costs
+
+
+def caps_of_ranks(problem: Problem) -> list[int]:
+    return [problem.caps[problem.row_of(rank)] for rank in range(problem.num_ranks)]
 
 
 def judged(problem: Problem, slots: Slots, table: Costs) -> int:
     """The makespan that `simulate` finds, of a schedule that `check` passes and the cap holds."""
     schedule = schedule_of_slots(problem, slots)
     schedule.check()
-    assert max(peak_activations(schedule)) <= problem.cap
+    assert all(held <= cap for held, cap in zip(peak_activations(schedule), caps_of_ranks(problem), strict=True))
     assert schedule.num_micro_batches == problem.num_micro_batches
     makespan = simulate(schedule, table).makespan / problem.unit
     assert makespan.denominator == 1
@@ -37,15 +42,15 @@ def judged(problem: Problem, slots: Slots, table: Costs) -> int:
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Problem, Costs]:
-    form = draw(st.sampled_from(["v", "folded", "unfolded", "chain"]))
-    num_ranks = draw(st.integers(1, 4)) if form in ("v", "chain") else 2 * draw(st.integers(1, 3))
-    table = draw(costs(2 * num_ranks if form == "v" else num_ranks))
-    if form == "v":  # of a message that stays on its rank the search does not know
-        table = replace(table, ranks=table.ranks[:num_ranks], latency=Fraction(0))
-    if form == "folded":
-        table = Costs(table.F, table.I, table.W, table.B, table.pairs, table.latency, table.stages)
-    N = draw(st.integers(2, 8))
-    return make_problem(form, num_ranks, N + N % 2 * (form == "folded"), table, draw(st.integers(3, 7))), table
+    placement = draw(st.sampled_from([V, BIDIRECTIONAL, ONE_STAGE, loop(2), loop(3)]))
+    num_ranks = 2 * draw(st.integers(1, 3)) if placement == BIDIRECTIONAL else draw(st.integers(1, 4))
+    table, folded = draw(costs(placement.num_stages(num_ranks))), placement == BIDIRECTIONAL and draw(st.booleans())
+    table = replace(table, ranks=() if folded else table.ranks[:num_ranks])
+    if placement == V or num_ranks == 1:  # of a message that stays on its rank the search does not know
+        table = replace(table, latency=Fraction(0))
+    N, cap = draw(st.integers(2, 8)), st.integers(3, 7)
+    caps = draw(cap | st.lists(cap, min_size=num_ranks, max_size=num_ranks))
+    return make_problem(placement, num_ranks, N + N % 2 * folded, table, caps, folded), table
 
 
 @settings(max_examples=80)
@@ -84,7 +89,7 @@ def test_a_walk_is_timed_as_the_judge_does(case: tuple[Problem, Costs], seed: in
 
 def _same(line: Line, whole: Line) -> bool:
     """Alike in all that is read: the I before a slot are counted only where the chunk of a W matters."""
-    states = [[state[:5] + state[6:] for state in each.states] for each in (line, whole)]
+    states = [[(*state[:-2], state[-1]) for state in each.states] for each in (line, whole)]
     return (line.slots, line.steps, line.work, states[0]) == (whole.slots, whole.steps, whole.work, states[1])
 
 
@@ -99,7 +104,7 @@ def _told(problem: Problem, timing: Timing, lines: list[Line], seed: int) -> Ite
         old = lines[row]
         new = change(old.slots, int(draw() * len(old.slots)), draw, problem.offered[row])
         line = new and changed(problem, row, old, *new)
-        if not new or not line or (not problem.one_w and line.far is not old.far):
+        if not new or not line or (not problem.one_w and line.chunks is not old.chunks):
             continue
         end = len(old.slots) - new[2]
         last = next((at for at, mark in enumerate(timing.marks) if mark.at[row] >= end), None)
@@ -132,7 +137,7 @@ def test_what_is_told_to_be_longer_is(case: tuple[Problem, Costs], seed: int) ->
 
 
 def test_nearly_all_that_is_longer_is_told() -> None:
-    problem = make_problem("folded", 8, 20, Costs(pairs=(("BF", Fraction(9, 5)),)), 9)
+    problem = make_problem(BIDIRECTIONAL, 8, 20, Costs(pairs=(("BF", Fraction(9, 5)),)), 9, folded=True)
     slots = slots_of_schedule(problem, dualpipe(8, 20))
     lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
     timing = timing_of(problem, lines)
@@ -143,7 +148,7 @@ def test_nearly_all_that_is_longer_is_told() -> None:
 
 
 def test_a_limit_stops_only_what_is_over_it() -> None:
-    problem = make_problem("folded", 4, 8, Costs(), 5)
+    problem = make_problem(BIDIRECTIONAL, 4, 8, Costs(), 5, folded=True)
     slots = slots_of_schedule(problem, dualpipe(4, 8))
     lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
     timing = timing_of(problem, lines)
@@ -162,12 +167,12 @@ def test_a_period_more_is_one_micro_batch_more_of_each_chunk(case: tuple[Problem
         return
     for count in (marked[0].count, marked[0].count + 3):
         size = resized(problem, count).num_micro_batches
-        longer = make_problem(problem.form, problem.num_ranks, size, table, problem.cap)
+        longer = make_problem(problem.placement, problem.num_ranks, size, table, caps_of_ranks(problem), problem.folded)
         slots = stretched(*marked, count)
         assert makespan_of(longer, slots) == judged(longer, slots, table)
 
 
 def test_dualpipe_folds_and_unfolds() -> None:
-    problem = make_problem("folded", 8, 20, Costs(pairs=(("BF", Costs().two("BF") / 2),)), 9)
+    problem = make_problem(BIDIRECTIONAL, 8, 20, Costs(pairs=(("BF", Costs().two("BF") / 2),)), 9, folded=True)
     schedule = dualpipe(8, 20)
     assert schedule_of_slots(problem, slots_of_schedule(problem, schedule)).actions == schedule.actions
