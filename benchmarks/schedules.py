@@ -3,19 +3,21 @@
     python -m benchmarks.schedules                    some minutes; writes the tables into the page
     python -m benchmarks.schedules --print            to stdout
     python -m benchmarks.schedules --schedule zbv     seconds; writes the column of one named schedule, and no other
+    python -m benchmarks.schedules --known 8-24-5     writes rows of the table of known_best.py, and no other table
 
-Nothing in it depends on the machine: the search counts steps, not seconds.
+Nothing but the seconds of known_best.py depends on the machine: the search counts steps, not seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
+from benchmarks.known_best import table as known_best
 from compiler.commands.schedule_answer import percent, shown
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
@@ -24,6 +26,7 @@ from compiler.schedules.schedule import Schedule
 from compiler.solver import Solver
 
 PAGE = Path(__file__).parent.parent / "docs" / "schedules.md"
+KNOWN, KNOWN_END = "<!-- known best: python -m benchmarks.known_best -->\n", "<!-- end of known best -->\n"
 BEGIN, END = "<!-- tables: python -m benchmarks.schedules -->\n", "<!-- end of tables -->\n"
 
 COLUMNS = ("P", "N", "cap", *SCHEDULES, f"**{AUTO}**", "bound", "gap", "excess")
@@ -82,19 +85,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--print", action="store_true", help="print the tables, leave the page as it is")
     parser.add_argument("--schedule", choices=sorted(SCHEDULES), help="compute the column of one named schedule alone")
+    parser.add_argument("--known", metavar="PART", help="compute the rows of known_best.py whose names have it, or all")
     args = parser.parse_args()
-    before, rest = PAGE.read_text("utf-8").split(BEGIN)
-    old, after = rest.split(END)
-    if args.schedule:
-        new = with_column(old, args.schedule)
-    else:
-        lines = "\n".join(line for case in CASES for line in table(case))
-        new = f"\n{lines}\n"
-    if args.print:
-        print(new)
-    else:
-        PAGE.write_text(f"{before}{BEGIN}{new}{END}{after}", "utf-8")
+    if not args.known:
+        _write(BEGIN, END, lambda old: _tables(old, args.schedule), args.print)
+    if not args.schedule:
+        part = "-" if args.known in (None, "all") else args.known  # every name has one
+        _write(KNOWN, KNOWN_END, lambda old: "\n".join(["", *known_best(old, part), "", ""]), args.print)
     return 0
+
+
+def _write(begin: str, end: str, made: Callable[[str], str], only_print: bool) -> None:
+    """Make anew what is between two marks of the page."""
+    new = made(PAGE.read_text("utf-8").split(begin)[1].split(end)[0])
+    if only_print:
+        print(new)
+        return
+    before, rest = PAGE.read_text("utf-8").split(begin)  # again: it may be edited meanwhile
+    PAGE.write_text(f"{before}{begin}{new}{end}{rest.split(end)[1]}", "utf-8")
+
+
+def _tables(old: str, schedule: str | None) -> str:
+    if schedule:
+        return with_column(old, schedule)
+    lines = "\n".join(line for case in CASES for line in table(case))
+    return f"\n{lines}\n"
 
 
 def with_column(tables: str, name: str) -> str:

@@ -82,6 +82,20 @@ FACTS: dict[str, ScheduleFacts] = {
         "1f1b with the gradients of the weights deferred into the bubble (arXiv 2401.10241)",
         elsewhere=("zb_h1",),
     ),
+    "zbh2": ScheduleFacts(
+        "zb1p with no bubble behind its fill, for almost twice the activations (arXiv 2401.10241)",
+        elsewhere=("zb_h2",),
+    ),
+    "vhalf": ScheduleFacts(
+        "two stages a rank, in the form of a V, with half the activations of 1f1b (arXiv 2405.15362)",
+        "v",
+        elsewhere=("v_half",),
+    ),
+    "vmin": ScheduleFacts(
+        "two stages a rank, in the form of a V, with a third of the activations of 1f1b (arXiv 2405.15362)",
+        "v",
+        elsewhere=("v_min",),
+    ),
     "zbv": ScheduleFacts(
         "two stages a rank, in the form of a V, without a bubble (arXiv 2401.10241)",
         "v",

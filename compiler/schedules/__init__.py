@@ -15,7 +15,10 @@ from compiler.schedules.gpipe import gpipe
 from compiler.schedules.interleaved import interleaved
 from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.vhalf import vhalf
+from compiler.schedules.vmin import vmin
 from compiler.schedules.zb1p import zb1p
+from compiler.schedules.zbh2 import zbh2
 from compiler.schedules.zbv import zbv, zbv_both_ways
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from dsl.schedules import AUTO, DEFAULT_CHUNKS, FACTS, ScheduleFacts
@@ -27,6 +30,9 @@ MAKERS: dict[str, Callable[..., Schedule]] = {  # of (num_ranks, num_micro_batch
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
     "zb1p": zb1p,
+    "zbh2": zbh2,
+    "vmin": vmin,
+    "vhalf": vhalf,
     "zbv": zbv,
     "dualpipev": dualpipev,
     "dualpipe": dualpipe,

@@ -154,6 +154,33 @@ def test_zb1p(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", RANKS)
+def test_zbh2(ranks: int) -> None:
+    """F = I = W, N >= 2P-1: rank r waits r for its first micro-batch, then never; 2P-1 activations on every rank."""
+    for micro_batches in (2 * ranks - 1, 2 * ranks, 3 * ranks + 2):
+        timeline = timed("zbh2", ranks, micro_batches)
+        assert [spans[0][0] for spans in timeline.spans] == [*range(ranks)]
+        assert all(spans[-1][1] - spans[0][0] == 3 * micro_batches for spans in timeline.spans)
+        assert timeline.peak_activations == (2 * ranks - 1,) * ranks
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_controllable_memory(ranks: int) -> None:
+    """The published peaks, (P+2)//2 and (P+4)//3 micro-batches, each of two activations here, where N >= 2P.
+
+    The published bubbles are about P/2 and 2P/3 micro-batches, of 6 here.
+    """
+    for micro_batches in range(1, 3 * ranks + 2):
+        half, least = (timed(name, ranks, micro_batches) for name in ("vhalf", "vmin"))
+        peaks = 2 * ((ranks + 2) // 2), 2 * ((ranks + 4) // 3)
+        held = tuple(max(timeline.peak_activations) for timeline in (half, least))
+        assert held == peaks if micro_batches >= 2 * ranks else held <= peaks
+        if micro_batches >= 2 * ranks > 2:
+            assert half.makespan - 6 * micro_batches == (7 * ranks - 8) // 2
+            assert least.makespan - 6 * micro_batches == 4 * ranks - 5 + (ranks % 3 == 0)
+    assert set(timed("vhalf", ranks, 4 * ranks).peak_activations) == {2 * ((ranks + 2) // 2)}, "even on all ranks"
+
+
+@pytest.mark.parametrize("ranks", RANKS)
 def test_zbv(ranks: int) -> None:
     """F = I = W, N >= 2P-1: rank r waits r for its first micro-batch, then never until it ends: 6N + P - 1 in all."""
     for micro_batches in (2 * ranks - 1, 2 * ranks, 3 * ranks + 2):
@@ -300,5 +327,5 @@ def test_the_facts_of_those_there_are() -> None:
     forms: dict[StageForm, set[str]] = {}
     for name, facts in FACTS.items():
         forms.setdefault(facts.placement, set()).add(name)
-    assert forms["v"] == {"zbv", "dualpipev"} and forms["bidirectional"] == {"dualpipe"}
+    assert forms["v"] == {"zbv", "vhalf", "vmin", "dualpipev"} and forms["bidirectional"] == {"dualpipe"}
     assert {name for name, facts in FACTS.items() if facts.overlaps} == {"dualpipe", "dualpipev"}

@@ -1,0 +1,123 @@
+"""The table "Known best beside `auto`" of docs/schedules.md: what is known elsewhere, and what is found here.
+
+    python -m benchmarks.known_best                    prints the rows, some minutes
+    python -m benchmarks.known_best --case 8-24        prints those whose names have that: `F=I=W=10 8-24-5`
+    python -m benchmarks.schedules --known 8-24        writes them, and rows that are missing, into the page
+    python -m benchmarks.schedules --known all         writes all of them
+
+Makespans are the same on every machine; seconds are those of the processor that the page was written on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from compiler.commands.schedule_answer import percent, shown
+from compiler.schedules import DEFAULT_CHUNKS
+from compiler.schedules.costs import Costs, parse_costs, shipped
+from compiler.solver import Solver
+
+COLUMNS = (
+    "case",
+    "P",
+    "N",
+    "cap",
+    "best known",
+    "its placement",
+    "its source",
+    "**auto**",
+    "placement",
+    "above",
+    "CPU s",
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A size under costs of 1/P of the model, the shortest makespan that is known of it, and where it is from."""
+
+    about: str  # costs, and what is special
+    num_ranks: int
+    num_micro_batches: int
+    cap: int
+    costs: Costs
+    best: str  # a time
+    placement: str  # of the best known
+    source: str
+    chunks: int = DEFAULT_CHUNKS
+
+    @property
+    def name(self) -> str:
+        """Its own among all cases."""
+        return f"{self.about} {self.num_ranks}-{self.num_micro_batches}-{self.cap}"
+
+
+TENS, UNIT, PAIRED = parse_costs("F=10,I=10,W=10"), Costs(), parse_costs("FB=1.8")
+LOW, HIGH = shipped("deepseek-v3-low"), shipped("deepseek-v3-high")
+ON_V = "a search on `v`"
+MEGATRON = "one more warm-up forward, then pairs (Megatron)"
+KNOWN = (
+    Known("F=I=W=10", 8, 24, 5, TENS, "805", "v", ON_V),
+    Known("F=I=W=10", 8, 24, 4, TENS, "855", "v", ON_V),
+    Known("F=I=W=10", 8, 25, 5, TENS, "835", "v", ON_V),
+    Known("F=I=W=1", 4, 4, 1, UNIT, "26.5", "v", ON_V),
+    Known("F=I=W=1", 2, 4, 1, UNIT, "16.5", "v", ON_V),
+    Known("F=I=W=1", 4, 6, 2, UNIT, "23.5", "v", ON_V),
+    Known("F=I=W=1", 4, 5, 3, UNIT, "17.5", "v", ON_V),
+    Known("FB=1.8", 4, 5, 5, PAIRED, "15.6", "v", ON_V),
+    Known("V3 low, 4 chunks", 16, 32, 20, LOW, "5952", "loop(4)", MEGATRON, 4),
+    Known("FB=1.8, 6 chunks", 8, 40, 10, PAIRED, "83.93", "loop(6)", MEGATRON, 6),
+    Known("F=I=W=1, 4 chunks", 8, 24, 8, UNIT, "73.75", "loop(4)", "interleaved zero bubble (torch)", 4),
+    Known("V3 high", 16, 120, 16, HIGH, "25918", "bidirectional", "one repeated period"),
+    # a period of 2.40 a micro-batch behind the 92.8 of 32 micro-batches
+    Known("FB=1.8", 16, 64, 16, PAIRED, "169.6", "bidirectional", "a period of 2.40"),
+)
+
+
+def table(page: str, part: str = "") -> Iterator[str]:
+    """The lines of the table: rows that `page` has, computed anew where it has none, or a case's name has the part."""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield "|:---" + f"|{'---:|' * 4}:---|:---|---:|:---|---:|---:|"
+    old = {_key(line): line for line in page.splitlines() if line.startswith("| ")}
+    for case in KNOWN:
+        line = old.get(case.name)
+        yield row(case) if line is None or (part and part in case.name) else line
+
+
+def _key(line: str) -> str:
+    """The name of the case of a line."""
+    about, P, N, cap = (cell.strip() for cell in line.strip("| ").split("|")[:4])
+    return f"{about} {P}-{N}-{cap}"
+
+
+def row(case: Known) -> str:
+    """The line of a case: `auto` searches as a user has it."""
+    begin = time.process_time()
+    found = Solver(case.costs, case.cap).solve(case.num_ranks, case.num_micro_batches, case.chunks).measured()
+    seconds = time.process_time() - begin
+    assert found.peak_activations <= case.cap * found.stages_a_rank
+    best = Fraction(case.best)
+    cells = (
+        *(case.about, str(case.num_ranks), str(case.num_micro_batches), str(case.cap)),
+        *(shown(best), case.placement, case.source),
+        *(f"**{shown(found.makespan)}**", str(found.schedule.stage_placement)),
+        *(percent(found.makespan / best - 1), f"{seconds:.0f}"),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", default="", metavar="PART", help="only the cases whose names have it")
+    part = parser.parse_args().case
+    for case in KNOWN:
+        if part in case.name:
+            print(row(case), flush=True)
+
+
+if __name__ == "__main__":
+    main()
