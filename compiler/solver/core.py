@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from compiler.solver.anneal import anneal
+from compiler.solver.cycle import marked, unrolled
 from compiler.solver.line import FIXED
-from compiler.solver.periods import makespan_of, stretched, with_periods
+from compiler.solver.periods import COPIES, makespan_of, stretched, with_periods
 from compiler.solver.problem import Problem, resized
 from compiler.solver.seeds import greedy_seeds, seeds
 from compiler.solver.tokens import Slots
+from compiler.solver.waves import waves
 
 Report = Callable[[float], None]  # told the share of the work that is done
 Bound = Callable[[int], int]  # by count: no slots end sooner
@@ -22,6 +25,7 @@ _RUN = 12_000  # work a slot of a run of the first round: shorter ones end high,
 _KEPT, _WORTH = 3, 1.02  # starts of the first round: so many, of at most so much of the best one's makespan
 _HEATS = ((0.2, 0.02), (0.1, 0.1), (0.1, 0.01), (0.05, 0.02))  # at the start and at the end of a run, in F
 _LAST_HEATS = ((0.05, 0.01), (0.1, 0.02))
+_WAVES = 8  # of those found, the shortest
 _LONG = 3  # a steady state is judged by a run of so many times the length
 
 
@@ -78,21 +82,47 @@ def solve_core(
 
 
 def _starts(problem: Problem, periodic: bool, bound: Bound) -> Iterator[Core]:
-    """Legal starts; greedy ones only where they can help: no named one is at the bound, or has the period to repeat."""
-    enough = False
-    for make in (seeds, greedy_seeds):
-        for name, slots in () if enough else make(problem):
-            marked = with_periods(problem, slots) if periodic else (problem, slots)
-            if marked and (core := _core(name, *marked)):
-                yield core
-                enough |= periodic or core.value <= bound(problem.count)
+    """Legal starts; later kinds only where they can help: none is at the bound, or has as short a period."""
+    found: list[Core] = []
+    for make in (_named_starts, _wave_starts, _greedy_starts):
+        more = list(make(problem, periodic))
+        yield from more
+        found += more
+        if periodic and found and (make == _wave_starts or not all(_is_slow(core, bound) for core in found)):
+            return
+        if not periodic and any(core.value <= bound(problem.count) for core in found):
+            return
+
+
+def _named_starts(problem: Problem, periodic: bool) -> Iterator[Core]:
+    return _from_slots(problem, periodic, seeds(problem))
+
+
+def _greedy_starts(problem: Problem, periodic: bool) -> Iterator[Core]:
+    return _from_slots(problem, periodic, greedy_seeds(problem))
+
+
+def _from_slots(problem: Problem, periodic: bool, named: Iterable[tuple[str, Slots]]) -> Iterator[Core]:
+    for name, slots in named:
+        start = with_periods(problem, slots) if periodic else (problem, slots)
+        if start and (core := _core(name, *start)):
+            yield core
+
+
+def _wave_starts(problem: Problem, periodic: bool) -> Iterator[Core]:
+    """Starts that are a period and what is left of it where a run begins and ends."""
+    larger = resized(problem, problem.count + COPIES - 1) if periodic else problem
+    for period in islice(waves(problem), _WAVES):
+        slots = marked(larger, period) if periodic else unrolled(larger, period)
+        if slots and (core := _core("wave", larger, slots)):
+            yield core
 
 
 def _core(origin: str, problem: Problem, slots: Slots) -> Core | None:
     """The core with its value; None where it is not legal."""
-    marked = any(slot >= FIXED for row in slots for slot in row)
-    count = _LONG * problem.count if marked else problem.count
-    value = makespan_of(resized(problem, count), stretched(problem, slots, count) if marked else slots)
+    periodic = any(slot >= FIXED for row in slots for slot in row)
+    count = _LONG * problem.count if periodic else problem.count
+    value = makespan_of(resized(problem, count), stretched(problem, slots, count) if periodic else slots)
     return None if value is None else Core(value, origin, problem, slots)
 
 
@@ -108,6 +138,6 @@ def _steady(problem: Problem, work: float, bound: Bound) -> Iterator[Core]:
     starts = sorted(_starts(problem, False, bound), key=lambda core: core.value)[:_KEPT]
     for seed, start in enumerate(starts):
         slots = anneal(problem, start.slots, work / len(starts), _HEATS[0], seed, bound(problem.count)).slots
-        marked = with_periods(problem, slots)
-        if marked and (core := _core("search", *marked)):
+        periodic = with_periods(problem, slots)
+        if periodic and (core := _core("search", *periodic)):
             yield core
