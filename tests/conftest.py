@@ -10,11 +10,14 @@ import os
 import signal
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.tiers import SLOW_FIRST, TIERS, may_check, tiers
 
+if TYPE_CHECKING:
+    from compiler.emit.segment_cache import Segments
 if find_spec("hypothesis") is not None:  # on a machine with a GPU, where kernels alone are checked, it may be missing
     from hypothesis import settings
 
@@ -60,6 +63,15 @@ def interrupts() -> None:
     A shell that starts pytest in the background makes it ignore SIGINT, and processes inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def segments(tmp_path_factory: pytest.TempPathFactory) -> Segments:
+    """Segments traced so far, by any worker of this session: the specs of tests share most of them."""
+    from tests.traced import SharedSegments  # imports the compiler
+
+    own = tmp_path_factory.getbasetemp()
+    return SharedSegments((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traced")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 PATIENCE_S = 120.0
 WORK_S = 6.0
@@ -93,7 +94,7 @@ def run(
             try:
                 end(process, printed_bytes, patience_s, work_s)
             except HangError as error:
-                _kill(process.pid)
+                kill(process.pid)
                 raise HangError(f"{error}: {' '.join(command)}\n{printed(out)}{printed(err)}") from None
         return subprocess.CompletedProcess(command, process.returncode, printed(out), printed(err))
 
@@ -104,8 +105,16 @@ def run_at_once(commands: Sequence[Sequence[str]], cwd: Path) -> list[subprocess
         return list(pool.map(lambda command: run(command, cwd), commands))
 
 
+class Process(Protocol):
+    """A process that was started. `wait` returns its exit code, or raises subprocess.TimeoutExpired."""
+
+    @property
+    def pid(self) -> int: ...
+    def wait(self, timeout: float, /) -> int: ...
+
+
 def end(
-    process: subprocess.Popen[bytes],
+    process: Process,
     printed_bytes: Callable[[], int],
     patience_s: float = PATIENCE_S,
     work_s: float = WORK_S,
@@ -119,8 +128,8 @@ def end(
             watch.look(printed_bytes())
 
 
-def _kill(pid: int) -> None:
-    """Children first: what has lost its parent would not be found."""
+def kill(pid: int) -> None:
+    """Kill a process and its descendants. Children first: what has lost its parent would not be found."""
     for child in children(pid):
-        _kill(child)
+        kill(child)
     os.kill(pid, signal.SIGKILL)

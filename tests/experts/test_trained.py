@@ -43,21 +43,16 @@ def scattered(chosen: Spec, seed: int = 0) -> tuple[Spec, ExpertPlacement]:
     return with_expert_placement(chosen.model_copy(update={"parallel": parallel}), placement), placement
 
 
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    return Segments()
-
-
 @pytest.mark.parametrize(
     ("of", "schedule", "pp", "ep", "dp", "zero"),
     [("v3", "dualpipe", 2, 2, 2, 1), ("v3", "1f1b", 1, 4, 4, 0), ("qwen", "zbv", 2, 2, 2, 0)],
 )
 def test_training_equals_autograd(
-    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+    tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
 ) -> None:
     chosen, placement = scattered(spec(pp, ep, dp, 2 * pp, 5, zero, of, schedule))
     assert any(owners != tuple(sorted(owners)) for owners in placement.owners.values())
-    check(tmp_path, traced, {"placed": chosen}, pp * dp)
+    check(tmp_path, segments, {"placed": chosen}, pp * dp)
 
 
 def test_experts_are_held_where_the_placement_says() -> None:
@@ -82,11 +77,6 @@ def test_an_expert_rank_may_be_several_devices() -> None:
 
 
 # ---------------------------------------------------------------- from a run to its next resume
-
-
-@pytest.fixture(scope="module")
-def segments() -> Segments:
-    return Segments()
 
 
 @pytest.fixture(scope="module")

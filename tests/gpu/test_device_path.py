@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from compiler.build import compile_spec, write_build
+from compiler.emit.segment_cache import Segments
 from dsl.schema import BUILT_IN, Dense, Device, HeadDim, Machine, Mla, Rope, Spec
 from runtime.contract import Plan
 from tests.training.processes import run_module
@@ -63,11 +64,13 @@ MESHES = {"four": Mesh(2, 2, "bf16"), "two": Mesh(2, 1, "bf16"), "alone_fp8": Me
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_what_a_device_sees(name: str, tmp_path: Path, bless: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_device_sees(
+    name: str, tmp_path: Path, segments: Segments, bless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mesh = MESHES[name]
     of = small(mesh)
     assert of.row_alignment > 1, "rows are padded, so that one expert rank moves them too"
-    write_build(tmp_path / "build", compile_spec(of).files)
+    write_build(tmp_path / "build", compile_spec(of, segments=segments).files)
     monkeypatch.setenv("DSC_OPS", "torch")
     run_module("tests.gpu.device_path", tmp_path, mesh.world)
     check_waits(tmp_path, mesh)

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from compiler.build import compile_spec, write_build
+from compiler.emit.segment_cache import Segments
 from runtime.device import BACKENDS, choose, take
 from tests.gpu.pretend import DEVICE, pretended
 from tests.training.processes import run_module
@@ -42,6 +43,7 @@ CASES = {
 @pytest.mark.parametrize(("mesh", "precision", "zero", "transport", "offload"), CASES.values(), ids=CASES)
 def test_a_device_gives_the_numbers_of_the_cpu(
     tmp_path: Path,
+    segments: Segments,
     monkeypatch: pytest.MonkeyPatch,
     mesh: tuple[int, int, int],
     precision: str,
@@ -55,7 +57,7 @@ def test_a_device_gives_the_numbers_of_the_cpu(
     small = spec(pp, ep, dp, 2 * pp, steps=2, zero=zero, precision=precision)
     if offload:
         small = with_host_state(small, ("moments", "master"))
-    write_build(tmp_path / "build", compile_spec(small).files)
+    write_build(tmp_path / "build", compile_spec(small, segments=segments).files)
     monkeypatch.setenv("DSC_OPS", "torch")  # what a device runs where it has no emitted kernel
     for device in ("cpu", "pretend"):
         run_module("tests.gpu.ranks", tmp_path, pp * dp, device, transport)

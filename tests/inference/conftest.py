@@ -11,12 +11,6 @@ from tests.runs.place import FOUR_RANKS, Place
 
 
 @pytest.fixture(scope="session")
-def segments() -> Segments:
-    """Segments that were traced."""
-    return Segments()
-
-
-@pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Path:
     """The run's folder: a tiny DeepSeek-V3 after 6 steps, with checkpoints of steps 3 and 6 and a moving average."""
     place = Place(tmp_path_factory.mktemp("place"), segments)

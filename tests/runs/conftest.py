@@ -11,12 +11,6 @@ from compiler.emit.segment_cache import Segments
 from tests.runs.place import Place
 
 
-@pytest.fixture(scope="session")
-def segments() -> Segments:
-    """Segments traced so far: the specs of these tests share most of them."""
-    return Segments()
-
-
 @pytest.fixture
 def place(tmp_path: Path, segments: Segments) -> Place:
     return Place(tmp_path, segments)

@@ -30,12 +30,6 @@ OVER_FOUR = [("zbv", 5, 1), ("interleaved", 4, 1), ("dualpipev", 4, 2)]  # micro
 PAIRS = [("zbv", 3), ("gpipe", 3)]
 
 
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    """Segments traced so far: the specs share them."""
-    return Segments()
-
-
 def small(name: str, ranks: int, micro_batches: int, layers: int, columns: int = 1) -> Spec:
     """`layers`: of the model, beside that of MTP. `columns`: data and expert ranks of each of the pipeline's."""
     made = spec(ranks, columns, columns, micro_batches, STEPS, zero=int(columns > 1))
@@ -45,47 +39,47 @@ def small(name: str, ranks: int, micro_batches: int, layers: int, columns: int =
     return made.model_copy(update={"model": model, "schedule": schedule})
 
 
-def test_on_two_ranks(tmp_path: Path, traced: Segments) -> None:
+def test_on_two_ranks(tmp_path: Path, segments: Segments) -> None:
     specs = {f"{name}_{n}": small(name, 2, n, layers=4) for name, n in NAMED}
     assert {name for name, _ in NAMED} == {*SCHEDULES, AUTO}
-    check(tmp_path, traced, specs, 2)
+    check(tmp_path, segments, specs, 2)
     for name, n in NAMED:
         order = of_build(tmp_path, f"{name}_{n}")
         assert name == AUTO or order == SCHEDULES[name].generate(2, n)
         assert executed(tmp_path, f"{name}_{n}", 2) == planned(order)
 
 
-def test_on_three_ranks(tmp_path: Path, traced: Segments) -> None:
+def test_on_three_ranks(tmp_path: Path, segments: Segments) -> None:
     """What is searched for where the stages cannot be mirrored: a V of six stages, or three with too few layers."""
     specs = {f"auto_{layers}": small(AUTO, 3, 4, layers) for layers in (4, 3)}
-    check(tmp_path, traced, specs, 3)
+    check(tmp_path, segments, specs, 3)
     for layers, placement in ((4, V), (3, ONE_STAGE)):
         order = of_build(tmp_path, f"auto_{layers}")
         assert (order.name, order.stage_placement) == (AUTO, placement)
         assert executed(tmp_path, f"auto_{layers}", 3) == planned(order)
 
 
-def test_on_four_ranks(tmp_path: Path, traced: Segments) -> None:
+def test_on_four_ranks(tmp_path: Path, segments: Segments) -> None:
     """Eight stages, round a ring and in a V; and a V of two pipeline ranks with two expert ranks each."""
     specs = {f"{name}_{n}": small(name, 4 // columns, n, 7, columns) for name, n, columns in OVER_FOUR}
-    check(tmp_path, traced, specs, 4)
+    check(tmp_path, segments, specs, 4)
     for name, n, columns in OVER_FOUR:
         rows = planned(SCHEDULES[name].generate(4 // columns, n))
         assert executed(tmp_path, f"{name}_{n}", 4) == [row for row in rows for _ in range(columns)]
 
 
-def test_on_one_rank(tmp_path: Path, traced: Segments) -> None:
+def test_on_one_rank(tmp_path: Path, segments: Segments) -> None:
     """Two stages on the only rank: every message stays there."""
-    check(tmp_path, traced, {f"{name}_3": small(name, 1, 3, layers=2) for name in ("zbv", "interleaved")}, 1)
+    check(tmp_path, segments, {f"{name}_3": small(name, 1, 3, layers=2) for name in ("zbv", "interleaved")}, 1)
 
 
 @pytest.mark.parametrize(("name", "n"), PAIRS)
-def test_any_pairs(tmp_path: Path, traced: Segments, name: str, n: int) -> None:
+def test_any_pairs(tmp_path: Path, segments: Segments, name: str, n: int) -> None:
     """Pairs of all kinds, in a schedule of the user's own."""
     order = paired(SCHEDULES[name].generate(2, n))
     assert kinds_of_pairs(order).keys() & {"FF", "BB", "IW", "WW"}
     chosen = small(name, 2, n, layers=4).model_copy(update={"schedule": Schedule(file="mine.schedule")})
-    check(tmp_path, traced, {"pairs": with_schedule(chosen, order)}, 2)
+    check(tmp_path, segments, {"pairs": with_schedule(chosen, order)}, 2)
     assert executed(tmp_path, "pairs", 2) == planned(order)
 
 

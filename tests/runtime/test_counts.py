@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from compiler.build import compile_spec, write_build
+from compiler.emit.segment_cache import Segments
 from dsl.load import load
 from dsl.schema import Spec
 from runtime.native import library
@@ -27,9 +28,9 @@ GOLDEN = Path(__file__).parent / "counts.json"
 FOUR_RANKS = small(2, 2, 2, 4, precision="fp32")
 
 
-def counts_of(folder: Path, spec: Spec, world: int, *only: str) -> list[list[dict[str, int]]]:
+def counts_of(folder: Path, segments: Segments, spec: Spec, world: int, *only: str) -> list[list[dict[str, int]]]:
     """Counts of each rank: those of one step, and of the next."""
-    write_build(folder / "build", compile_spec(spec).files)
+    write_build(folder / "build", compile_spec(spec, segments=segments).files)
     run_module("tests.runtime.counts", folder, world, *only)
     return [json.loads((folder / f"rank_{rank}.json").read_text("utf-8")) for rank in range(world)]
 
@@ -59,20 +60,20 @@ def check(name: str, found: dict[str, int], bless: bool) -> None:
 @pytest.mark.parametrize("ops", ["C++", "torch"])
 @pytest.mark.parametrize(("name", "world"), [("tiny", 1), ("bench-4", 2)])
 def test_counts_of_a_step(
-    tmp_path: Path, name: str, world: int, ops: str, bless: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, segments: Segments, name: str, world: int, ops: str, bless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DSC_OPS", "torch" if ops == "torch" else "")
     assert ops == "torch" or library.missing() is None, "these counts need the C++ of the ops"
     found: dict[str, int] = {}
-    for rank, (step, after) in enumerate(counts_of(tmp_path, load(SPECS / f"{name}.dsc"), world)):
+    for rank, (step, after) in enumerate(counts_of(tmp_path, segments, load(SPECS / f"{name}.dsc"), world)):
         assert step == after, f"rank {rank}: a step does what the one before it did"
         found |= {f"rank {rank} {key}": value for key, value in step.items()}
     check(f"{name} by {ops}", found, bless)
     check(f"{name}, segments", ops_of_segments(tmp_path / "build"), bless)
 
 
-def test_bytes_that_ranks_move(tmp_path: Path, bless: bool) -> None:
-    ranks = counts_of(tmp_path, FOUR_RANKS, 4, "bytes")
+def test_bytes_that_ranks_move(tmp_path: Path, segments: Segments, bless: bool) -> None:
+    ranks = counts_of(tmp_path, segments, FOUR_RANKS, 4, "bytes")
     totals: list[Counter[str]] = [Counter(), Counter()]
     for steps in ranks:
         for total, step in zip(totals, steps, strict=True):

@@ -31,11 +31,6 @@ COMMUNICATION = {"copy", "wait"}
 
 
 @pytest.fixture(scope="module")
-def segments() -> Segments:
-    return Segments()
-
-
-@pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Build:
     folder = tmp_path_factory.mktemp("build") / "tiny"
     write_build(folder, compile_spec(load(TINY), segments=segments).files)

@@ -94,12 +94,6 @@ def reference_run(chosen: Spec) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    """Segments traced so far: meshes share most of them."""
-    return Segments()
-
-
 MESHES = [
     ("v3", "1f1b", 1, 1, 1, 0, 1, 1),
     ("v3", "dualpipe", 2, 2, 2, 0, 1, 1),
@@ -116,7 +110,7 @@ MESHES = [
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero", "tp", "etp"), MESHES)
 def test_training_equals_autograd(
     tmp_path: Path,
-    traced: Segments,
+    segments: Segments,
     of: str,
     schedule: str,
     pp: int,
@@ -127,7 +121,7 @@ def test_training_equals_autograd(
     etp: int,
 ) -> None:
     chosen = adapted(spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp, expert_tensor=etp))
-    write_build(tmp_path / "builds" / "only", compile_spec(chosen, segments=traced).files)
+    write_build(tmp_path / "builds" / "only", compile_spec(chosen, segments=segments).files)
     run_module("tests.training.ranks", tmp_path, pp * dp * tp, "memory")
     expected, plan = reference_run(chosen), make_plan(chosen)
     trained, frozen = set[str](), set[str]()
@@ -163,10 +157,10 @@ def test_flops_are_those_of_two_products_for_what_stays() -> None:
 
 
 @pytest.mark.parametrize(("of", "zero"), [("v3", 0), ("v3", 1), ("llama", 2)])
-def test_what_is_planned_is_what_is_held(tmp_path: Path, traced: Segments, of: str, zero: int) -> None:
+def test_what_is_planned_is_what_is_held(tmp_path: Path, segments: Segments, of: str, zero: int) -> None:
     """The plan has no gradients and no state of the optimizer for what stays, and neither have ranks."""
     chosen = adapted(spec(2, 1, 2, 4, STEPS, zero, of, "1f1b"))
-    write_build(tmp_path / "build", compile_spec(chosen, segments=traced).files)
+    write_build(tmp_path / "build", compile_spec(chosen, segments=segments).files)
     plan, planned = Build.open(tmp_path / "build").plan, make_plan(chosen)
     adapters = sum(r.num_elements for r in planned.replicas if r.role == "parameter")
     weights = sum(r.num_elements for r in planned.replicas if r.role == "frozen")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from compiler import ir
+from compiler.emit.segment_cache import Segments
 from compiler.plan.blocks import model_steps
 from compiler.segments.interpret import cut
 from dsl.schema import BUILT_IN, Precision
@@ -36,9 +37,11 @@ def rounded(o: Tensor) -> Tensor:
     return torch.stack(rows).to(o.dtype)
 
 
-def test_a_step_equals_one_whose_backward_reads_it_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = gradients(trainer_of(tmp_path / "found", KEPT))
-    trainer = trainer_of(tmp_path / "plain", BUILT_IN["bf16"])
+def test_a_step_equals_one_whose_backward_reads_it_rounded(
+    tmp_path: Path, segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = gradients(trainer_of(tmp_path / "found", segments, KEPT))
+    trainer = trainer_of(tmp_path / "plain", segments, BUILT_IN["bf16"])
     out = {value.data_ptr() for name, value in vars(trainer.state.gradients).items() if name.endswith("attention_out")}
 
     def dgrad(d: Tensor, q: Tensor, kv: Tensor, k: Tensor, o: Tensor, *more: object) -> tuple[Tensor, ...]:
@@ -56,7 +59,7 @@ def test_a_step_equals_one_whose_backward_reads_it_rounded(tmp_path: Path, monke
     expected = gradients(trainer)
     assert all(torch.equal(found[name], wanted) for name, wanted in expected.items())
     monkeypatch.undo()
-    in_bf16 = gradients(trainer_of(tmp_path / "plain", BUILT_IN["bf16"]))
+    in_bf16 = gradients(trainer_of(tmp_path / "plain", segments, BUILT_IN["bf16"]))
     assert not torch.equal(found["layers.0.attention.q_up"], in_bf16["layers.0.attention.q_up"])
     assert torch.equal(found["losses"], in_bf16["losses"])
 
@@ -85,6 +88,8 @@ def test_the_backward_keeps_twelve_bits_of_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "pp", "ep", "dp"), [("mxfp8", 1, 1, 1), ("nvfp4", 1, 1, 1), ("mxfp8", 2, 2, 2), ("nvfp4", 2, 2, 2)]
 )
-def test_proven_peak_is_the_measured_one(tmp_path: Path, name: str, pp: int, ep: int, dp: int) -> None:
+def test_proven_peak_is_the_measured_one(
+    tmp_path: Path, segments: Segments, name: str, pp: int, ep: int, dp: int
+) -> None:
     precision = BUILT_IN[name].model_copy(update={"attention_output": "e5m6"})
-    measured_peaks(tmp_path, spec(pp, ep, dp, 4).model_copy(update={"precision": precision}))
+    measured_peaks(tmp_path, segments, spec(pp, ep, dp, 4).model_copy(update={"precision": precision}))

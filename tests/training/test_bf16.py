@@ -45,25 +45,26 @@ MESHES = {
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Tensor]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> dict[str, list[dict[str, Tensor]]]:
     """What the ranks of each mesh leave: two steps in BF16."""
-    traced = Segments()
     found = {}
     for name, (pp, ep, dp, zero, transport) in MESHES.items():
         folder, world = tmp_path_factory.mktemp("ranks"), pp * dp
-        write_build(folder / "builds" / "it", compile_spec(chosen(pp, ep, dp, zero), segments=traced).files)
+        write_build(folder / "builds" / "it", compile_spec(chosen(pp, ep, dp, zero), segments=segments).files)
         run_module("tests.training.ranks", folder, world, transport)
         found[name] = [load_file(folder / "out" / "it" / f"rank_{rank}.safetensors") for rank in range(world)]
     return found
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+def wide(
+    tmp_path_factory: pytest.TempPathFactory, segments: Segments
+) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
     """Gradients and losses of the first step in FP32: as it is, and with roundings at random."""
     folder = tmp_path_factory.mktemp("wide") / "build"
     fp32 = chosen(1, 1, 1, precision="fp32")
     apart = fp32.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
-    write_build(folder, compile_spec(apart).files)
+    write_build(folder, compile_spec(apart, segments=segments).files)
     return first_step(folder), [first_step(folder, seed) for seed in range(SAMPLES)]
 
 
@@ -108,14 +109,23 @@ def test_meshes_agree(ranks: dict[str, list[dict[str, Tensor]]]) -> None:
     ],
 )
 def test_proven_peak_is_the_measured_one(
-    tmp_path: Path, of: str, pp: int, ep: int, dp: int, n: int, schedule: str, recompute: tuple[str, ...]
+    tmp_path: Path,
+    segments: Segments,
+    of: str,
+    pp: int,
+    ep: int,
+    dp: int,
+    n: int,
+    schedule: str,
+    recompute: tuple[str, ...],
 ) -> None:
     narrow, wide = (spec(pp, ep, dp, n, of=of, schedule=schedule, precision=p) for p in ("bf16", "fp32"))
     folders = [tmp_path / "narrow", tmp_path / "wide"]
     for folder in folders:
         folder.mkdir()
     peaks = [
-        measured_peaks(folder, again(each, *recompute)) for folder, each in zip(folders, (narrow, wide), strict=True)
+        measured_peaks(folder, segments, again(each, *recompute))
+        for folder, each in zip(folders, (narrow, wide), strict=True)
     ]
     assert all(less < more for less, more in zip(*peaks, strict=True)), peaks
 

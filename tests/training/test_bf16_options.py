@@ -101,29 +101,24 @@ def together(name: str) -> Model:
     return found.model_copy(update={"layers": tuple(spans)})
 
 
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    return Segments()
-
-
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_is_off_by_its_roundings(name: str, traced: Segments, tmp_path: Path) -> None:
-    assert_off_by_roundings(OPTIONS[name], traced, tmp_path)
+def test_an_option_is_off_by_its_roundings(name: str, segments: Segments, tmp_path: Path) -> None:
+    assert_off_by_roundings(OPTIONS[name], segments, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["everything", "pattern"])
-def test_options_together_are_off_by_their_roundings(name: str, traced: Segments, tmp_path: Path) -> None:
-    assert_off_by_roundings(together(name), traced, tmp_path)
+def test_options_together_are_off_by_their_roundings(name: str, segments: Segments, tmp_path: Path) -> None:
+    assert_off_by_roundings(together(name), segments, tmp_path)
 
 
-def assert_off_by_roundings(chosen: Model, traced: Segments, folder: Path) -> None:
+def assert_off_by_roundings(chosen: Model, segments: Segments, folder: Path) -> None:
     """Each gradient is off as roundings at random move it, or as roundings to nearest; most are near the latter."""
     narrow = spec(1, 1, 1, MICRO_BATCHES, 2, precision="bf16").model_copy(update={"model": chosen})
     wide = spec(1, 1, 1, MICRO_BATCHES, 2, precision="fp32").model_copy(
         update={"model": chosen, "unfused": get_args(Fusion)}  # each rounding is between ops
     )
     for each, name in ((narrow, "narrow"), (wide, "wide")):
-        write_build(folder / name, compile_spec(each, segments=traced).files)
+        write_build(folder / name, compile_spec(each, segments=segments).files)
     found, exact = first_step(folder / "narrow"), first_step(folder / "wide")
     nearest = first_step(folder / "wide", "nearest")
     samples = [first_step(folder / "wide", seed) for seed in range(SAMPLES)]

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from compiler.build import compile_spec, write_build
 from compiler.emit.recipe import data_request
+from compiler.emit.segment_cache import Segments
 from dsl.schema import Chat, Data, Spec
 from runtime.build import Build
 from runtime.data.prepare import prepare
@@ -68,9 +69,11 @@ def row_arguments(row: dict[str, object]) -> dict[str, object]:
     return {"conversation": row["messages"], "tools": row["tools"]}
 
 
-def trainer_of(folder: Path, chosen: Spec, samples: RowSamples) -> tuple[Trainer, dict[str, Tensor]]:
+def trainer_of(
+    folder: Path, segments: Segments, chosen: Spec, samples: RowSamples
+) -> tuple[Trainer, dict[str, Tensor]]:
     """A trainer, and its weights by logical name."""
-    write_build(folder / "build", compile_spec(chosen).files)
+    write_build(folder / "build", compile_spec(chosen, segments=segments).files)
     trainer = Trainer(Build.open(folder / "build"), 0, samples, None, Board(1).bind(0))
     weights = {}
     for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
@@ -86,10 +89,10 @@ def gradients(trainer: Trainer) -> dict[str, Tensor]:
     return {entry.name: value for _, entry, value in trainer.state.logical(lambda bucket: bucket.gradients)}
 
 
-def test_the_loss_and_gradients_are_those_of_llama_with_labels(tmp_path: Path) -> None:
+def test_the_loss_and_gradients_are_those_of_llama_with_labels(tmp_path: Path, segments: Segments) -> None:
     chosen = chat_spec("llama", "fp32")
     samples, tokens_BS, labels_BS = samples_and_labels(tmp_path, chosen)
-    trainer, weights = trainer_of(tmp_path, chosen, samples)
+    trainer, weights = trainer_of(tmp_path, segments, chosen, samples)
     config = Config.from_plan(chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE})
     theirs = to_transformers(weights, config)
     wanted = theirs(input_ids=tokens_BS, labels=labels_BS, use_cache=False).loss
@@ -102,11 +105,11 @@ def test_the_loss_and_gradients_are_those_of_llama_with_labels(tmp_path: Path) -
     assert abs(unmasked.item() - wanted.item()) > 0.01, "labels that nothing masks would agree as well"
 
 
-def test_every_gradient_is_that_of_autograd_with_mtp_and_experts(tmp_path: Path) -> None:
+def test_every_gradient_is_that_of_autograd_with_mtp_and_experts(tmp_path: Path, segments: Segments) -> None:
     """In float64, against a plain model; MTP predicts the token after the next where the loss is on that one."""
     chosen = chat_spec("v3", "fp64")
     samples, tokens_BS, labels_BS = samples_and_labels(tmp_path, chosen)
-    trainer, weights = trainer_of(tmp_path, chosen, samples)
+    trainer, weights = trainer_of(tmp_path, segments, chosen, samples)
     model = Reference(Config.from_plan(chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE}))
     model.load_logical(weights)
     inputs_BZ, labels_BZ = (

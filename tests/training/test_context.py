@@ -15,12 +15,6 @@ from tests.training.test_differential import STEPS, check
 Documents = Literal["joined", "masked"]
 
 
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    """Segments traced so far: meshes share most of them."""
-    return Segments()
-
-
 # Model and schedule; pipeline, expert, data, tensor and context ranks, and ZeRO stage; documents and sequence. Latent
 # and grouped attention, a window, sinks and scaled rotation, balancing losses of whole sequences, MTP, adapted groups.
 SPLIT: list[tuple[str, str, int, int, int, int, int, int, Documents, int]] = [
@@ -40,7 +34,7 @@ SPLIT: list[tuple[str, str, int, int, int, int, int, int, Documents, int]] = [
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "tp", "cp", "zero", "documents", "sequence"), SPLIT)
 def test_training_on_context_ranks_equals_autograd(
     tmp_path: Path,
-    traced: Segments,
+    segments: Segments,
     of: str,
     schedule: str,
     pp: int,
@@ -54,9 +48,9 @@ def test_training_on_context_ranks_equals_autograd(
 ) -> None:
     degrees = {"tensor": tp, "context": cp, "sequence": sequence}
     chosen = spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, documents=documents, **degrees)
-    check(tmp_path, traced, {"only": chosen}, pp * dp * tp * cp)
+    check(tmp_path, segments, {"only": chosen}, pp * dp * tp * cp)
 
 
-def test_training_on_context_ranks_over_gloo(tmp_path: Path, traced: Segments) -> None:
+def test_training_on_context_ranks_over_gloo(tmp_path: Path, segments: Segments) -> None:
     chosen = spec(1, 2, 1, 2, STEPS, 1, "v3", "1f1b", context=2, sequence=8)
-    check(tmp_path, traced, {"only": chosen}, 2, transport="gloo")
+    check(tmp_path, segments, {"only": chosen}, 2, transport="gloo")

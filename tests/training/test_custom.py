@@ -80,8 +80,8 @@ def reference_with_modules(model: Model, sequence: int) -> Reference:
     ],
 )
 def test_training_equals_autograd(
-    tmp_path: Path, schedule: str, pp: int, dp: int, zero: int, recompute: tuple[str, ...]
+    tmp_path: Path, segments: Segments, schedule: str, pp: int, dp: int, zero: int, recompute: tuple[str, ...]
 ) -> None:
     plain = spec(pp, 1, dp, 2 * pp, STEPS, zero, "llama", schedule)
     chosen = with_modules(plain.model_copy(update={"recompute": recompute}))
-    check(tmp_path, Segments(), {"only": chosen}, pp * dp, make=reference_with_modules)
+    check(tmp_path, segments, {"only": chosen}, pp * dp, make=reference_with_modules)

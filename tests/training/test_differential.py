@@ -118,21 +118,15 @@ def batch_losses(model: Reference, samples: RandomSamples, indices: range, docum
     return model.losses(z.clamp(min=0), *targets, starts[:, :sequence])
 
 
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    """Segments traced so far: meshes share most of them."""
-    return Segments()
-
-
 @pytest.mark.parametrize(("pp", "ep", "dp", "zero"), MESHES)
-def test_training_equals_autograd(tmp_path: Path, traced: Segments, pp: int, ep: int, dp: int, zero: int) -> None:
+def test_training_equals_autograd(tmp_path: Path, segments: Segments, pp: int, ep: int, dp: int, zero: int) -> None:
     specs = {f"n{n:02}": spec(pp, ep, dp, n, STEPS, zero) for n in micro_batch_counts(pp)}
-    check(tmp_path, traced, specs, pp * dp)
+    check(tmp_path, segments, specs, pp * dp)
 
 
 def check(
     tmp_path: Path,
-    traced: Segments,
+    segments: Segments,
     specs: Mapping[str, Spec],
     world: int,
     transport: str = "memory",
@@ -140,7 +134,7 @@ def check(
 ) -> None:
     """Trains every spec on `world` ranks and compares what each of them leaves."""
     for name, chosen in specs.items():
-        build = compile_spec(chosen, segments=traced)
+        build = compile_spec(chosen, segments=segments)
         write_build(tmp_path / "builds" / name, build.files)
     run_module("tests.training.ranks", tmp_path, world, transport)
     references: dict[str, dict[str, Any]] = {}  # of a model and its recipe: they do not depend on the mesh
@@ -186,10 +180,10 @@ def row_bytes(buffers: Sequence[Buffer]) -> int:
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_training_over_gloo_equals_autograd(tmp_path: Path, traced: Segments, zero: int) -> None:
+def test_training_over_gloo_equals_autograd(tmp_path: Path, segments: Segments, zero: int) -> None:
     """Ranks on several machines train over gloo; so do these."""
     schedule = "dualpipe" if zero < 2 else "zbv"
-    check(tmp_path, traced, {"only": spec(2, 2, 2, 4, STEPS, zero, schedule=schedule)}, 4, transport="gloo")
+    check(tmp_path, segments, {"only": spec(2, 2, 2, 4, STEPS, zero, schedule=schedule)}, 4, transport="gloo")
 
 
 # Model and schedule, then as above: all forms of stages that are held once, tied embeddings on one rank and on two.
@@ -205,21 +199,21 @@ DIVIDED = [
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp"), DIVIDED)
 def test_training_on_divided_state_equals_autograd(
-    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+    tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
 ) -> None:
-    check(tmp_path, traced, {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule)}, pp * dp)
+    check(tmp_path, segments, {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule)}, pp * dp)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize("transport", ["memory", "gloo"])
 def test_sums_under_the_backward_have_the_same_bits(
-    tmp_path: Path, traced: Segments, transport: str, zero: int
+    tmp_path: Path, segments: Segments, transport: str, zero: int
 ) -> None:
     """They are those of sums that all start behind the last backward."""
     early = spec(2, 2, 2, 4, STEPS, zero)
     late = early.model_copy(update={"parallel": early.parallel.model_copy(update={"overlap_reduce": False})})
     for name, chosen in {"early": early, "late": late}.items():
-        write_build(tmp_path / "builds" / name, compile_spec(chosen, segments=traced).files)
+        write_build(tmp_path / "builds" / name, compile_spec(chosen, segments=segments).files)
     run_module("tests.training.ranks", tmp_path, 4, transport)
     for rank in range(4):
         left, right = (load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors") for name in ("early", "late"))
@@ -229,10 +223,10 @@ def test_sums_under_the_backward_have_the_same_bits(
 
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero"), OTHER_MODELS)
 def test_training_other_models_equals_autograd(
-    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+    tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
 ) -> None:
     specs = {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule)}
-    check(tmp_path, traced, specs, pp * dp)
+    check(tmp_path, segments, specs, pp * dp)
 
 
 # As above: latent and grouped attention with experts and MTP, a window with sinks, a rotation in front of attention.
@@ -246,11 +240,11 @@ DOCUMENTS = [
 
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero"), DOCUMENTS)
 def test_training_on_documents_that_see_themselves_alone(
-    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+    tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
 ) -> None:
     """The reference has attention on each document by itself."""
     specs = {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, documents="masked")}
-    check(tmp_path, traced, specs, pp * dp)
+    check(tmp_path, segments, specs, pp * dp)
 
 
 def compare(

@@ -17,11 +17,10 @@ from tests.training.specs import spec
 WORLD = 3
 
 
-def trained(folder: Path, specs: dict[str, Spec]) -> dict[str, list[dict[str, Tensor]]]:
+def trained(folder: Path, segments: Segments, specs: dict[str, Spec]) -> dict[str, list[dict[str, Tensor]]]:
     """What each rank leaves after the steps of each spec."""
-    traced = Segments()
     for name, chosen in specs.items():
-        write_build(folder / "builds" / name, compile_spec(chosen, segments=traced).files)
+        write_build(folder / "builds" / name, compile_spec(chosen, segments=segments).files)
     run_module("tests.training.ranks", folder, WORLD, "memory")
     ranks = range(WORLD)
     return {name: [load_file(folder / "out" / name / f"rank_{rank}.safetensors") for rank in ranks] for name in specs}
@@ -44,10 +43,10 @@ def differing(one: list[dict[str, Tensor]], other: list[dict[str, Tensor]]) -> l
     ]
 
 
-def test_bits_of_the_levels(tmp_path: Path) -> None:
+def test_bits_of_the_levels(tmp_path: Path, segments: Segments) -> None:
     """With one micro-batch all levels have the same bits. With several, 2 and 3 sum over data ranks first, 0 and 1
     over micro-batches first, and each two are equal."""
-    found = trained(tmp_path, {f"{zero} of {n}": chosen(zero, n) for n in (1, 3) for zero in range(4)})
+    found = trained(tmp_path, segments, {f"{zero} of {n}": chosen(zero, n) for n in (1, 3) for zero in range(4)})
     for zero in (1, 2, 3):
         assert differing(found["0 of 1"], found[f"{zero} of 1"]) == [], zero
     assert differing(found["0 of 3"], found["1 of 3"]) == []

@@ -49,14 +49,14 @@ def chosen(mesh: str, recipe: str) -> Spec:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Ranks:
     """What the ranks of each case leave: those of one number of ranks train one after the other."""
-    traced, found = Segments(), {}
+    found = {}
     for world in (1, 4):
         folder = tmp_path_factory.mktemp("ranks")
         cases = [case for case in CASES if (case[0] != "one") == (world == 4)]
         for case in cases:
-            write_build(folder / "builds" / "-".join(case), compile_spec(chosen(*case), segments=traced).files)
+            write_build(folder / "builds" / "-".join(case), compile_spec(chosen(*case), segments=segments).files)
         run_module("tests.training.ranks", folder, world, "memory")
         for case in cases:
             out = folder / "out" / "-".join(case)

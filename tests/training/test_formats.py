@@ -36,7 +36,6 @@ from tests.training.samples import RandomSamples, weight
 from tests.training.specs import spec
 from tests.training.test_bf16 import MODEL
 
-SEGMENTS = Segments()
 UNIT, HIGH_BITS = 16, np.uint64(40)
 LOW_LAYERS = BUILT_IN["nvfp4"].model_copy(update={"high": None})
 RECIPES = {
@@ -61,8 +60,8 @@ def chosen(precision: Precision, steps: int = 2) -> Spec:
     return spec(1, 1, 1, 4, steps).model_copy(update={"precision": precision, "model": MODEL})
 
 
-def trainer_of(folder: Path, precision: Precision, steps: int = 2) -> Trainer:
-    write_build(folder, compile_spec(chosen(precision, steps), segments=SEGMENTS).files)
+def trainer_of(folder: Path, segments: Segments, precision: Precision, steps: int = 2) -> Trainer:
+    write_build(folder, compile_spec(chosen(precision, steps), segments=segments).files)
     build = Build.open(folder)
     samples = Few(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
@@ -224,12 +223,17 @@ class Products:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_step_equals_an_independent_one(tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_equals_an_independent_one(
+    tmp_path: Path, segments: Segments, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     precision = RECIPES[recipe]
-    found = gradients(trainer_of(tmp_path / "found", precision))
+    found = gradients(trainer_of(tmp_path / "found", segments, precision))
     monkeypatch.setattr(Precision, "row_alignment", precision.row_alignment)  # so that the same rows share a scale
-    trainer = trainer_of(tmp_path / "plain", BUILT_IN["bf16"])
-    in_bf16, others = gradients(trainer_of(tmp_path / "plain", BUILT_IN["bf16"])), Products(trainer, precision).ops()
+    trainer = trainer_of(tmp_path / "plain", segments, BUILT_IN["bf16"])
+    in_bf16, others = (
+        gradients(trainer_of(tmp_path / "plain", segments, BUILT_IN["bf16"])),
+        Products(trainer, precision).ops(),
+    )
     package, replaced = f"dsc_build_{Build.open(tmp_path / 'plain').digest[:16]}.segments.", 0
     for name, module in list(sys.modules.items()):
         if name.startswith(package) and name.removeprefix(package).startswith(PRODUCTS):
@@ -247,10 +251,10 @@ def test_a_step_equals_an_independent_one(tmp_path: Path, recipe: str, monkeypat
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
-def test_the_loss_falls_as_in_bf16(tmp_path: Path, name: str) -> None:
+def test_the_loss_falls_as_in_bf16(tmp_path: Path, segments: Segments, name: str) -> None:
     losses = {}
     for precision in (BUILT_IN[name], BUILT_IN["bf16"]):
-        trainer = trainer_of(tmp_path / precision.name, precision, steps=12)
+        trainer = trainer_of(tmp_path / precision.name, segments, precision, steps=12)
         losses[precision.name] = [trainer.train_step()["loss"] for _ in range(12)]
     low, wide = losses.values()
     assert low[-1] < 0.4 * low[0] and wide[-1] < 0.4 * wide[0]
@@ -270,7 +274,7 @@ def test_layers_kept_high_have_segments_of_their_own() -> None:
     assert not any(of for site, of in stored.items() if site not in low)
 
 
-def test_experts_kept_high_take_rows_as_in_bf16(tmp_path: Path) -> None:
+def test_experts_kept_high_take_rows_as_in_bf16(tmp_path: Path, segments: Segments) -> None:
     """In `fp8_block` other experts take rows in E4M3; only the padding of rows is the same in all layers."""
     precision = BUILT_IN["fp8_block"].model_copy(update={"high": High(first=0, last=2)})
     found, wide = ({step.site: step for step in model_steps(chosen(each))} for each in (precision, BUILT_IN["bf16"]))
@@ -287,5 +291,5 @@ def test_experts_kept_high_take_rows_as_in_bf16(tmp_path: Path) -> None:
         else:
             assert isinstance(plain, ir.Use) and step.segment.key == plain.segment.key, site
     assert dict(found["L1.experts"].segment.stored)["rows"] == "float8_e4m3fn[1x128 pow2]"
-    trainer = trainer_of(tmp_path, precision)
+    trainer = trainer_of(tmp_path, segments, precision)
     assert all(bool(value.isfinite().all()) and bool(value.any()) for value in gradients(trainer).values())

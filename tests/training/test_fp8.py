@@ -148,13 +148,8 @@ class Roundings:
         assert median(apart) <= 1 / 2
 
 
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    return Segments()
-
-
-def built(folder: Path, of: Spec, traced: Segments) -> Path:
-    write_build(folder, compile_spec(of, segments=traced).files)
+def built(folder: Path, of: Spec, segments: Segments) -> Path:
+    write_build(folder, compile_spec(of, segments=segments).files)
     return folder
 
 
@@ -177,25 +172,25 @@ def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]
         ("gqa, everything", "nothing"),
     ],
 )
-def test_a_step_is_off_by_its_roundings(tmp_path: Path, traced: Segments, attention: str, recompute: str) -> None:
-    hold_to_roundings(tmp_path, traced, chosen(attention, recompute=recompute), chosen(attention, "fp64"))
+def test_a_step_is_off_by_its_roundings(tmp_path: Path, segments: Segments, attention: str, recompute: str) -> None:
+    hold_to_roundings(tmp_path, segments, chosen(attention, recompute=recompute), chosen(attention, "fp64"))
 
 
 @pytest.mark.parametrize("recompute", ["nothing", PUBLISHED])
-def test_adapters_beside_products_in_eight_bits(tmp_path: Path, traced: Segments, recompute: str) -> None:
+def test_adapters_beside_products_in_eight_bits(tmp_path: Path, segments: Segments, recompute: str) -> None:
     """Products of weights that stay are quantised as ever, those of adapters not at all."""
     lora = Lora(rank=4, alpha=6.0, on=("q_down", "q_up", "kv_up", "out", "up", "down", "projection"))
     of, wide = chosen(recompute=recompute), chosen(precision="fp64")
-    hold_to_roundings(tmp_path, traced, *(each.model_copy(update={"adapter": lora}) for each in (of, wide)))
+    hold_to_roundings(tmp_path, segments, *(each.model_copy(update={"adapter": lora}) for each in (of, wide)))
 
 
-def hold_to_roundings(tmp_path: Path, traced: Segments, of: Spec, exactly: Spec) -> None:
+def hold_to_roundings(tmp_path: Path, segments: Segments, of: Spec, exactly: Spec) -> None:
     """A step of a spec is off by its roundings; `exactly`: the same in FP64."""
     apart = of.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
-    found = step(built(tmp_path / "fused", of, traced), None)
-    folder = built(tmp_path / "apart", apart, traced)
+    found = step(built(tmp_path / "fused", of, segments), None)
+    folder = built(tmp_path / "apart", apart, segments)
     assert max(off(step(folder, None), found).values()) == 0.0, "a fused op rounds where its parts do"
     exact = step(folder, False)
-    wide = step(built(tmp_path / "wide", exactly, traced), None)
+    wide = step(built(tmp_path / "wide", exactly, segments), None)
     assert max(off(exact, wide).values()) < 1e-6  # losses are scaled by constants of FP32
     Roundings.of(folder, exact).hold(found)

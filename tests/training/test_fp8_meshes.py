@@ -54,15 +54,14 @@ def chosen(pp: int, ep: int, dp: int, zero: int = 0, recompute: str = "nothing",
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Tensor]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Callable[[str], list[dict[str, Tensor]]]:
     """What the ranks of a mesh leave after two steps; each mesh runs once."""
-    traced = Segments()
 
     @cache
     def run(name: str) -> list[dict[str, Tensor]]:
         pp, ep, dp, zero, transport = MESHES[name]
         folder, world = tmp_path_factory.mktemp("ranks"), pp * dp
-        write_build(folder / "builds" / "it", compile_spec(chosen(pp, ep, dp, zero), segments=traced).files)
+        write_build(folder / "builds" / "it", compile_spec(chosen(pp, ep, dp, zero), segments=segments).files)
         run_module("tests.training.ranks", folder, world, transport)
         return [load_file(folder / "out" / "it" / f"rank_{rank}.safetensors") for rank in range(world)]
 
@@ -85,7 +84,7 @@ def test_a_step_on_any_mesh_is_that_of_one_rank(ranks: Callable[[str], list[dict
 
 
 def test_context_ranks_are_off_by_roundings_alone(
-    ranks: Callable[[str], list[dict[str, Tensor]]], tmp_path: Path
+    ranks: Callable[[str], list[dict[str, Tensor]]], tmp_path: Path, segments: Segments
 ) -> None:
     """Tiles along rows hold other tokens than those of one rank, and are rounded otherwise: each gradient is as far
     from that of float64 as the gradient of one rank is."""
@@ -95,7 +94,8 @@ def test_context_ranks_are_off_by_roundings_alone(
     in_two = {"parallel": split, "cluster": base.cluster.model_copy(update={"node": machine})}
     left = {}
     for name, update in {"exact": {"precision": BUILT_IN["fp64"]}, "context": in_two}.items():
-        write_build(tmp_path / name / "builds" / "it", compile_spec(base.model_copy(update=update)).files)
+        files = compile_spec(base.model_copy(update=update), segments=segments).files
+        write_build(tmp_path / name / "builds" / "it", files)
         run_module("tests.training.ranks", tmp_path / name, 2 if name == "context" else 1, "memory")
         left[name] = load_file(tmp_path / name / "out" / "it" / "rank_0.safetensors")
     (one,) = ranks("one")
@@ -117,6 +117,8 @@ def test_with_zero_bits_are_equal(ranks: Callable[[str], list[dict[str, Tensor]]
 
 
 @pytest.mark.parametrize(("pp", "ep", "dp", "recompute"), [(1, 1, 1, "nothing"), (2, 2, 2, "as published")])
-def test_proven_peak_is_the_measured_one(tmp_path: Path, pp: int, ep: int, dp: int, recompute: str) -> None:
+def test_proven_peak_is_the_measured_one(
+    tmp_path: Path, segments: Segments, pp: int, ep: int, dp: int, recompute: str
+) -> None:
     assert recompute in RECOMPUTE
-    measured_peaks(tmp_path, chosen(pp, ep, dp, recompute=recompute, steps=1))
+    measured_peaks(tmp_path, segments, chosen(pp, ep, dp, recompute=recompute, steps=1))

@@ -19,12 +19,6 @@ from tests.training.test_memory import measured_peaks
 from tests.training.test_nodes import on_nodes
 
 
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    """Segments traced so far: meshes share most of them."""
-    return Segments()
-
-
 def again(of: Spec, layers: int | None = None, *names: str) -> Spec:
     """The spec with all layers run again, or the first ones of each stage, and `names` in the others."""
     return of.model_copy(update={"recompute": ("layer", *names), "recompute_layers": layers})
@@ -35,10 +29,10 @@ def with_layout(plain: Spec) -> Spec:
     return plain.model_copy(update={"parallel": plain.parallel.model_copy(update={"layout": "Ett|ttmL"})})
 
 
-def equal_to_the_bit(folder: Path, traced: Segments, plain: Spec, others: dict[str, Spec]) -> None:
+def equal_to_the_bit(folder: Path, segments: Segments, plain: Spec, others: dict[str, Spec]) -> None:
     """Each spec trains as autograd does, and its gradients, weights, biases and losses are those of `plain`."""
     world = plain.parallel.pipeline * plain.parallel.columns
-    check(folder, traced, {"none": plain} | others, world)
+    check(folder, segments, {"none": plain} | others, world)
     for rank in range(world):
         expected = load_file(folder / "out" / "none" / f"rank_{rank}.safetensors")
         for name in others:
@@ -64,24 +58,24 @@ def equal_to_the_bit(folder: Path, traced: Segments, plain: Spec, others: dict[s
     ],
 )
 def test_training_is_equal_to_the_bit(
-    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int, tp: int
+    tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int, tp: int
 ) -> None:
     plain = spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp)
     plain = with_layout(plain) if of == "split" else plain
     # norms that two segments make again are in another bucket at zero = 3, whose squares are summed in another order
     others = {"all": again(plain), "one": again(plain, 1, *(("rmsnorm",) if zero < 3 else ()), "swiglu")}
-    equal_to_the_bit(tmp_path, traced, plain, others)
+    equal_to_the_bit(tmp_path, segments, plain, others)
 
 
-def test_sequences_of_context_ranks_are_put_together_again(tmp_path: Path, traced: Segments) -> None:
+def test_sequences_of_context_ranks_are_put_together_again(tmp_path: Path, segments: Segments) -> None:
     plain = with_layout(spec(2, 1, 1, 4, STEPS, 1, "v3", "1f1b", context=2, sequence=8))
-    equal_to_the_bit(tmp_path, traced, plain, {"all": again(plain)})
+    equal_to_the_bit(tmp_path, segments, plain, {"all": again(plain)})
 
 
-def test_rows_go_through_nodes_again(tmp_path: Path, traced: Segments) -> None:
+def test_rows_go_through_nodes_again(tmp_path: Path, segments: Segments) -> None:
     plain = on_nodes(spec(1, 4, 4, 3, STEPS), 2)
     assert plain.by_nodes
-    equal_to_the_bit(tmp_path, traced, plain, {"all": again(plain)})
+    equal_to_the_bit(tmp_path, segments, plain, {"all": again(plain)})
 
 
 @pytest.mark.parametrize(
@@ -95,15 +89,28 @@ def test_rows_go_through_nodes_again(tmp_path: Path, traced: Segments) -> None:
     ],
 )
 def test_proven_peak_is_the_measured_one_and_lower(
-    tmp_path: Path, of: str, schedule: str, pp: int, ep: int, dp: int, n: int, zero: int, tp: int, layers: int | None
+    tmp_path: Path,
+    segments: Segments,
+    of: str,
+    schedule: str,
+    pp: int,
+    ep: int,
+    dp: int,
+    n: int,
+    zero: int,
+    tp: int,
+    layers: int | None,
 ) -> None:
     plain = spec(pp, ep, dp, n, zero=zero, of=of, schedule=schedule, tensor=tp)
     folders = [tmp_path / "kept", tmp_path / "again"]
     for folder in folders:
         folder.mkdir()
-    kept, lower = measured_peaks(folders[0], plain), measured_peaks(folders[1], again(plain, layers))
+    kept, lower = (
+        measured_peaks(folders[0], segments, plain),
+        measured_peaks(folders[1], segments, again(plain, layers)),
+    )
     assert max(lower) < max(kept) and all(one <= other for one, other in zip(lower, kept, strict=True)), (lower, kept)
 
 
-def test_forwarded_rows_are_counted_again(tmp_path: Path) -> None:
-    measured_peaks(tmp_path, again(on_nodes(spec(1, 4, 4, 2, precision="fp8_block"), 2)))
+def test_forwarded_rows_are_counted_again(tmp_path: Path, segments: Segments) -> None:
+    measured_peaks(tmp_path, segments, again(on_nodes(spec(1, 4, 4, 2, precision="fp8_block"), 2)))

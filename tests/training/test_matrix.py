@@ -23,12 +23,6 @@ SIZES = [1, 2, 4, 8]
 MESHES = [mesh for mesh in product(SIZES, repeat=4) if mesh[0] * mesh[1] * mesh[2] * mesh[3] <= WORLD]
 
 
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    """Segments traced so far: meshes share most of them."""
-    return Segments()
-
-
 def schedules(pp: int, zero: int) -> list[str]:
     """The schedules that a mesh may have: one copy of each stage where its state is divided."""
     if pp == 1:
@@ -73,17 +67,17 @@ def meshes_of(pp: int, dp: int, cp: int, tp: int) -> Iterator[tuple[str, Spec]]:
 
 
 @pytest.mark.parametrize(("pp", "dp", "cp", "tp"), MESHES)
-def test_one_way_of_each_mesh(tmp_path: Path, traced: Segments, pp: int, dp: int, cp: int, tp: int) -> None:
+def test_one_way_of_each_mesh(tmp_path: Path, segments: Segments, pp: int, dp: int, cp: int, tp: int) -> None:
     """Each mesh is tried with another way to spread experts and state."""
     specs = dict(meshes_of(pp, dp, cp, tp))
     chosen = [*specs][MESHES.index((pp, dp, cp, tp)) * 7 % len(specs)]
-    check(tmp_path, traced, {chosen: specs[chosen]}, pp * dp * cp * tp)
+    check(tmp_path, segments, {chosen: specs[chosen]}, pp * dp * cp * tp)
 
 
 @pytest.mark.parametrize("zero", range(4))
 @pytest.mark.parametrize(("pp", "dp", "cp", "tp"), MESHES)
 def test_every_way_of_each_mesh(
-    tmp_path: Path, traced: Segments, pp: int, dp: int, cp: int, tp: int, zero: int
+    tmp_path: Path, segments: Segments, pp: int, dp: int, cp: int, tp: int, zero: int
 ) -> None:
     specs = {name: each for name, each in meshes_of(pp, dp, cp, tp) if each.parallel.zero == zero}
-    check(tmp_path, traced, specs, pp * dp * cp * tp)
+    check(tmp_path, segments, specs, pp * dp * cp * tp)

@@ -10,6 +10,7 @@ import pytest
 
 from compiler.build import compile_spec, write_build
 from compiler.decide import lower_spec
+from compiler.emit.segment_cache import Segments
 from compiler.ir.received_rows import Received
 from compiler.predict.memory import rank_memories
 from compiler.proof import prove
@@ -30,10 +31,10 @@ from tests.training.specs import spec
     ],
 )
 def test_proven_peak_is_the_measured_one(
-    tmp_path: Path, of: str, pp: int, ep: int, dp: int, n: int, schedule: str
+    tmp_path: Path, segments: Segments, of: str, pp: int, ep: int, dp: int, n: int, schedule: str
 ) -> None:
     """The proven peak is the measured one, also under a V, where a message stays in its storage at the bottom."""
-    measured_peaks(tmp_path, spec(pp, ep, dp, n, of=of, schedule=schedule))
+    measured_peaks(tmp_path, segments, spec(pp, ep, dp, n, of=of, schedule=schedule))
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -42,10 +43,10 @@ def test_proven_peak_is_the_measured_one(
     [("v3", 2, 2, 2, 4, "zbv"), ("v3", 2, 1, 2, 4, "dualpipev"), ("qwen", 1, 1, 3, 2, "1f1b")],
 )
 def test_what_is_divided_is_put_together_as_proven(
-    tmp_path: Path, of: str, pp: int, ep: int, dp: int, n: int, schedule: str, zero: int
+    tmp_path: Path, segments: Segments, of: str, pp: int, ep: int, dp: int, n: int, schedule: str, zero: int
 ) -> None:
     """Gathered weights and the gradients of a micro-batch are values of a program: they are counted to the byte."""
-    measured_peaks(tmp_path, spec(pp, ep, dp, n, of=of, schedule=schedule, zero=zero))
+    measured_peaks(tmp_path, segments, spec(pp, ep, dp, n, of=of, schedule=schedule, zero=zero))
 
 
 @pytest.mark.parametrize(
@@ -58,33 +59,33 @@ def test_what_is_divided_is_put_together_as_proven(
     ],
 )
 def test_rows_of_tensor_ranks_are_put_together_as_proven(
-    tmp_path: Path, of: str, pp: int, ep: int, dp: int, n: int, schedule: str
+    tmp_path: Path, segments: Segments, of: str, pp: int, ep: int, dp: int, n: int, schedule: str
 ) -> None:
     """Rows that are gathered, and sums that are scattered, are values of a program: they are counted to the byte."""
-    measured_peaks(tmp_path, spec(pp, ep, dp, n, of=of, schedule=schedule, tensor=2))
+    measured_peaks(tmp_path, segments, spec(pp, ep, dp, n, of=of, schedule=schedule, tensor=2))
 
 
 @pytest.mark.parametrize(
     ("of", "pp", "ep", "dp", "tp", "schedule"), [("v3", 2, 2, 2, 1, "dualpipe"), ("split", 2, 1, 1, 2, "zbv")]
 )
 def test_sequences_of_context_ranks_are_put_together_as_proven(
-    tmp_path: Path, of: str, pp: int, ep: int, dp: int, tp: int, schedule: str
+    tmp_path: Path, segments: Segments, of: str, pp: int, ep: int, dp: int, tp: int, schedule: str
 ) -> None:
-    measured_peaks(tmp_path, spec(pp, ep, dp, 4, of=of, schedule=schedule, tensor=tp, context=2, sequence=8))
+    measured_peaks(tmp_path, segments, spec(pp, ep, dp, 4, of=of, schedule=schedule, tensor=tp, context=2, sequence=8))
 
 
 @pytest.mark.parametrize("ep", [1, 2])
-def test_padded_rows_are_counted(tmp_path: Path, ep: int) -> None:
+def test_padded_rows_are_counted(tmp_path: Path, segments: Segments, ep: int) -> None:
     """In blocks of FP8 the rows of an expert are padded to multiples of 128, by one rank too: they are counted to the
     byte."""
-    measured_peaks(tmp_path, spec(1, ep, ep, 2, precision="fp8_block", schedule="1f1b"))
+    measured_peaks(tmp_path, segments, spec(1, ep, ep, 2, precision="fp8_block", schedule="1f1b"))
 
 
-def measured_peaks(tmp_path: Path, chosen: Spec) -> list[int]:
+def measured_peaks(tmp_path: Path, segments: Segments, chosen: Spec) -> list[int]:
     """Bytes of each rank in a step, by its ledger, which are those that the proof gives."""
     pp, dp = chosen.parallel.pipeline, chosen.parallel.columns
     n = chosen.train.batch.end // (chosen.parallel.data * chosen.train.micro_batch)
-    write_build(tmp_path / "build", compile_spec(chosen).files)
+    write_build(tmp_path / "build", compile_spec(chosen, segments=segments).files)
     run_module("tests.training.ledger", tmp_path, pp * dp)
     lowered = lower_spec(chosen)
     peaks = []

@@ -22,15 +22,14 @@ from tests.training.specs import spec
 
 STEPS, RATE = 4, 1e-2  # its largest
 SHORT, WIDE = Precision(name="short", moments="bf16"), Precision(name="wide", moments="fp32")
-SEGMENTS = Segments()  # the segments of both are the same
 
 
 def chosen(precision: Precision, dp: int = 1, zero: int = 0) -> Spec:
     return spec(1, 1, dp, 4 // dp, STEPS, zero).model_copy(update={"precision": precision})
 
 
-def trainer_of(folder: Path, precision: Precision) -> Trainer:
-    write_build(folder, compile_spec(chosen(precision), segments=SEGMENTS).files)
+def trainer_of(folder: Path, segments: Segments, precision: Precision) -> Trainer:
+    write_build(folder, compile_spec(chosen(precision), segments=segments).files)
     build = Build.open(folder)
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
@@ -48,11 +47,11 @@ def held(trainer: Trainer) -> dict[str, Tensor]:
     }
 
 
-def test_the_first_update_is_that_of_fp32_moments(tmp_path: Path) -> None:
+def test_the_first_update_is_that_of_fp32_moments(tmp_path: Path, segments: Segments) -> None:
     """Weights see the moments of a step before they are rounded; then moments are the nearest that BF16 holds."""
     after = {}
     for precision in (SHORT, WIDE):
-        trainer = trainer_of(tmp_path / precision.name, precision)
+        trainer = trainer_of(tmp_path / precision.name, segments, precision)
         trainer.train_step()
         after[precision.name] = held(trainer)
     for name, exact in after["wide"].items():
@@ -67,11 +66,11 @@ def test_the_first_update_is_that_of_fp32_moments(tmp_path: Path) -> None:
             assert ((found - exact).abs() <= 2.0**-22 * exact.abs() + 2.0**-20 * RATE).all(), name
 
 
-def test_without_fp32_master_weights_each_update_is_rounded(tmp_path: Path) -> None:
+def test_without_fp32_master_weights_each_update_is_rounded(tmp_path: Path, segments: Segments) -> None:
     """Weights that BF16 holds are updated as FP32 ones are, and rounded; biases are FP32 in both."""
     after = {}
     for precision in (Precision(name="none", master="bf16"), WIDE):
-        trainer = trainer_of(tmp_path / precision.name, precision)
+        trainer = trainer_of(tmp_path / precision.name, segments, precision)
         for bucket, entry, values in trainer.state.logical(lambda bucket: bucket.parameters):
             bucket.set_weight(entry, values.clone())
         trainer.train_step()
@@ -88,8 +87,8 @@ def test_without_fp32_master_weights_each_update_is_rounded(tmp_path: Path) -> N
             assert ((found - exact).abs() <= 2.0**-21 * exact.abs()).all(), name
 
 
-def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path) -> None:
-    straight, before, after = (trainer_of(tmp_path / name, SHORT) for name in ("straight", "before", "after"))
+def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -> None:
+    straight, before, after = (trainer_of(tmp_path / name, segments, SHORT) for name in ("straight", "before", "after"))
     losses = [straight.train_step()["loss"] for _ in range(STEPS)]
     found = [before.train_step()["loss"] for _ in range(STEPS // 2)]
     saved = held(before)
@@ -100,11 +99,11 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path) -> None:
     assert_equal(held(after), held(straight))
 
 
-def test_parts_of_them_on_two_ranks_make_the_same_weights(tmp_path: Path) -> None:
+def test_parts_of_them_on_two_ranks_make_the_same_weights(tmp_path: Path, segments: Segments) -> None:
     """ZeRO cuts buckets where it falls: an element's update is the same beside whichever others."""
     for zero in (0, 1):
         write_build(
-            tmp_path / "builds" / f"zero_{zero}", compile_spec(chosen(SHORT, dp=2, zero=zero), segments=SEGMENTS).files
+            tmp_path / "builds" / f"zero_{zero}", compile_spec(chosen(SHORT, dp=2, zero=zero), segments=segments).files
         )
     run_module("tests.training.ranks", tmp_path, 2, "memory")
     for rank in range(2):

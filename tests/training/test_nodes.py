@@ -23,13 +23,8 @@ def on_nodes(chosen: Spec, nodes: int, route: str | None = None) -> Spec:
     return chosen.model_copy(update={"cluster": cluster, "parallel": parallel})
 
 
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    return Segments()
-
-
 @pytest.mark.parametrize("transport", ["memory", "gloo"])
-def test_training_by_nodes_equals_autograd(tmp_path: Path, traced: Segments, transport: str) -> None:
+def test_training_by_nodes_equals_autograd(tmp_path: Path, segments: Segments, transport: str) -> None:
     """Groups of four ranks on two nodes of two, and on four of one; pipeline ranks with groups on two nodes of one."""
     specs = {
         "two": on_nodes(spec(1, 4, 4, 3, STEPS), 2),
@@ -38,13 +33,13 @@ def test_training_by_nodes_equals_autograd(tmp_path: Path, traced: Segments, tra
         "softmax": on_nodes(spec(1, 4, 4, 3, STEPS, of="v2"), 2),
     }
     assert all(each.by_nodes for each in specs.values())
-    check(tmp_path, traced, specs, 4, transport)
+    check(tmp_path, segments, specs, 4, transport)
 
 
 @pytest.mark.parametrize("precision", ["fp64", "bf16", "fp8_block"])
-def test_forwarded_rows_are_counted(tmp_path: Path, precision: str) -> None:
-    measured_peaks(tmp_path, on_nodes(spec(1, 4, 4, 2, precision=precision), 2))
+def test_forwarded_rows_are_counted(tmp_path: Path, segments: Segments, precision: str) -> None:
+    measured_peaks(tmp_path, segments, on_nodes(spec(1, 4, 4, 2, precision=precision), 2))
 
 
-def test_forwarded_rows_are_counted_in_a_pipeline(tmp_path: Path) -> None:
-    measured_peaks(tmp_path, on_nodes(spec(2, 2, 2, 6), 4))
+def test_forwarded_rows_are_counted_in_a_pipeline(tmp_path: Path, segments: Segments) -> None:
+    measured_peaks(tmp_path, segments, on_nodes(spec(2, 2, 2, 6), 4))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from compiler.emit.recipe import data_request
+from compiler.emit.segment_cache import Segments
 from dsl.schema import Batch, Chat, Moe, Spec
 from runtime.data.prepare import prepare
 from runtime.data.samples import RowSamples, samples_of
@@ -33,7 +34,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(data_request(chat_spec("llama", "fp32")), folder, folder / "data", lambda *_: None).folder
 
 
-def trained(folder: Path, corpus: Path, of: str, precision: str, pack: bool) -> tuple[Trainer, Spec]:
+def trained(
+    folder: Path, segments: Segments, corpus: Path, of: str, precision: str, pack: bool
+) -> tuple[Trainer, Spec]:
     """A trainer whose step takes every row once. Balancing losses are of sequences, and left out."""
     chosen = chat_spec(of, precision)
     chat = Chat(pack=pack)
@@ -54,7 +57,7 @@ def trained(folder: Path, corpus: Path, of: str, precision: str, pack: bool) -> 
     data = chosen.data.model_copy(update={"chat": chat})
     model = chosen.model.model_copy(update={"layers": layers})
     chosen = chosen.model_copy(update={"train": train, "data": data, "model": model})
-    return trainer_of(folder / ("packed" if pack else "alone"), chosen, samples)[0], chosen
+    return trainer_of(folder / ("packed" if pack else "alone"), segments, chosen, samples)[0], chosen
 
 
 def data_request_of(chosen: Spec, chat: Chat) -> object:
@@ -66,9 +69,11 @@ def unbalanced(ffn: Moe) -> object:
 
 
 @pytest.mark.parametrize("of", ["v3", "qwen", "everything", "yarn"])
-def test_packed_rows_have_the_losses_and_gradients_that_they_have_alone(tmp_path: Path, corpus: Path, of: str) -> None:
+def test_packed_rows_have_the_losses_and_gradients_that_they_have_alone(
+    tmp_path: Path, segments: Segments, corpus: Path, of: str
+) -> None:
     """In float64: latent and grouped queries, experts, MTP, a window with sinks and a softcap, scaled rotation."""
-    (packed, _), (alone, _) = (trained(tmp_path, corpus, of, "fp64", pack) for pack in (True, False))
+    (packed, _), (alone, _) = (trained(tmp_path, segments, corpus, of, "fp64", pack) for pack in (True, False))
     assert packed.plan.train.batch.end < alone.plan.train.batch.end
     losses, wanted = (trainer._losses(trainer.accumulate()) for trainer in (packed, alone))
     assert losses.keys() == wanted.keys()
@@ -81,8 +86,10 @@ def test_packed_rows_have_the_losses_and_gradients_that_they_have_alone(tmp_path
     assert max(gradient.abs().max() for gradient in expected.values()) > 0
 
 
-def test_the_loss_and_gradients_are_those_of_llama_under_a_mask_of_blocks(tmp_path: Path, corpus: Path) -> None:
-    trainer, chosen = trained(tmp_path, corpus, "llama", "fp32", pack=True)
+def test_the_loss_and_gradients_are_those_of_llama_under_a_mask_of_blocks(
+    tmp_path: Path, segments: Segments, corpus: Path
+) -> None:
+    trainer, chosen = trained(tmp_path, segments, corpus, "llama", "fp32", pack=True)
     source = trainer.train_source
     assert isinstance(source, RowSamples)
     weights = {e.name: w.clone() for _, e, w in trainer.state.logical(lambda bucket: bucket.parameters)}
@@ -109,9 +116,9 @@ def test_the_loss_and_gradients_are_those_of_llama_under_a_mask_of_blocks(tmp_pa
     assert abs(joined.item() - wanted.item()) > 1e-3, "without a mask it would agree as well"
 
 
-def test_a_step_in_bf16_is_near_the_step_in_float64(tmp_path: Path, corpus: Path) -> None:
+def test_a_step_in_bf16_is_near_the_step_in_float64(tmp_path: Path, segments: Segments, corpus: Path) -> None:
     (low, _), (exact, _) = (
-        trained(tmp_path / precision, corpus, "v3", precision, pack=True) for precision in ("bf16", "fp64")
+        trained(tmp_path / precision, segments, corpus, "v3", precision, pack=True) for precision in ("bf16", "fp64")
     )
     losses = [trainer.train_step() for trainer in (low, exact)]
     for name in ("loss", "mtp_loss", "grad_norm"):

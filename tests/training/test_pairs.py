@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from compiler.emit.segment_cache import Segments
 from compiler.schedules.costs import PAIR_KINDS
 from compiler.schedules.schedule import Schedule
 from compiler.spec_files import with_schedule
@@ -22,7 +23,7 @@ ANOTHER = (
 )
 
 
-def test_every_pair_of_actions_trains_as_autograd_does(tmp_path: Path) -> None:
+def test_every_pair_of_actions_trains_as_autograd_does(tmp_path: Path, segments: Segments) -> None:
     schedules = [Schedule.from_text(text) for text in (MINE, ANOTHER)]
     assert frozenset().union(*map(pair_kinds, schedules)) == set(PAIR_KINDS)
     for schedule in schedules:
@@ -31,4 +32,4 @@ def test_every_pair_of_actions_trains_as_autograd_does(tmp_path: Path) -> None:
         named = spec(1, 2, 2, n, STEPS).model_copy(update={"schedule": Named(file="mine.schedule")})
         folder = tmp_path / f"n{n}"
         folder.mkdir()
-        check(folder, {}, {"mine": with_schedule(named, schedule)}, 2)
+        check(folder, segments, {"mine": with_schedule(named, schedule)}, 2)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from compiler.emit.segment_cache import Segments
 from dsl.schema import Spec
 from tests.training.specs import spec
 from tests.training.test_differential import STEPS, check
@@ -32,11 +33,18 @@ def again(of: Spec, *names: str) -> Spec:
     ],
 )
 def test_training_is_equal_to_the_bit(
-    tmp_path: Path, of: str, schedule: str, pp: int, ep: int, dp: int, choices: tuple[tuple[str, ...], ...]
+    tmp_path: Path,
+    segments: Segments,
+    of: str,
+    schedule: str,
+    pp: int,
+    ep: int,
+    dp: int,
+    choices: tuple[tuple[str, ...], ...],
 ) -> None:
     """Training equals autograd like every run; gradients, weights, biases and losses equal the run that keeps all."""
     plain = spec(pp, ep, dp, 2 * pp, STEPS, of=of, schedule=schedule)
-    check(tmp_path, {}, {"none": plain} | {"_".join(names): again(plain, *names) for names in choices}, pp * dp)
+    check(tmp_path, segments, {"none": plain} | {"_".join(names): again(plain, *names) for names in choices}, pp * dp)
     for rank in range(pp * dp):
         expected = load_file(tmp_path / "out" / "none" / f"rank_{rank}.safetensors")
         for names in choices:
@@ -55,12 +63,20 @@ def test_training_is_equal_to_the_bit(
     ],
 )
 def test_proven_peak_is_the_measured_one_and_lower(
-    tmp_path: Path, of: str, schedule: str, pp: int, ep: int, dp: int, n: int, names: tuple[str, ...]
+    tmp_path: Path,
+    segments: Segments,
+    of: str,
+    schedule: str,
+    pp: int,
+    ep: int,
+    dp: int,
+    n: int,
+    names: tuple[str, ...],
 ) -> None:
     plain = spec(pp, ep, dp, n, of=of, schedule=schedule)
     folders = [tmp_path / "kept", tmp_path / "again"]
     for folder in folders:
         folder.mkdir()
-    kept = measured_peaks(folders[0], plain)
-    lower = measured_peaks(folders[1], again(plain, *names))
+    kept = measured_peaks(folders[0], segments, plain)
+    lower = measured_peaks(folders[1], segments, again(plain, *names))
     assert all(one < other for one, other in zip(lower, kept, strict=True)), (lower, kept)

@@ -51,12 +51,7 @@ def of(experts: int, route: str | None) -> Spec:
 
 
 @pytest.fixture(scope="module")
-def traced() -> Segments:
-    return Segments()
-
-
-@pytest.fixture(scope="module")
-def by(tmp_path_factory: pytest.TempPathFactory, traced: Segments) -> Callable[[int, str], list[dict[str, Tensor]]]:
+def by(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Callable[[int, str], list[dict[str, Tensor]]]:
     """What both ranks leave after two steps, by the number of experts and the route."""
 
     @cache
@@ -64,7 +59,7 @@ def by(tmp_path_factory: pytest.TempPathFactory, traced: Segments) -> Callable[[
         folder = tmp_path_factory.mktemp("ranks")
         spec = of(experts, route)
         assert spec.by_nodes == (route == "nodes")
-        write_build(folder / "builds" / "it", compile_spec(spec, segments=traced).files)
+        write_build(folder / "builds" / "it", compile_spec(spec, segments=segments).files)
         run_module("tests.training.ranks", folder, NODES, "memory")
         return [load_file(folder / "out" / "it" / f"rank_{rank}.safetensors") for rank in range(NODES)]
 
@@ -141,10 +136,10 @@ def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, str
 
 
 def test_routes_differ_by_one_rounding_of_sums(
-    by: Callable[[int, str], list[dict[str, Tensor]]], tmp_path: Path, traced: Segments
+    by: Callable[[int, str], list[dict[str, Tensor]]], tmp_path: Path, segments: Segments
 ) -> None:
     """Two experts on a node: each route has the losses and gradients of one rank whose rows come back so."""
-    write_build(tmp_path / "one", compile_spec(of(4, None), segments=traced).files)
+    write_build(tmp_path / "one", compile_spec(of(4, None), segments=segments).files)
     exact = step(tmp_path / "one")
     assert off(of_ranks(by(4, "flat")), exact) <= (SUMS, "")
     found = of_ranks(by(4, "nodes"))

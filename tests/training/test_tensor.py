@@ -11,13 +11,6 @@ from tests.training.specs import spec
 from tests.training.test_differential import STEPS, check
 from tests.training.test_nodes import on_nodes
 
-
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    """Segments traced so far: meshes share most of them."""
-    return Segments()
-
-
 # Model and schedule, then pipeline, data and tensor ranks, and ZeRO stage.
 SPLIT = [
     ("llama", "1f1b", 1, 1, 2, 0),
@@ -50,54 +43,54 @@ EXPERTS = [
 
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "tp", "zero"), EXPERTS)
 def test_experts_have_tensor_ranks_as_data_ranks(
-    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, tp: int, zero: int
+    tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, tp: int, zero: int
 ) -> None:
     """The groups of experts are folded over those of attention: neighbouring columns, whatever rows they have. What
     attention adds may be normed, scaled and biased in front of experts."""
     specs = {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp)}
-    check(tmp_path, traced, specs, pp * dp * tp)
+    check(tmp_path, segments, specs, pp * dp * tp)
 
 
-def test_rows_of_tensor_ranks_go_through_nodes(tmp_path: Path, traced: Segments) -> None:
+def test_rows_of_tensor_ranks_go_through_nodes(tmp_path: Path, segments: Segments) -> None:
     """Groups of four expert ranks on two nodes each, of two data ranks with two tensor ranks."""
     chosen = on_nodes(spec(1, 4, 4, 2, STEPS, 1, tensor=2), 4)
     assert chosen.by_nodes
-    check(tmp_path, traced, {"only": chosen}, 8)
+    check(tmp_path, segments, {"only": chosen}, 8)
 
 
 @pytest.mark.parametrize(("of", "schedule", "pp", "dp", "tp", "zero"), SPLIT)
 def test_training_on_tensor_ranks_equals_autograd(
-    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, dp: int, tp: int, zero: int
+    tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, dp: int, tp: int, zero: int
 ) -> None:
     specs = {"only": spec(pp, 1, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp)}
-    check(tmp_path, traced, specs, pp * dp * tp)
+    check(tmp_path, segments, specs, pp * dp * tp)
 
 
 @pytest.mark.parametrize(("schedule", "pp"), [("1f1b", 1), ("zbv", 2)])
 def test_training_on_tensor_ranks_with_documents_apart(
-    tmp_path: Path, traced: Segments, schedule: str, pp: int
+    tmp_path: Path, segments: Segments, schedule: str, pp: int
 ) -> None:
     """Attention has all rows of a sequence, and where its documents begin."""
     specs = {"only": spec(pp, 1, 1, 2 * pp, STEPS, 1, "split", schedule, documents="masked", tensor=2)}
-    check(tmp_path, traced, specs, pp * 2)
+    check(tmp_path, segments, specs, pp * 2)
 
 
-def test_logits_of_a_part_that_are_made_again(tmp_path: Path, traced: Segments) -> None:
+def test_logits_of_a_part_that_are_made_again(tmp_path: Path, segments: Segments) -> None:
     """The heads make the logits of their words block by block."""
     chosen = spec(2, 1, 1, 4, STEPS, 1, "latent", "zbv", tensor=2).model_copy(update={"recompute": ("logits",)})
-    check(tmp_path, traced, {"only": chosen}, 4)
+    check(tmp_path, segments, {"only": chosen}, 4)
 
 
 @pytest.mark.parametrize("zero", [1, 3])
-def test_training_on_tensor_ranks_over_gloo(tmp_path: Path, traced: Segments, zero: int) -> None:
+def test_training_on_tensor_ranks_over_gloo(tmp_path: Path, segments: Segments, zero: int) -> None:
     specs = {"only": spec(1, 1, 2, 2, STEPS, zero, "split", "1f1b", tensor=2)}
-    check(tmp_path, traced, specs, 4, transport="gloo")
+    check(tmp_path, segments, specs, 4, transport="gloo")
 
 
 @pytest.mark.parametrize("vocab", [60, 61])
-def test_a_pipeline_rank_without_layers(tmp_path: Path, traced: Segments, vocab: int) -> None:
+def test_a_pipeline_rank_without_layers(tmp_path: Path, segments: Segments, vocab: int) -> None:
     """Under zbv the first rank of two may have the embedding and the head alone. It exchanges no rows where both are
     whole: tensor ranks do not divide a vocabulary of 61 words."""
     chosen = spec(2, 1, 1, 4, STEPS, 1, "llama", "zbv", tensor=2, vocab=vocab)
     chosen = chosen.model_copy(update={"parallel": chosen.parallel.model_copy(update={"layout": "E|tt|tt|L"})})
-    check(tmp_path, traced, {"only": chosen}, 4)
+    check(tmp_path, segments, {"only": chosen}, 4)

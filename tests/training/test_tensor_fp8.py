@@ -37,10 +37,10 @@ def chosen(attention: str, precision: str = "fp8_block", recompute: str = "nothi
     )
 
 
-def steps(folder: Path, of: Spec, traced: Segments, *ways: str) -> list[dict[str, dict[str, Tensor]]]:
+def steps(folder: Path, of: Spec, segments: Segments, *ways: str) -> list[dict[str, dict[str, Tensor]]]:
     """Gradients of the first step by way, of each tensor rank. Those of weights that both have are summed here, where
     the run itself did not: it sums its own, not those in float64."""
-    write_build(folder / "build", compile_spec(of, segments=traced).files)
+    write_build(folder / "build", compile_spec(of, segments=segments).files)
     run_module("tests.training.wide_ranks", folder, RANKS, *ways)
     split = slices_of(of, 0)
     found: list[dict[str, dict[str, Tensor]]] = [{} for _ in range(RANKS)]
@@ -58,27 +58,22 @@ def slices_of(of: Spec, rank: int) -> dict[str, Slice]:
     return {tensor.replace(".", "_"): its for tensor, its in held if its}
 
 
-@pytest.fixture(scope="module")
-def traced() -> Segments:
-    return Segments()
-
-
 @pytest.mark.parametrize(
     ("attention", "recompute"),
     [("mla", PUBLISHED), ("gqa", "nothing"), ("mla", "whole"), ("gqa, everything", "nothing")],
 )
 def test_a_step_on_tensor_ranks_is_off_by_its_roundings(
-    tmp_path: Path, traced: Segments, attention: str, recompute: str
+    tmp_path: Path, segments: Segments, attention: str, recompute: str
 ) -> None:
     """In float64 without roundings it is the step of one rank in FP64."""
     of = chosen(attention, recompute=recompute)
     samples = [str(seed) for seed in range(SAMPLES)]
     apart = of.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
-    found = steps(tmp_path / "apart", apart, traced, "run", "exact", "nearest", *samples)
-    for mine, other in zip(steps(tmp_path / "fused", of, traced, "run"), found, strict=True):
+    found = steps(tmp_path / "apart", apart, segments, "run", "exact", "nearest", *samples)
+    for mine, other in zip(steps(tmp_path / "fused", of, segments, "run"), found, strict=True):
         assert max(off(mine["run"], other["run"]).values()) == 0.0, "a fused op rounds where its parts do"
     alone = chosen(attention, "fp64", tensor=1)
-    write_build(tmp_path / "whole", compile_spec(alone, segments=traced).files)
+    write_build(tmp_path / "whole", compile_spec(alone, segments=segments).files)
     whole = step(tmp_path / "whole", None)
     for rank, mine in enumerate(found):
         slices = slices_of(of, rank)
@@ -87,5 +82,5 @@ def test_a_step_on_tensor_ranks_is_off_by_its_roundings(
         Roundings(mine["exact"], [mine[seed] for seed in samples], mine["nearest"]).hold(mine["run"])
 
 
-def test_proven_peak_is_the_measured_one(tmp_path: Path) -> None:
-    measured_peaks(tmp_path, chosen("mla", recompute=PUBLISHED))
+def test_proven_peak_is_the_measured_one(tmp_path: Path, segments: Segments) -> None:
+    measured_peaks(tmp_path, segments, chosen("mla", recompute=PUBLISHED))

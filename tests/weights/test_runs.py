@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from compiler.build import compile_spec, write_build
 from compiler.cli import main
+from compiler.emit.segment_cache import Segments
 from compiler.weights.config import NoFamilyError, publication
 from dsl.load import load as load_spec
 from runtime import snapshot
@@ -128,9 +129,9 @@ def test_damaged_weights_are_not_trained(imported: Path) -> None:
 
 
 @pytest.mark.parametrize(("pp", "ep", "dp", "zero"), [(2, 2, 2, 1), (1, 2, 4, 3)])
-def test_every_plan_loads_them(pp: int, ep: int, dp: int, zero: int, tmp_path: Path) -> None:
+def test_every_plan_loads_them(pp: int, ep: int, dp: int, zero: int, tmp_path: Path, segments: Segments) -> None:
     """Ranks that hold parts, experts or copies all have the values of the checkpoint."""
-    write_build(tmp_path / "build", compile_spec(spec(pp, ep, dp, 4, zero=zero)).files)
+    write_build(tmp_path / "build", compile_spec(spec(pp, ep, dp, 4, zero=zero), segments=segments).files)
     plan = Build.open(tmp_path / "build").plan
     names = [(f"weight/{each.name}", each.shape) for each in plan.parameters]
     names += [(f"bias/{each.name}", each.shape) for each in plan.biases]

@@ -1,0 +1,25 @@
+"""Segments that all tests of a session share: what one process has traced, the others read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from compiler.cache_folder import store
+from compiler.emit.segment_cache import Segments
+from compiler.ir import Segment, SegmentCode
+
+
+class SharedSegments(Segments):
+    """Segments, each of which is stored in `folder` when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.shared_folder = folder
+
+    def code(self, segment: Segment, num_sms: int, progress: Callable[[str], None]) -> SegmentCode:
+        is_new = (segment.key, num_sms) not in self._codes
+        found = super().code(segment, num_sms, progress)
+        if is_new:
+            store(self.shared_folder, self.entries([segment], num_sms).items())
+        return found
