@@ -47,7 +47,7 @@ def _of_the_step(spec: Spec, plan: Plan) -> Iterator[str]:
         rows = max(_crossing(spec, plan, rank).rows for rank in range(plan.mesh.pp))
         who = " and ".join(splitting)
         yield f"{who} ranks exchange rows between segments: a device sends up to {gib(rows)} a step"
-        if not spec.splits_vocabulary:
+        if plan.mesh.tp > 1 and not spec.splits_vocabulary:
             words = f"{spec.model.vocab:,} words do not divide by {plan.mesh.tp}"
             yield f"each tensor rank has all of the embedding and of the head: {words}"
     if plan.sharded:

@@ -167,7 +167,8 @@ def share_of_keys(found: Timed) -> float:
     if spec.parallel.context == 1:
         return 0.0
     alone = tuple(replace(rates, sharing={**rates.sharing, "cp": (rank,)}) for rank, rates in enumerate(found.rates))
-    return 1 - timed_on(spec, Lowering(found.plan, alone), found.schedule).step.seconds / step
+    free = timed_on(spec, Lowering(found.plan, alone), found.schedule).step.seconds
+    return max(0.0, 1 - free / step)  # orders are searched, so that one for more may be better by chance
 
 
 def devices_of(spec: Spec) -> list[tuple[int, Device]]:

@@ -34,7 +34,7 @@ def held_by_rank(spec: Spec, plan: Plan) -> Counter[int]:
         trained = replica.role == "parameter"
         for rank in replica.holders:
             held[rank] += replica.num_elements * (one if trained else ITEMSIZE[precision.parameter])
-    sizes = {replica.name: replica.num_elements for replica in plan.replicas}
+    sizes = {replica.key: replica.num_elements for replica in plan.replicas}
     for bucket in plan.buckets:
         owned = -(-sum(map(sizes.__getitem__, bucket.replicas)) // (len(bucket.holders) if spec.parallel.zero else 1))
         for rank in bucket.holders:
