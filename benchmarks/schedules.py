@@ -4,6 +4,7 @@
     python -m benchmarks.schedules --print            to stdout
     python -m benchmarks.schedules --schedule zbv     seconds; writes the column of one named schedule, and no other
     python -m benchmarks.schedules --known 8-24-5     writes rows of the table of known_best.py, and no other table
+    python -m benchmarks.schedules --orders           a minute; writes the table of orders.py, and no other
 
 Nothing but the seconds of known_best.py depends on the machine: the search counts steps, not seconds.
 """
@@ -18,6 +19,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from benchmarks.known_best import table as known_best
+from benchmarks.orders import table as orders
 from compiler.commands.schedule_answer import percent, shown
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
@@ -26,6 +28,7 @@ from compiler.schedules.schedule import Schedule
 from compiler.solver import Solver
 
 PAGE = Path(__file__).parent.parent / "docs" / "schedules.md"
+ORDERS, ORDERS_END = "<!-- orders: python -m benchmarks.orders -->\n", "<!-- end of orders -->\n"
 KNOWN, KNOWN_END = "<!-- known best: python -m benchmarks.known_best -->\n", "<!-- end of known best -->\n"
 BEGIN, END = "<!-- tables: python -m benchmarks.schedules -->\n", "<!-- end of tables -->\n"
 
@@ -86,7 +89,12 @@ def main() -> int:
     parser.add_argument("--print", action="store_true", help="print the tables, leave the page as it is")
     parser.add_argument("--schedule", choices=sorted(SCHEDULES), help="compute the column of one named schedule alone")
     parser.add_argument("--known", metavar="PART", help="compute the rows of known_best.py whose names have it, or all")
+    parser.add_argument("--orders", action="store_true", help="compute the table of orders.py alone")
     args = parser.parse_args()
+    if args.orders or not (args.known or args.schedule):
+        _write(ORDERS, ORDERS_END, lambda old: "\n".join(["", *orders(), "", ""]), args.print)
+    if args.orders:
+        return 0
     if not args.known:
         _write(BEGIN, END, lambda old: _tables(old, args.schedule), args.print)
     if not args.schedule:

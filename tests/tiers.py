@@ -153,6 +153,7 @@ SOAK = (
     Row("tests/predict/test_plan_command.py::test_given_rates", 2),
     Row("tests/predict/test_plan_command.py::test_what_does_not_fit", 2),
     Row("tests/predict/test_why.py", 3),
+    Row("tests/schedules/test_order.py::test_an_order_takes_less", 3),
     Row("tests/schedules/test_page.py::test_one_column", 2),
     Row("tests/schedules/test_page.py::test_the_smallest_rows", 3),
     Row("tests/schedules/test_family.py", 2),

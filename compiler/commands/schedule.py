@@ -14,6 +14,8 @@ dsc schedule mine.schedule --costs FB=1.8                       one of your own:
 dsc schedule spec.dsc --format torch-csv                        for torch.distributed.pipelining; a CSV is read too
 dsc schedule spec.dsc --format megatron-layout                  the stages' layers, for Megatron
 
+dsc schedule --name 1f1b --ranks 8 --micro-batches 24 --costs batch.json --order        which micro-batch goes first
+
 Costs are those of one action: one stage, one micro-batch. B costs I + W and a pair the sum of its two, unless given.
 Of auto, and where schedules are compared, costs and cap are those of 1/P of the model, however it is cut.
 A table of costs is JSON (docs/schedules.md), or deepseek-v3-low or deepseek-v3-high, which are in ms.
@@ -54,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--costs", metavar="COSTS", help="F=1,I=1,W=1,B=2,FB=3, a JSON file, or deepseek-v3-low")
     parser.add_argument("--pairs", choices=("any",), help="any: pairs of F, B and I all gain by the factor of FB")
     parser.add_argument("--latency", metavar="L", help="time of a message to the next stage; default: 0")
+    parser.add_argument("--order", action="store_true", help="search an order of micro-batches of unequal costs")
     parser.add_argument("--cap", type=int, metavar="C", help="most activations that a rank may hold at once")
     parser.add_argument("--compare", metavar="NAMES", help="several names with commas between: dualpipe,1f1b,auto")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: text")

@@ -19,6 +19,8 @@ class Entry:
     """A schedule, what it takes where there are costs, or why there is no such schedule.
 
     `parts`: how many activations of this schedule make one of those that the cap counts, and a single schedule shows.
+    `order`: where one was searched for, the micro-batch of the data at each position; `measured` is of it, and
+    `unordered` is the makespan in the order of the data.
     """
 
     name: str
@@ -26,6 +28,8 @@ class Entry:
     measured: Measured | None = None
     fault: str = ""
     parts: int = 1
+    order: tuple[int, ...] = ()
+    unordered: Fraction | None = None
 
 
 @dataclass(frozen=True)

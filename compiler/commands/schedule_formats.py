@@ -45,6 +45,7 @@ def as_json(answer: Answer) -> str:
             "lower_bound": number(measured.lower_bound),
             "gap": number(measured.gap),
             "excess": number(measured.excess),
+            **_order_value(entry),
         }
     return json.dumps(value) + "\n"
 
@@ -109,6 +110,12 @@ def summary(answer: Answer) -> list[str]:
         f" {cap} activations · gap {percent(measured.gap)}",
         f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
     ]
+    if entry.unordered is not None:
+        gain = percent(1 - measured.makespan / entry.unordered)
+        lines.append(f"order {' '.join(map(str, entry.order))}")
+        lines.append(f"the order of the data takes {shown(entry.unordered)}{unit}; this one takes {gain} less")
+    elif measured.costs.micro_batches:
+        lines.append("micro-batches are in the order of the data: --order searches a shorter one")
     if parts > 1:
         note = f"an action has 1/{parts} of the costs of 1/P of the model, and its activation counts 1/{parts}"
         lines.append(f"{parts} stages a rank: {note}")
@@ -153,14 +160,20 @@ def costs_value(costs: Costs) -> dict[str, Any]:
         "latency": number(costs.latency),
         "stages": [number(weight) for weight in costs.stages],
         "ranks": [number(weight) for weight in costs.ranks],
+        "micro_batches": [number(weight) for weight in costs.micro_batches],
     }
+
+
+def _order_value(entry: Entry) -> dict[str, Any]:
+    """The order that was searched for, and the makespan without; nothing in them where none was."""
+    return {"order": list(entry.order), "unordered": None if entry.unordered is None else number(entry.unordered)}
 
 
 def _compared_value(entry: Entry) -> dict[str, Any]:
     measured = entry.measured
     if measured is None:
         keys = ("placement", "makespan", "idle", "peak_activations", "copies", "lower_bound", "gap", "excess")
-        return {"schedule": entry.name, **dict.fromkeys(keys), "fault": entry.fault}
+        return {"schedule": entry.name, **dict.fromkeys(keys), **_order_value(entry), "fault": entry.fault}
     return {
         "schedule": entry.name,
         "placement": str(measured.schedule.stage_placement),
@@ -171,5 +184,6 @@ def _compared_value(entry: Entry) -> dict[str, Any]:
         "lower_bound": number(measured.lower_bound),
         "gap": number(measured.gap),
         "excess": number(measured.excess),
+        **_order_value(entry),
         "fault": None,
     }

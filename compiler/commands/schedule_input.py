@@ -6,8 +6,9 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 from compiler.commands.common import progress
@@ -67,6 +68,32 @@ class _Sizes:
 
 def answer_to(args: argparse.Namespace) -> Answer | None:
     """What the command line asks for; None after the mistakes of a spec have been printed. `WrongError` for its own."""
+    answer = _answer_to(args)
+    if answer is None or not args.order:
+        return answer
+    if answer.costs is None or not answer.costs.micro_batches:
+        raise WrongError(
+            "--order is for micro-batches of unequal costs, and none are given",
+            '--costs FILE with "micro_batches": [1, 0.8, 1.5, …]',
+        )
+    with _progress() as progress:
+        return replace(answer, entries=tuple(_ordered(entry, progress) for entry in answer.entries))
+
+
+def _ordered(entry: Entry, progress: Callable[[str], None]) -> Entry:
+    """The entry with its micro-batches in the best order that is found."""
+    from compiler.schedules.order import best_order, ordered  # it brings numpy
+
+    measured = entry.measured
+    if measured is None:
+        return entry
+    schedule, costs = measured.schedule, measured.costs
+    order = best_order(schedule, costs, report=lambda share: progress(f"order for {entry.name}: {share:.0%}"))
+    best = measure(schedule, ordered(costs, order), measured.cap)
+    return replace(entry, measured=best, order=tuple(order), unordered=measured.makespan)
+
+
+def _answer_to(args: argparse.Namespace) -> Answer | None:
     sizes_given = {"--ranks": args.ranks, "--micro-batches": args.micro_batches}
     missing = [option for option, value in sizes_given.items() if value is None]
     if len(missing) == len(sizes_given):
@@ -253,6 +280,8 @@ def _searched(sizes: _Sizes) -> Entry:
     from compiler.solver import Solver
 
     P, N, cap, held_by = sizes.num_ranks, sizes.num_micro_batches, sizes.cap, sizes.held_by
+    if sizes.costs is not None and sizes.costs.micro_batches:
+        return _searched_unequal(sizes, sizes.costs)
     with _progress() as progress:
 
         def report(share: float) -> None:
@@ -267,6 +296,22 @@ def _searched(sizes: _Sizes) -> Entry:
     found.schedule.check()
     measured = found.measured()
     return Entry(AUTO, found.schedule, measured, parts=measured.stages_a_rank)
+
+
+def _searched_unequal(sizes: _Sizes, costs: Costs) -> Entry:
+    """`auto` where micro-batches have weights: searched for at their mean, or if one is shorter, a named schedule."""
+    P, N = sizes.num_ranks, sizes.num_micro_batches
+    mean = sum(costs.micro_batches, Fraction(0)) / len(costs.micro_batches)
+    found = _searched(replace(sizes, costs=replace(costs, micro_batches=()).longer(mean))).schedule
+    assert found is not None
+    of_all = replace(sizes, num_stages=sizes.num_stages or P)
+    entries = [_entry(found, of_all, found.stage_placement.stages_per_rank)]
+    for row in SCHEDULES.values() if sizes.held_by is None else ():
+        if row.has(P, N):
+            schedule = replace(row.generate(P, N, sizes.chunks), name=AUTO)
+            with suppress(WrongError):  # it holds too much
+                entries.append(_entry(schedule, of_all, schedule.stage_placement.stages_per_rank))
+    return min(entries, key=lambda entry: entry.measured.makespan)  # type: ignore[union-attr]
 
 
 @contextmanager

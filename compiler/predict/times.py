@@ -30,7 +30,12 @@ class StepTimes:
     compute: Mapping[tuple[Key, int], int]  # what of it the compute lane is busy
     exchanges: Mapping[tuple[Key, int], int]  # and the communication lane, messages to other ranks among it
 
-    def check(self, num_ranks: int, num_stages: int) -> None:
+    @property
+    def micro_batches(self) -> tuple[Fraction, ...]:
+        """No factors: micro-batches are alike."""
+        return ()
+
+    def check(self, num_ranks: int, num_stages: int, num_micro_batches: int | None = None) -> None:
         """Do nothing: these times are of the sizes of the schedule they were made for."""
 
     def of(self, step: Step, rank: int) -> Fraction:

@@ -34,8 +34,9 @@ class Costs:
     """Time of each kind of action, of pairs that overlap, and of a message; all exact, 0 or more.
 
     `B` None means I + W. `pairs` has (kinds, time) with the kinds in alphabetical order ("BF", "FF", "IW"); a pair that
-    is not there takes the sum of its two actions. `stages` and `ranks` are factors of the actions of a stage and of a
-    pipeline rank; empty means 1 for all. `latency` is what a message takes to the next stage on another rank.
+    is not there takes the sum of its two actions. `stages`, `ranks` and `micro_batches` are factors of the actions of a
+    stage, of a pipeline rank and on a micro-batch; empty means 1 for all. `latency` is what a message takes to the next
+    stage on another rank.
     """
 
     F: Fraction = Fraction(1)
@@ -46,6 +47,7 @@ class Costs:
     latency: Fraction = Fraction(0)
     stages: tuple[Fraction, ...] = ()
     ranks: tuple[Fraction, ...] = ()
+    micro_batches: tuple[Fraction, ...] = ()
 
     def __post_init__(self) -> None:
         assert all(kinds in PAIR_KINDS for kinds, _ in self.pairs), self.pairs
@@ -62,8 +64,13 @@ class Costs:
         return dict(self.pairs).get("".join(sorted(kinds)), self.one(kinds[0]) + self.one(kinds[1]))
 
     def weight(self, stage: int, rank: int) -> Fraction:
-        """The factor of a stage's actions on a rank."""
+        """The factor of a stage's actions on a rank, on a micro-batch of weight 1."""
         return (self.stages[stage] if self.stages else Fraction(1)) * (self.ranks[rank] if self.ranks else Fraction(1))
+
+    def _weight(self, action: Action, rank: int) -> Fraction:
+        """The factor of an action on a rank."""
+        weight = self.weight(action.stage, rank)
+        return weight * self.micro_batches[action.micro_batch] if self.micro_batches else weight
 
     def of(self, step: Step, rank: int) -> Fraction:
         """Time of a step on a pipeline rank.
@@ -73,11 +80,11 @@ class Costs:
         communication), that much of it.
         """
         if isinstance(step, Action):
-            return self.one(step.kind) * self.weight(step.stage, rank)
+            return self.one(step.kind) * self._weight(step, rank)
         pair = (step.first, step.second)
         time = self.two(step.first.kind + step.second.kind)
         lone = [self.one(action.kind) for action in pair]
-        weights = [self.weight(action.stage, rank) for action in pair]
+        weights = [self._weight(action, rank) for action in pair]
         if weights[0] == weights[1] or not sum(lone):
             return time * weights[0]
         weighted = sum(one * weight for one, weight in zip(lone, weights, strict=True)) * time / sum(lone)
@@ -99,15 +106,23 @@ class Costs:
         if had == wanted:
             return self
         by = Fraction(had, wanted)
+        stages = tuple(_share_of(self.stages, by * k, by * (k + 1)) for k in range(wanted if self.stages else 0))
+        return replace(self.longer(by), stages=stages)
+
+    def longer(self, by: Fraction) -> Costs:
+        """Costs of actions that take so many times as long; messages do not."""
         pairs = tuple((kinds, time * by) for kinds, time in self.pairs)
         B = None if self.B is None else self.B * by
-        stages = tuple(_share_of(self.stages, by * k, by * (k + 1)) for k in range(wanted if self.stages else 0))
-        return replace(self, F=self.F * by, I=self.I * by, W=self.W * by, B=B, pairs=pairs, stages=stages)
+        return replace(self, F=self.F * by, I=self.I * by, W=self.W * by, B=B, pairs=pairs)
 
-    def check(self, num_ranks: int, num_stages: int) -> None:
-        """ValueError unless the weights are as many as there are stages and ranks."""
-        for what, weights, count in (("stages", self.stages, num_stages), ("ranks", self.ranks, num_ranks)):
-            if weights and len(weights) != count:
+    def check(self, num_ranks: int, num_stages: int, num_micro_batches: int | None = None) -> None:
+        """ValueError unless the weights are as many as there are stages, ranks and, if that is said, micro-batches."""
+        for what, weights, count in (
+            ("stages", self.stages, num_stages),
+            ("ranks", self.ranks, num_ranks),
+            ("micro-batches", self.micro_batches, num_micro_batches),
+        ):
+            if weights and count is not None and len(weights) != count:
                 raise ValueError(f"the costs have weights of {len(weights)} {what}, the schedule has {count}")
 
 
@@ -164,7 +179,8 @@ def costs_of_json(text: str) -> Costs:
         raise ValueError("not a table of costs: nested too deep") from None
     lanes = isinstance(value, dict) and "lanes" in value
     forms = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
-    table = _object(value, forms | {"pairs": dict, "stages": list, "ranks": list, "latency": Fraction}, "the table")
+    more: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list, "latency": Fraction}
+    table = _object(value, forms | more, "the table")
     one, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
     if missing := {"F", "I", "W"} - one.keys():
         raise ValueError(f"the table has no {', '.join(sorted(missing))}")
@@ -176,6 +192,7 @@ def costs_of_json(text: str) -> Costs:
         latency=table.get("latency", Fraction(0)),
         stages=_weights(table.get("stages", []), "stages"),
         ranks=_weights(table.get("ranks", []), "ranks"),
+        micro_batches=_weights(table.get("micro_batches", []), "micro_batches"),
     )
 
 

@@ -9,7 +9,7 @@ from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, simulate
-from compiler.stage_placement import BIDIRECTIONAL
+from compiler.schedules.unequal import bound_of_unequal
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ class Measured:
     def excess(self) -> Fraction:
         """The makespan less the steady state: an F&B of every stage and micro-batch of the rank that has most."""
         steady = max(
-            sum(self.costs.weight(s, rank) * _count(self.schedule, rank, s) for s in self.schedule.stages_of(rank))
+            sum(
+                self.costs.weight(s, rank) * _load(self.schedule, self.costs, rank, s)
+                for s in self.schedule.stages_of(rank)
+            )
             for rank in range(self.schedule.num_ranks)
         )
         return self.makespan - steady * self.costs.two("FB")
@@ -68,14 +71,15 @@ def measure(schedule: Schedule, costs: Costs, cap: int | None = None) -> Measure
     """
     timeline = simulate(schedule, costs)
     held = max(timeline.peak_activations) if cap is None else cap
-    bound = lower_bound(schedule.stage_placement, schedule.num_ranks, schedule.num_micro_batches, costs, held)
+    sizes = schedule.stage_placement, schedule.num_ranks, schedule.num_micro_batches, costs
+    bound = bound_of_unequal(*sizes) if costs.micro_batches else lower_bound(*sizes, held)
     return Measured(schedule, costs, timeline, held, bound)
 
 
-def _count(schedule: Schedule, rank: int, stage: int) -> int:
-    """Micro-batches on which a rank runs one of its stages."""
+def _load(schedule: Schedule, costs: Costs, rank: int, stage: int) -> Fraction:
+    """Micro-batches on which a rank runs one of its stages, each as often as it weighs."""
     count = schedule.num_micro_batches
-    if schedule.stage_placement != BIDIRECTIONAL:
-        return count
-    second = schedule.direction(count - 1) * (count // 2)
-    return count - second if rank == stage else second
+    turn = min(schedule.turn, count)
+    runs_first = schedule.rank_of(stage, 0) == rank
+    begin, end = (0, turn) if runs_first else (turn, count)
+    return sum(costs.micro_batches[begin:end], Fraction(0)) if costs.micro_batches else Fraction(end - begin)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -22,10 +22,14 @@ from runtime.actions import Step, actions_of
 class Prices(Protocol):
     """What steps take: a table of costs by kinds and weights, or the times of a plan's own stages."""
 
+    @property
+    def micro_batches(self) -> Sequence[Fraction]:
+        """Factors of what is done on each micro-batch; empty where all are alike."""
+
     def message(self, source: int, target: int) -> Fraction:
         """Time of a message from a pipeline rank to another, that runs a stage next to one of its own."""
 
-    def check(self, num_ranks: int, num_stages: int) -> None:
+    def check(self, num_ranks: int, num_stages: int, num_micro_batches: int | None = None) -> None:
         """ValueError where they are those of other sizes."""
 
     def of(self, step: Step, rank: int) -> Fraction:
@@ -60,9 +64,9 @@ def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     """Run a schedule that `check` accepts, in O(actions).
 
     ScheduleError names rank and step where ranks wait for each other for ever; ValueError where the weights of the
-    costs are not as many as the stages and ranks.
+    costs are not as many as the stages, ranks and micro-batches.
     """
-    costs.check(schedule.num_ranks, schedule.num_stages)
+    costs.check(schedule.num_ranks, schedule.num_stages, schedule.num_micro_batches)
     messages = _messages(schedule, costs)
     unit, times = _ticks(schedule, costs, messages.values())
     delays = {ends: int(time / unit) for ends, time in messages.items()}
@@ -130,7 +134,10 @@ def _ticks(schedule: Schedule, costs: Prices, messages: Iterable[Fraction]) -> t
     kinds: list[dict[tuple[object, ...], Fraction]] = [{} for _ in schedule.actions]
     keys: list[list[tuple[object, ...]]] = []
     for rank, steps in enumerate(schedule.actions):
-        keys.append([tuple((action.kind, action.stage) for action in actions_of(step)) for step in steps])
+        if costs.micro_batches:
+            keys.append([actions_of(step) for step in steps])
+        else:
+            keys.append([tuple((action.kind, action.stage) for action in actions_of(step)) for step in steps])
         for key, step in zip(keys[rank], steps, strict=True):
             if key not in kinds[rank]:
                 kinds[rank][key] = costs.of(step, rank)

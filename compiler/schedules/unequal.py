@@ -1,0 +1,58 @@
+"""A lower bound on the makespan where micro-batches have weights of their own.
+
+No schedule of the placement that has these micro-batches at these positions ends sooner than any of them goes there and
+back, nor than any rank has done its work: the first forward that comes to it, then every action at the best share of
+its time that a pair gives it.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import accumulate, pairwise
+
+from compiler.schedules.costs import MOST, Costs
+from compiler.stage_placement import StagePlacement
+from runtime.actions import KINDS
+
+
+def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs) -> Fraction:
+    """The largest of the bounds of all micro-batches and ranks, in the unit of the costs."""
+    costs.check(num_ranks, placement.num_stages(num_ranks), num_micro_batches)
+    sides: dict[int, list[int]] = {}
+    for m in range(num_micro_batches):
+        sides.setdefault(placement.direction(num_micro_batches, m), []).append(m)
+    forward, shares = _quickest(costs, "F"), _shares(costs)
+    backward = min(_quickest(costs, "B"), _quickest(costs, "I"))
+    last = min(_quickest(costs, "B"), _quickest(costs, "I") + _quickest(costs, "W"))  # of stage 0
+    num_stages = placement.num_stages(num_ranks)
+    work, begin, ways = [Fraction(0)] * num_ranks, [MOST] * num_ranks, []
+    for side in sides.values():
+        weights = [costs.micro_batches[m] for m in side]
+        ranks = [placement.rank_of(num_ranks, num_micro_batches, stage, side[0]) for stage in range(num_stages)]
+        stages = [costs.weight(stage, rank) for stage, rank in enumerate(ranks)]
+        hops = [*accumulate((costs.latency * (a != b) for a, b in pairwise(ranks)), initial=Fraction(0))]
+        heads = [*accumulate(stages, initial=Fraction(0))]
+        for stage, rank in enumerate(ranks):
+            begin[rank] = min(begin[rank], heads[stage] * forward * min(weights) + hops[stage])
+            work[rank] += stages[stage] * sum(weights)
+        way = heads[-1] * forward + (heads[-1] - stages[0]) * backward + stages[0] * last
+        ways.append(way * max(weights) + 2 * hops[-1])
+    return max(*ways, *(first + shares * each for first, each in zip(begin, work, strict=True) if each))
+
+
+def _quickest(costs: Costs, kind: str) -> Fraction:
+    """The least time of a step that has an action of weight 1: alone, or in a pair."""
+    return min(costs.one(kind), *(costs.two(kind + other) for other in KINDS))
+
+
+def _shares(costs: Costs) -> Fraction:
+    """What a micro-batch of weight 1 takes of a rank, every action at the best share that a pair gives it."""
+    best = {
+        kind: min(Fraction(1), *(_share(costs, kind, other) for other in KINDS)) * costs.one(kind) for kind in KINDS
+    }
+    return best["F"] + min(best["B"], best["I"] + best["W"])
+
+
+def _share(costs: Costs, kind: str, other: str) -> Fraction:
+    both = costs.one(kind) + costs.one(other)
+    return costs.two(kind + other) / both if both else Fraction(1)
