@@ -35,8 +35,7 @@ from dsl.schedules import CHUNKED, PLAIN, in_words
 
 SIZES = "--ranks 8 --micro-batches 20"
 MAX_MICRO_BATCHES = 65_536
-MOST_COMPARED = 2 * MAX_CELLS
-PARTS_OF_AUTO = 4  # it tries all the others, which takes about as long as a schedule of so many stages a rank
+PARTS_OF_AUTO = 8  # it tries all the others, which takes about as long as a schedule of so many stages a rank
 MAX_CHUNKS = 64
 MAX_CAP = 100_000_000
 
@@ -249,13 +248,13 @@ def _check_sizes(args: argparse.Namespace, sizes: _Sizes) -> None:
     if args.chunks is not None and not any(name == AUTO or SCHEDULES[name].facts.is_chunked for name in names):
         raise WrongError(f"--chunks is for {in_words(CHUNKED)}: leave it out, or write --name {CHUNKED[0]}")
     parts = [PARTS_OF_AUTO + sizes.chunks - 2 if name == AUTO else _parts(name, sizes.chunks) for name in names] or [1]
-    most = min(MAX_CELLS // max(parts), MOST_COMPARED // sum(parts)) // sizes.num_ranks
+    most = MAX_CELLS // sum(parts) // sizes.num_ranks
     if sizes.num_micro_batches > most:
         stages = sizes.num_ranks * max(parts)
         what = f"{stages} stages" if stages > sizes.num_ranks and AUTO not in names else f"{sizes.num_ranks} ranks"
         edit = f"use --micro-batches {most} or fewer" if most else "use fewer ranks"
         raise WrongError(
-            f"{what} x {sizes.num_micro_batches} micro-batches is too large: {edit}, which take some 10 s"
+            f"{what} x {sizes.num_micro_batches} micro-batches is too large: {edit}, which take less than a minute"
             + (", or compare fewer" if len(names) > 1 else "")
         )
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
+from compiler.schedules.limits import MAX_RANKS
 from compiler.stage_placement import StagePlacement
 from dsl.diagnostics import plural
 from runtime.actions import Action, Step, actions_of, parse_step
@@ -73,7 +73,7 @@ class Schedule:
                 f"line 1: {header[:80]!r} is not a header: write"
                 " # <name> ranks=<P> micro_batches=<N> placement=<placement>"
             )
-        for key, given, most in (("ranks", "ranks", MAX_RANKS), ("micro_batches", "micro", MAX_CELLS)):
+        for key, given, most in (("ranks", "ranks", MAX_RANKS), ("micro_batches", "micro", 10**_MOST_DIGITS - 1)):
             if len(match[given]) > _MOST_DIGITS:
                 raise ScheduleError(f"line 1: {key}={match[given][:20]} is too large: at most {most}")
         num_ranks = int(match["ranks"])
@@ -209,7 +209,7 @@ def _check_json(value: Any) -> None:
     for key, kind in _JSON_KEYS.items():
         if type(value[key]) is not kind:
             raise ScheduleError(f'"{key}" must be of type {kind.__name__}, got {type(value[key]).__name__}')
-    for key, most in (("ranks", MAX_RANKS), ("micro_batches", MAX_CELLS)):
+    for key, most in (("ranks", MAX_RANKS), ("micro_batches", 10**_MOST_DIGITS - 1)):
         if abs(value[key]) >= 10**_MOST_DIGITS:
             raise ScheduleError(f'"{key}" is out of bounds: at most {most}')
     for rank, row in enumerate(value["actions"]):

@@ -7,12 +7,13 @@ there. A message to another rank takes its time and occupies nobody.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Protocol
 
 from compiler.schedules.schedule import Schedule, ScheduleError
@@ -40,9 +41,15 @@ class Prices(Protocol):
 class Timeline:
     """Per rank and step, its start and end in ticks of `unit`; times are in the unit of the costs."""
 
-    ticks: tuple[tuple[tuple[int, int], ...], ...]
+    starts: tuple[Sequence[int], ...]
+    ends: tuple[Sequence[int], ...]
     unit: Fraction
     peak_activations: tuple[int, ...]  # per rank, the most it holds
+
+    @cached_property
+    def ticks(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Per rank and step, its start and end in ticks."""
+        return tuple(tuple(zip(*rank, strict=True)) for rank in zip(self.starts, self.ends, strict=True))
 
     @cached_property
     def spans(self) -> tuple[tuple[tuple[Fraction, Fraction], ...], ...]:
@@ -52,17 +59,19 @@ class Timeline:
     @cached_property
     def makespan(self) -> Fraction:
         """The end of the last step."""
-        return max(rank[-1][1] for rank in self.ticks if rank) * self.unit
+        return max(rank[-1] for rank in self.ends if rank) * self.unit
 
     @cached_property
     def idle(self) -> tuple[Fraction, ...]:
         """Per rank, the time of the makespan in which it runs nothing."""
-        return tuple(self.makespan - sum(end - start for start, end in rank) * self.unit for rank in self.ticks)
+        busy = (sum(ends) - sum(starts) for starts, ends in zip(self.starts, self.ends, strict=True))
+        return tuple(self.makespan - time * self.unit for time in busy)
 
 
 def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     """Run a schedule that `check` accepts, in O(actions).
 
+    Stage s on micro-batch m makes number 2(sN + m) forward and 2(sN + m) + 1 backward, be it by a B or an I.
     ScheduleError names rank and step where ranks wait for each other for ever; ValueError where the weights of the
     costs are not as many as the stages, ranks and micro-batches.
     """
@@ -70,31 +79,47 @@ def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     messages = _messages(schedule, costs)
     unit, times = _ticks(schedule, costs, messages.values())
     delays = {ends: int(time / unit) for ends, time in messages.items()}
-    needs = [_needs(schedule, rank, delays) for rank in range(schedule.num_ranks)]
-    ends: dict[int, int] = {}  # what `_needs` numbers -> tick at which it is done
-    ticks: list[list[tuple[int, int]]] = [[] for _ in schedule.actions]
+    most = sum(map(sum, times)) + 2 * schedule.num_stages * schedule.num_micro_batches * max(delays.values(), default=0)
+    done = _numbers(most, 2 * schedule.num_stages * schedule.num_micro_batches)  # by number, the tick of its end
+    starts, ends = ([_numbers(most) for _ in schedule.actions] for _ in range(2))
     waiting: dict[int, list[int]] = {}  # what is not done -> ranks that wait for it
-    runnable = deque(range(schedule.num_ranks))
+    links = [_links(schedule, rank, delays) for rank in range(schedule.num_ranks)]
+    turn, runnable = schedule.turn, deque(range(schedule.num_ranks))
     while runnable:
         rank = runnable.popleft()
-        done, time, need = ticks[rank], times[rank], needs[rank]
-        now = done[-1][1] if done else 0
-        for k in range(len(done), len(time)):
-            makes, wants = need[k]
-            missing = next((one for one, _ in wants if one not in ends), None)
-            if missing is not None:
+        steps, time, link, start, end = schedule.actions[rank], times[rank], links[rank], starts[rank], ends[rank]
+        now = end[-1] if end else 0
+        for k in range(len(end), len(time)):
+            made, missing = [], -1
+            for action in actions_of(steps[k]):
+                if action.kind == "W":
+                    continue
+                makes, wants, delay = link[action.kind == "F", action.stage, action.micro_batch >= turn]
+                made.append(makes + 2 * action.micro_batch)
+                if wants >= 0:
+                    number = wants + 2 * action.micro_batch
+                    if done[number] < 0:
+                        missing = number
+                    elif done[number] + delay > now:
+                        now = done[number] + delay
+            if missing >= 0:
                 waiting.setdefault(missing, []).append(rank)
                 break
-            start = max([now, *(ends[one] + delay for one, delay in wants)])
-            now = start + time[k]
-            done.append((start, now))
-            for one in makes:
-                ends[one] = now
-                runnable.extend(waiting.pop(one, ()))
+            start.append(now)
+            now += time[k]
+            end.append(now)
+            for number in made:
+                done[number] = now
+                runnable.extend(waiting.pop(number, ()))
     for rank, steps in enumerate(schedule.actions):
-        if len(ticks[rank]) < len(steps):
-            raise ScheduleError(f"rank {rank}, {steps[len(ticks[rank])]}: waits for ever, on ranks that wait for it")
-    return Timeline(tuple(map(tuple, ticks)), unit, peak_activations(schedule))
+        if len(ends[rank]) < len(steps):
+            raise ScheduleError(f"rank {rank}, {steps[len(ends[rank])]}: waits for ever, on ranks that wait for it")
+    return Timeline(tuple(starts), tuple(ends), unit, peak_activations(schedule))
+
+
+def _numbers(most: int, count: int = 0) -> MutableSequence[int]:
+    """So many numbers, each -1, and room for more of up to `most`: eight bytes each where they fit."""
+    return array("q", [-1]) * count if most < 2**63 else [-1] * count
 
 
 def peak_activations(schedule: Schedule) -> tuple[int, ...]:
@@ -102,20 +127,21 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
 
     Where nothing runs backward (evaluation), a forward keeps nothing beyond its own end.
     """
-    kinds = [[tuple([action.kind for action in actions_of(step)]) for step in steps] for steps in schedule.actions]
-    backward = {kind for rank in kinds for step in set(rank) for kind in step} - {"F"}
+    freed = (
+        "BW"
+        if any(action.kind != "F" for rank in schedule.actions for step in rank for action in actions_of(step))
+        else "F"
+    )
     peaks = []
-    for rank in kinds:
-        changes = {
-            step: (step.count("F"), sum(kind in ("BW" if backward else "F") for kind in step)) for step in set(rank)
-        }
+    for rank in schedule.actions:
         live = peak = 0
         for step in rank:
-            starts, ends = changes[step]
-            live += starts
+            kinds = [action.kind for action in actions_of(step)]
+            live += kinds.count("F")
             if live > peak:
                 peak = live
-            live -= ends
+            for kind in kinds:
+                live -= kind in freed
         peaks.append(peak)
     return tuple(peaks)
 
@@ -131,43 +157,43 @@ def _messages(schedule: Schedule, costs: Prices) -> dict[tuple[int, int], Fracti
 
 def _ticks(schedule: Schedule, costs: Prices, messages: Iterable[Fraction]) -> tuple[Fraction, list[list[int]]]:
     """A unit of which all times are whole multiples, and per rank the steps' times in it."""
-    kinds: list[dict[tuple[object, ...], Fraction]] = [{} for _ in schedule.actions]
-    keys: list[list[tuple[object, ...]]] = []
+    tables: list[list[Fraction]] = []  # per rank, the times there are
+    places: list[Sequence[int]] = []  # per rank and step, which of them it takes
     for rank, steps in enumerate(schedule.actions):
-        if costs.micro_batches:
-            keys.append([actions_of(step) for step in steps])
-        else:
-            keys.append([tuple((action.kind, action.stage) for action in actions_of(step)) for step in steps])
-        for key, step in zip(keys[rank], steps, strict=True):
-            if key not in kinds[rank]:
-                kinds[rank][key] = costs.of(step, rank)
-    values = {*messages, *(time for table in kinds for time in table.values())}
-    unit = Fraction(1, math.lcm(*(value.denominator for value in values)))
-    tables = [{key: int(time / unit) for key, time in table.items()} for table in kinds]
-    return unit, [[table[key] for key in row] for table, row in zip(tables, keys, strict=True)]
+        known: dict[tuple[object, ...], int] = {}
+        table: list[Fraction] = []
+        place = array("L")
+        for step in steps:
+            key: tuple[object, ...] = actions_of(step)
+            if not costs.micro_batches:
+                key = tuple([(action.kind, action.stage) for action in actions_of(step)])
+            if key not in known:
+                known[key] = len(table)
+                table.append(costs.of(step, rank))
+            place.append(known[key])
+        tables.append(table)
+        places.append(place)
+    unit = Fraction(1, math.lcm(*(value.denominator for value in {*messages, *chain(*tables)})))
+    ticks = [[int(time / unit) for time in table] for table in tables]
+    return unit, [[table[at] for at in place] for table, place in zip(ticks, places, strict=True)]
 
 
-def _needs(
+def _links(
     schedule: Schedule, rank: int, delays: Mapping[tuple[int, int], int]
-) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """Per step of a rank: the numbers of what it makes, and of what it needs from other stages with the delay of each.
+) -> dict[tuple[bool, int, bool], tuple[int, int, int]]:
+    """By what an action is: forward or not, its stage, whether in direction 1.
 
-    Stage s on micro-batch m makes 2(sN + m) forward and 2(sN + m) + 1 backward, be it by a B or an I.
+    The number that it makes on micro-batch 0, the one that it wants from another stage or -1, and the delay of that.
     """
-    N, last_stage = schedule.num_micro_batches, schedule.num_stages - 1
-    result = []
-    for step in schedule.actions[rank]:
-        makes: list[int] = []
-        wants: list[tuple[int, int]] = []
-        for action in actions_of(step):
-            stage, micro_batch = action.stage, action.micro_batch
-            if action.kind == "W":
-                continue
-            backward = action.kind != "F"
-            makes.append(2 * (stage * N + micro_batch) + backward)
-            before = stage + 1 if backward else stage - 1
-            if 0 <= before <= last_stage:
-                source = schedule.rank_of(before, micro_batch)
-                wants.append((2 * (before * N + micro_batch) + backward, delays[source, rank]))
-        result.append((makes, wants))
-    return result
+    N, links = schedule.num_micro_batches, {}
+    for stage in schedule.stages_of(rank):
+        for forward in (True, False):
+            for late in (False, True):
+                before = stage - 1 if forward else stage + 1
+                made, wanted, delay = 2 * stage * N + (not forward), -1, 0
+                if 0 <= before < schedule.num_stages:
+                    wanted = 2 * before * N + (not forward)
+                    source = schedule.rank_of(before, N - 1 if late else 0)
+                    delay = delays.get((source, rank), 0)
+                links[forward, stage, late] = (made, wanted, delay)
+    return links

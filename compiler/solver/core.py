@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from compiler.solver.anneal import anneal
-from compiler.solver.cycle import marked, unrolled
+from compiler.solver.cycle import Period, marked, unrolled
+from compiler.solver.exact_period import has_or_tools, shortest
 from compiler.solver.line import FIXED
 from compiler.solver.periods import COPIES, makespan_of, stretched, with_periods
 from compiler.solver.problem import Problem, resized
@@ -26,6 +27,7 @@ _KEPT, _WORTH = 3, 1.02  # starts of the first round: so many, of at most so muc
 _HEATS = ((0.2, 0.02), (0.1, 0.1), (0.1, 0.01), (0.05, 0.02))  # at the start and at the end of a run, in F
 _LAST_HEATS = ((0.05, 0.01), (0.1, 0.02))
 _WAVES = 8  # of those found, the shortest
+_EXACT_WORK, _EXACT_SIZE = 2.0, 32  # deterministic seconds for the shortest period, and chunks of all rows at most
 _LONG = 3  # a steady state is judged by a run of so many times the length
 
 
@@ -50,14 +52,14 @@ def solve_core(
     `periodic` marks a period of the steady state, which stays as it is and can be repeated. Stops at the bound.
     """
     starts = [core for slots in given if (core := _core("search", problem, slots))]
-    starts = sorted(starts or _starts(problem, periodic, bound), key=lambda core: core.value)
+    starts = sorted(starts or _starts(problem, periodic, bound, effort), key=lambda core: core.value)
     if not starts:
         return None
     size = sum(map(len, starts[0].slots))
     work = effort * min(max(_WORK_A_SLOT * size, _LEAST_WORK), _MOST_WORK)
     if periodic and not given and _is_slow(starts[0], bound):
         work *= 1 - _STEADY
-        free = _steady(problem, work * _STEADY, bound)
+        free = _steady(problem, work * _STEADY, bound, effort)
         starts = sorted([*starts, *free], key=lambda core: core.value)
     best = starts[0]
     goal = bound(best.problem.count)
@@ -81,24 +83,24 @@ def solve_core(
     return best
 
 
-def _starts(problem: Problem, periodic: bool, bound: Bound) -> Iterator[Core]:
+def _starts(problem: Problem, periodic: bool, bound: Bound, effort: float) -> Iterator[Core]:
     """Legal starts; later kinds only where they can help: none is at the bound, or has as short a period."""
     found: list[Core] = []
-    for make in (_named_starts, _wave_starts, _greedy_starts):
-        more = list(make(problem, periodic))
-        yield from more
-        found += more
-        if periodic and found and (make == _wave_starts or not all(_is_slow(core, bound) for core in found)):
+    for make in (_named_starts, _wave_starts, _exact_starts, _greedy_starts):
+        if periodic and found and (make == _greedy_starts or not all(_is_slow(core, bound) for core in found)):
             return
         if not periodic and any(core.value <= bound(problem.count) for core in found):
             return
+        more = list(make(problem, periodic, effort))
+        yield from more
+        found += more
 
 
-def _named_starts(problem: Problem, periodic: bool) -> Iterator[Core]:
+def _named_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
     return _from_slots(problem, periodic, seeds(problem))
 
 
-def _greedy_starts(problem: Problem, periodic: bool) -> Iterator[Core]:
+def _greedy_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
     return _from_slots(problem, periodic, greedy_seeds(problem))
 
 
@@ -109,12 +111,24 @@ def _from_slots(problem: Problem, periodic: bool, named: Iterable[tuple[str, Slo
             yield core
 
 
-def _wave_starts(problem: Problem, periodic: bool) -> Iterator[Core]:
+def _wave_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+    return _of_periods(problem, periodic, "wave", islice(waves(problem), _WAVES))
+
+
+def _exact_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+    """The shortest period of a long run, where OR-tools is there and the problem is small enough for it."""
+    if not periodic or problem.num_rows * problem.num_chunks > _EXACT_SIZE or not has_or_tools():
+        return iter(())
+    found = shortest(problem, 1, _EXACT_WORK * effort, next(waves(problem), None)).period
+    return _of_periods(problem, periodic, "search", () if found is None else (found,))
+
+
+def _of_periods(problem: Problem, periodic: bool, origin: str, periods: Iterable[Period]) -> Iterator[Core]:
     """Starts that are a period and what is left of it where a run begins and ends."""
     larger = resized(problem, problem.count + COPIES - 1) if periodic else problem
-    for period in islice(waves(problem), _WAVES):
+    for period in periods:
         slots = marked(larger, period) if periodic else unrolled(larger, period)
-        if slots and (core := _core("wave", larger, slots)):
+        if slots and (core := _core(origin, larger, slots)):
             yield core
 
 
@@ -133,9 +147,9 @@ def _is_slow(core: Core, bound: Bound) -> bool:
     return makespan is not None and core.value - makespan > bound(long) - bound(short)
 
 
-def _steady(problem: Problem, work: float, bound: Bound) -> Iterator[Core]:
+def _steady(problem: Problem, work: float, bound: Bound, effort: float) -> Iterator[Core]:
     """Starts with a marked period, made from what a search without a period found."""
-    starts = sorted(_starts(problem, False, bound), key=lambda core: core.value)[:_KEPT]
+    starts = sorted(_starts(problem, False, bound, effort), key=lambda core: core.value)[:_KEPT]
     for seed, start in enumerate(starts):
         slots = anneal(problem, start.slots, work / len(starts), _HEATS[0], seed, bound(problem.count)).slots
         periodic = with_periods(problem, slots)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 
 from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.bound import lower_bound
@@ -20,14 +20,17 @@ from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import peak_activations, simulate
 from compiler.schedules.zbv import zbv_both_ways
 from compiler.solver.core import Core, Report, solve_core
+from compiler.solver.cycle import unrolled
 from compiler.solver.periods import COPIES, stretched
 from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots
 from compiler.solver.seeds import capped, in_groups, without_last
 from compiler.solver.tokens import Slots
+from compiler.solver.waves import waves
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
 from runtime.actions import Pair, actions_of
 
 _Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
+_WAVES = 2  # tried where there are more actions than that
 _MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
 
@@ -208,29 +211,31 @@ def _solved(asked: _Asked, placements: Sequence[StagePlacement], named: Iterator
 
 def _searched(
     placement: StagePlacement, asked: _Asked, cap: Fraction | int, search: _Search
-) -> list[tuple[str, Schedule]]:
-    """What a search finds on a placement, and what runs there under any cap."""
+) -> Iterator[tuple[str, Schedule]]:
+    """What a search finds on a placement, and what runs there under any cap; one at a time, as they may be large."""
     P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(placement)
     most = asked.cap_on(placement, cap)
     assert most is not None
     folded = placement == BIDIRECTIONAL and costs.ranks == costs.ranks[::-1]
     anyway = make_problem(V if placement == V else ONE_STAGE, P, N, costs, most)
     slots = in_groups(anyway) if placement == V else capped(anyway)
-    found = [("groups" if placement == V else "capped", schedule_of_slots(anyway, slots))]
+    yield "groups" if placement == V else "capped", schedule_of_slots(anyway, slots)
     if placement == BIDIRECTIONAL and max(peak_activations(both := zbv_both_ways(P, N))) <= most:
-        found.append((both.name, both))
+        yield both.name, both
     twice = placement == BIDIRECTIONAL and N % 2 == 1
     problem = make_problem(placement, P, N + twice, costs, most, folded)
     core = _core(problem, costs, search.part(0, 1 + twice))
     if core is not None:
-        found.append((core.origin, _first(_schedule(problem, core), N)))
+        yield core.origin, _first(_schedule(problem, core), N)
+    else:  # too large for more
+        for period in islice(waves(problem), _WAVES):
+            yield "wave", _first(schedule_of_slots(problem, unrolled(problem, period)), N)
     if core is not None and twice:  # a pair may take less than what is left of it: go on
         odd = make_problem(placement, P, N, costs, most)
         slots = (*core.slots, *reversed(core.slots)) if folded else core.slots
         core = _core(odd, costs, search.part(1, 2, 0.5), (without_last(slots),))
         if core is not None:
-            found.append((core.origin, _schedule(odd, core)))
-    return found
+            yield core.origin, _schedule(odd, core)
 
 
 def is_long(placement: StagePlacement, num_ranks: int, num_micro_batches: int) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
-from itertools import islice
+from itertools import islice, permutations, product
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from compiler.schedules.costs import Costs, parse_costs, shipped
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
-from compiler.solver.cycle import Period, cycle_time, fits, marked, unrolled
+from compiler.solver.cycle import Period, aligned, cycle_time, fits, marked, source_of, unrolled
+from compiler.solver.exact_period import shortest
 from compiler.solver.periods import stretched
 from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots
+from compiler.solver.tokens import B, F, I, W, chunk_of, pair, tokens_of
 from compiler.solver.waves import waves
-from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
+from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from tests.solver.cases import costs
 
 PAIRED = parse_costs("F=1,I=1,W=1,FB=1.8")
@@ -87,3 +90,129 @@ def test_any_number_of_ranks_has_a_wave_under_the_cap_of_1f1b(num_ranks: int) ->
     problem = make_problem(BIDIRECTIONAL, num_ranks, 2 * num_ranks, PAIRED, num_ranks, folded=True)
     period = next(waves(problem))
     assert fits(problem, period) and cycle_time(problem, period) == Fraction("4.8") / problem.unit
+
+
+# ---------------------------------------------------------------- the shortest one
+
+
+def least_of_all(problem: Problem) -> Fraction:
+    """The shortest period of one micro-batch a chunk: of all orders of few rows, and of all micro-batches it can be of.
+
+    What a row has done of each kind when its period begins is counted out, and so are the W that are due then.
+    """
+    C, rows = problem.num_chunks, range(problem.num_rows)
+    best = None
+    orders = [sorted(set(_orders_of(problem, row))) for row in rows]
+    ahead = range(problem.caps[0] + 2)
+    for chosen in product(*orders):
+        for done in product(ahead, repeat=2 * C * len(rows)):
+            by_row = tuple(done[2 * C * row : 2 * C * (row + 1)] for row in rows)
+            period = Period(1, tuple(slots for slots, _ in chosen), by_row, tuple(due for _, due in chosen))
+            if min(done) == 0 and fits(problem, period):
+                took = _many(problem, period)
+                if took is not None and (best is None or took < best):
+                    best = took
+    assert best is not None
+    return best
+
+
+def _orders_of(problem: Problem, row: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Orders that begin with the first chunk's forward, and how many W are due when they do."""
+    C = problem.num_chunks
+    for split in product((B, I), repeat=C):
+        tokens = [F + chunk for chunk in range(1, C)] + [kind + chunk for chunk, kind in enumerate(split)]
+        tokens += [W] * split.count(I)
+        for order in permutations(tokens):
+            lone, due = (F, *order), range(split.count(I) + 1)
+            found = [lone]
+            for at in range(len(lone) - 1):
+                for slots in _with_pair(problem, row, lone, at):
+                    found.append(slots)
+                    for other in range(at + 1, len(slots) - 1):
+                        found += _with_pair(problem, row, slots, other)
+            yield from product(found, due)
+
+
+def _with_pair(problem: Problem, row: int, slots: tuple[int, ...], at: int) -> Iterator[tuple[int, ...]]:
+    a, b = slots[at : at + 2]
+    if max(a, b) < W and pair(a, b) in problem.offered[row]:
+        yield (*slots[:at], pair(a, b), *slots[at + 2 :])
+
+
+def _many(problem: Problem, period: Period) -> Fraction | None:
+    """The time a period takes after many, by running them: a slot starts when its row and all it waits for are through.
+
+    None where rows wait for each other for ever.
+    """
+    C, ends, now = problem.num_chunks, {}, [0] * problem.num_rows
+    at, times = [0] * problem.num_rows, []
+    rounds, moved = 40, True
+    while moved:
+        moved = False
+        for row, slots in enumerate(period.rows):
+            while at[row] < rounds * len(slots):
+                begun, place = divmod(at[row], len(slots))
+                kinds = [chunk_of(token) + C * (token >= B) for token in tokens_of(slots[place]) if token < W]
+                start = now[row]
+                for kind in kinds:
+                    if (source := source_of(problem, row, kind)) is None:
+                        continue
+                    number = begun + period.done[row][kind]
+                    if number >= period.done[source[0]][source[1]]:  # those before are there at the start
+                        if (*source, number) not in ends:
+                            break
+                        start = max(start, ends[*source, number] + problem.latency)
+                else:
+                    now[row] = start + problem.times[row][slots[place]]
+                    for kind in kinds:
+                        ends[row, kind, begun + period.done[row][kind]] = now[row]
+                    at[row] += 1
+                    moved = True
+                    if place == len(slots) - 1 and row == 0:
+                        times.append(now[row])
+                    continue
+                break
+    return Fraction(times[-1] - times[-13], 12) if len(times) == rounds else None
+
+
+@pytest.mark.parametrize("table", ["F=1", "FB=1.8", "F=2,I=3,W=1,FB=4.5"])
+@pytest.mark.parametrize(
+    ("placement", "num_ranks", "cap"), [(ONE_STAGE, 2, 1), (ONE_STAGE, 2, 2), (BIDIRECTIONAL, 2, 2), (V, 1, 2)]
+)
+def test_no_period_is_shorter(placement: StagePlacement, num_ranks: int, cap: int, table: str) -> None:
+    problem = make_problem(placement, num_ranks, 8, parse_costs(table), cap, placement == BIDIRECTIONAL)
+    found = shortest(problem, 1, work=5)
+    assert found.period is not None and fits(problem, found.period)
+    assert cycle_time(problem, found.period) == found.bound == least_of_all(problem)
+
+
+def test_under_a_smaller_cap_rows_run_different_orders() -> None:
+    """No wave fits; what is found is proven the shortest, and runs of it are legal."""
+    problem = make_problem(BIDIRECTIONAL, 4, 40, PAIRED, 2, folded=True)
+    assert next(waves(problem), None) is None
+    found = shortest(problem, 1, work=5)
+    assert (
+        found.period
+        and found.bound * problem.unit == Fraction("7.8") == cycle_time(problem, found.period) * problem.unit
+    )
+    runs = [checked(each, unrolled(each, found.period), PAIRED) for each in (problem, resized(problem, 30))]
+    assert runs[1] - runs[0] == 10 * Fraction("7.8")
+
+
+def test_two_micro_batches_a_period_are_no_longer_than_two_periods() -> None:
+    problem = make_problem(BIDIRECTIONAL, 4, 40, PAIRED, 4, folded=True)
+    one = next(waves(problem))
+    twice = Period(2, tuple(row * 2 for row in one.rows), one.done, one.due)
+    assert cycle_time(problem, twice) == 2 * (cycle_time(problem, one) or 0)
+    found = shortest(problem, 2, work=0.3, start=twice).period
+    assert found and fits(problem, found) and (cycle_time(problem, found) or 0) <= 2 * (cycle_time(problem, one) or 0)
+    short, long = (checked(each, unrolled(each, found), PAIRED) for each in (problem, resized(problem, 60)))
+    assert long - short == 20 * (cycle_time(problem, found) or 0) * problem.unit
+
+
+def test_slots_of_an_aligned_period_start_within_it() -> None:
+    period = next(waves(SIXTEEN))
+    moved, starts, time = aligned(SIXTEEN, period)
+    assert fits(SIXTEEN, moved) and cycle_time(SIXTEEN, moved) == time == cycle_time(SIXTEEN, period)
+    assert all(row == sorted(row) and row[0] >= 0 and row[-1] < time for row in starts)
+    assert checked(SIXTEEN, unrolled(SIXTEEN, moved), PAIRED) == checked(SIXTEEN, unrolled(SIXTEEN, period), PAIRED)
