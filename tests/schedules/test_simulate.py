@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 
@@ -144,3 +146,16 @@ def test_a_message_to_the_own_rank_takes_no_time() -> None:
 def test_activations_live_from_f_to_b_or_w() -> None:
     text = "# mine ranks=1 micro_batches=3 placement=loop(1)\nF0.0 I0.0 F0.1 W0.0 (F0.2|B0.1) B0.2\n"
     assert peak_activations(Schedule.from_text(text)) == (2,)
+
+
+def test_a_large_schedule_takes_little_memory() -> None:
+    """Some 170 bytes a step at the peak of all that a command does with a schedule, its actions among them."""
+    program = (
+        "import resource; from compiler.schedules.costs import Costs; from compiler.schedules.simulate import simulate;"
+        "from compiler.schedules.zbv import zbv; schedule = zbv(128, 512); schedule.check();"
+        "timeline = simulate(schedule, Costs()); assert timeline.makespan and max(timeline.idle) >= 0;"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, sum(map(len, timeline.ends)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    most, steps = map(int, done.stdout.split())
+    assert steps == 6 * 128 * 512 and most < 170 * steps + 40 * 2**20

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice, permutations, product
@@ -216,3 +219,21 @@ def test_slots_of_an_aligned_period_start_within_it() -> None:
     assert fits(SIXTEEN, moved) and cycle_time(SIXTEEN, moved) == time == cycle_time(SIXTEEN, period)
     assert all(row == sorted(row) and row[0] >= 0 and row[-1] < time for row in starts)
     assert checked(SIXTEEN, unrolled(SIXTEEN, moved), PAIRED) == checked(SIXTEEN, unrolled(SIXTEEN, period), PAIRED)
+
+
+def test_equal_arguments_give_equal_schedules_whatever_the_hash_seed() -> None:
+    program = (
+        "from compiler.solver import Solver; from compiler.schedules.costs import parse_costs;"
+        "print(Solver(parse_costs('FB=1.8'), 3, effort=0.02).solve(4, 40).schedule.to_text())"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(texts) == 1 and "ranks=4 micro_batches=40" in texts.pop()
