@@ -15,6 +15,7 @@ build is of a phase and the run is not that far, with EXIT_EARLIER.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -225,10 +226,13 @@ def _check_room(build: Build, options: Options, ranks: range | None = None) -> N
 def _import_torch() -> None:
     """Once, for all ranks. Ctrl-C is taken after it: the interrupt it raises is lost where it meets a callback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    gc.disable()  # importing leaves nothing to collect; looking for it takes a tenth of the time
     try:
         import runtime.launch.launcher
         import runtime.loop  # noqa: F401
     finally:
+        gc.freeze()  # nor do ranks look through it, who would each get a copy of its pages
+        gc.enable()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
