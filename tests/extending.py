@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -93,6 +94,10 @@ class Copy:
             if (ROOT / name).is_file() and not name.startswith(("tests/golden/", "benchmarks/results/")):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
+                # Its bytecode is that of the copy: it goes by size and time. Without, each command compiles all.
+                if name.endswith(".py") and (bytecode := Path(cache_from_source(str(ROOT / name)))).is_file():
+                    (folder / name).parent.joinpath(bytecode.parent.name).mkdir(exist_ok=True)
+                    shutil.copy2(bytecode, cache_from_source(str(folder / name)))
         for template in (template for each in added for template in each.templates):
             template.write(folder)
 

@@ -72,9 +72,13 @@ def test_the_table_names_the_files_of_the_page() -> None:
     assert extension(TITLE).files == files_of_table("optimizer", "spectral")
 
 
-def test_a_new_optimizer(copy: Copy) -> None:
-    """Planned to the byte, trained on two ranks that share its state, and resumed to the bit."""
+def test_a_new_optimizer_is_planned(copy: Copy) -> None:
+    """What a plan says of its bytes, owners and time is what ranks allocate."""
     copy.run("-m", "tests.extended_optimizer", MINE)
+
+
+def test_a_new_optimizer_trains(copy: Copy) -> None:
+    """On two ranks that share its state; and it is resumed to the bit."""
     for words in (("straight",), ("broken", "--steps", "2"), ("broken", "--resume")):
         done = copy.dsc("train", MINE, "--cache", "shared", "--out", *words)
         assert "not bit for bit" not in done

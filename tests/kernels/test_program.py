@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
-from dsl.schema import BUILT_IN, Dense, Device, HeadDim, Machine, Mla, Model, Precision, Rope
+from dsl.schema import BUILT_IN, Dense, Device, HeadDim, Machine, Mla, Model, Precision, Rope, Spec
 from dsl.schema.run import Fusion
 from tests.training.specs import MODELS, MOE, model, spec
 from tests.training.test_fp8 import Roundings
 
 ROOT = Path(__file__).parents[2]
+Left = dict[str, Tensor]  # what a step leaves
 
 
 def run(build: Path, out: Path, interpret: bool) -> dict[str, Tensor]:
@@ -29,10 +30,9 @@ def run(build: Path, out: Path, interpret: bool) -> dict[str, Tensor]:
     return load_file(out)
 
 
-def both(folder: Path, precision: Precision, of: Model, **changes: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def both(base: Spec, folder: Path, precision: Precision, of: Model, **changes: Any) -> tuple[Left, Left]:
     """What a step with reference ops leaves, and one with kernels, of which every file was used."""
     few = Machine(devices=1, device=Device(name="few", memory=4 * 10**9, sms=4))
-    base = spec(1, 1, 1, 2)
     cluster = base.cluster.model_copy(update={"node": few})
     update = {"model": of, "precision": precision, "cluster": cluster, **changes}
     files = dict(compile_spec(base.model_copy(update=update)).files)
@@ -48,7 +48,7 @@ def both(folder: Path, precision: Precision, of: Model, **changes: Any) -> tuple
 @pytest.mark.parametrize("documents", ["joined", "masked"])
 def test_a_step_with_kernels_is_a_step_with_reference_ops(tmp_path: Path, documents: str) -> None:
     data = spec(1, 1, 1, 2).data.model_copy(update={"documents": documents})
-    plain, emitted = both(tmp_path, BUILT_IN["fp32"], MODELS["v3"], data=data)
+    plain, emitted = both(spec(1, 1, 1, 2), tmp_path, BUILT_IN["fp32"], MODELS["v3"], data=data)
     told = [path.stem for path in (tmp_path / "build" / "kernels").iterdir() if path.stem.endswith("_documents")]
     assert ["_dgrad_" in name for name in sorted(told)] == [True, False] * (documents == "masked")
     for name, expected in plain.items():
@@ -57,8 +57,12 @@ def test_a_step_with_kernels_is_a_step_with_reference_ops(tmp_path: Path, docume
         assert error <= 2e-5 * max(expected.abs().max().item(), 1e-6), (name, error)
 
 
-@pytest.mark.parametrize(("kept", "recompute"), [("e5m6", ("rmsnorm", "mla_up", "swiglu")), (None, ())])
-def test_a_step_in_blocks_of_fp8(tmp_path: Path, kept: str | None, recompute: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("num_micro_batches", "kept", "recompute"), [(1, None, ()), (2, "e5m6", ("rmsnorm", "mla_up", "swiglu"))]
+)
+def test_a_step_in_blocks_of_fp8(
+    tmp_path: Path, num_micro_batches: int, kept: str | None, recompute: tuple[str, ...]
+) -> None:
     """Kernels are off from float64 as roundings at random are, which bounds what reference ops are off, too."""
     experts = MOE.model_copy(update={"experts": 4, "top_k": 4, "groups": 1, "top_groups": 1, "inner": 128})
     sizes = HeadDim(nope=16, rope=16, value=128)  # a tile wide
@@ -67,9 +71,10 @@ def test_a_step_in_blocks_of_fp8(tmp_path: Path, kept: str | None, recompute: tu
     layers = (of.layers[0], of.layers[1].model_copy(update={"last": 1}))
     of = of.model_copy(update={"layers": layers})
     precision = BUILT_IN["fp8_block"].model_copy(update={"attention_output": kept})
-    plain, emitted = both(tmp_path, precision, of, recompute=recompute)
+    base = spec(1, 1, 1, num_micro_batches)
+    plain, emitted = both(base, tmp_path, precision, of, recompute=recompute)
     update = {"model": of, "recompute": recompute, "precision": precision, "unfused": get_args(Fusion)}
-    apart = spec(1, 1, 1, 2).model_copy(update=update)
+    apart = base.model_copy(update=update)
     write_build(tmp_path / "apart", compile_spec(apart).files)
     roundings = Roundings.of(tmp_path / "apart")
     for found in (plain, emitted):

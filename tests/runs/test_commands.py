@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.build import write_build
+from compiler.build import compile_spec, write_build
+from dsl.load import load
 from runtime.build import Build, BuildError
 from tests import progress
 from tests.runs.place import DSC, FOUR_RANKS, ONE_RANK, Place, rows, run, saved, spec_text
@@ -263,7 +264,7 @@ def test_a_run_folder_in_use_is_refused(place: Place) -> None:
 
 def test_two_runs_at_once_in_one_folder_train_once(place: Place) -> None:
     """Both find the folder empty when they start; whoever gets it second is refused, be the first done or not."""
-    place.write(ONE_RANK)
+    place.compile(ONE_RANK)
     command = (*DSC, "train", "--out", "same", "--steps", "2")
     first, second = sorted(progress.run_at_once([command, command], place.folder), key=lambda done: done.returncode)
     assert first.returncode == 0 and second.returncode in (2, 75), (first, second)
@@ -309,6 +310,8 @@ def test_several_nodes_are_said_to_be_one_machine(place: Place) -> None:
     text = spec_text(dict(ONE_RANK, pipeline=2, schedule="dualpipe", devices=1)).replace("nodes = 1", "nodes = 2")
     place.write(ONE_RANK)
     (place.folder / "tiny.dsc").write_text(text)
+    build = compile_spec(load(place.folder / "tiny.dsc"), segments=place.segments)
+    write_build(place.folder / "build" / "tiny", build.files)
     said = "cluster here has 2 nodes, and dsc train starts all ranks on this machine; to start them on 2: dsc compile,"
     said += " then on each torchrun --nnodes 2 --nproc-per-node 1 … build/tiny/train.py --out"
     done = place.dsc("train", "--steps", 1, "--out", "a")

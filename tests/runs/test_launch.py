@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,18 +20,30 @@ from tests.runs.place import FOUR_RANKS, LIMIT_S, Place, bits, rows, saved, unti
 from tests.runs.test_failures import BEGUN
 from tests.runtime.processes import is_gone, wait_for
 
-STEPS = 60
+STEPS = 60  # so many that a job is stopped before its end
+Straight = Callable[[int], Path]
 
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A build of two nodes with two ranks each, and `straight`, a run of it that one machine trains undisturbed."""
+    """A build of two nodes with two ranks each."""
     place = new_place()
     spec = place.write(FOUR_RANKS | {"devices": 2})
     spec.write_text(spec.read_text("utf-8").replace("cluster here { nodes = 1", "cluster here { nodes = 2"), "utf-8")
     write_build(place.folder / "build" / "tiny", compile_spec(load(spec), segments=place.segments).files)
-    place.dsc("train", "build/tiny", "--out", "straight", "--steps", STEPS)
     return place
+
+
+@pytest.fixture(scope="module")
+def straight(place: Place) -> Straight:
+    """A run of so many steps that one machine trains undisturbed."""
+
+    @cache
+    def run(steps: int) -> Path:
+        place.dsc("train", "build/tiny", "--out", f"straight-{steps}", "--steps", steps)
+        return place.folder / f"straight-{steps}"
+
+    return run
 
 
 def free_port() -> int:
@@ -38,11 +51,6 @@ def free_port() -> int:
         free.bind(("", 0))
         port: int = free.getsockname()[1]
         return port
-
-
-def check_equals_straight(place: Place, name: str) -> None:
-    assert untimed(place.folder / name) == untimed(place.folder / "straight")
-    assert bits(saved(place.folder / name)) == bits(saved(place.folder / "straight"))
 
 
 def end(pids: list[int]) -> None:
@@ -60,8 +68,8 @@ def below(pid: int) -> list[int]:
     return found
 
 
-def test_two_shells_train_as_one_machine(place: Place) -> None:
-    words = ("--out", "files", "--run-folder", "by-hand", "--port", free_port(), "--steps", STEPS)
+def test_two_shells_train_as_one_machine(place: Place, straight: Straight) -> None:
+    words = ("--out", "files", "--run-folder", "by-hand", "--port", free_port(), "--steps", 6)
     place.dsc("launch", "torchrun", "build/tiny", *words)
     nodes = [
         subprocess.Popen(["bash", "files/node.sh", socket.gethostname(), str(node)], cwd=place.folder)
@@ -71,11 +79,15 @@ def test_two_shells_train_as_one_machine(place: Place) -> None:
         assert [node.wait(LIMIT_S) for node in nodes] == [0, 0]
     finally:
         end([pid for node in nodes for pid in below(node.pid)])
-    check_equals_straight(place, "by-hand")
+    run, expected = place.folder / "by-hand", straight(6)
+    assert untimed(run) == untimed(expected) and len(untimed(run)) == 6
+    assert bits(saved(run)) == bits(saved(expected))
 
 
 @pytest.mark.parametrize("everybody", [False, True])
-def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(place: Place, tmp_path: Path, everybody: bool) -> None:
+def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(
+    place: Place, straight: Straight, tmp_path: Path, everybody: bool
+) -> None:
     """The signal comes to the tasks or, as a cluster can be set up, to every process of them."""
     run = place.folder / f"slurm-{everybody}"
     words = ("--time", "1:00:00", "--out", tmp_path / "files", "--run-folder", run, "--port", free_port())
@@ -101,6 +113,7 @@ def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(place: Place, tmp_path
     finally:
         end(below(job.pid))
     assert (tmp_path / "requeued").read_text() == "7\n"
-    straight = [row for row in untimed(place.folder / "straight") if row["step"] != last]
-    assert [row for row in untimed(run) if row["step"] != last] == straight, "but for a validation at the stop"
-    assert bits(saved(run)) == bits(saved(place.folder / "straight"))
+    expected = straight(STEPS)
+    undisturbed = [row for row in untimed(expected) if row["step"] != last]
+    assert [row for row in untimed(run) if row["step"] != last] == undisturbed, "but for a validation at the stop"
+    assert bits(saved(run)) == bits(saved(expected))

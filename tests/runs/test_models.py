@@ -19,23 +19,27 @@ MODELS = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def trained(request: pytest.FixtureRequest, new_place: Callable[[], Place]) -> tuple[str, Place]:
-    """`straight` of six steps, whose output is in `stdout`; `broken` of three, then three more."""
+    """`straight` of six steps, whose output is in `stdout`."""
     place = new_place()
     place.compile(MODELS[request.param])
     (place.folder / "stdout").write_text(place.dsc("train", "--out", "straight").stdout)
-    place.dsc("train", "--out", "broken", "--steps", 3)
-    assert "going on from" in place.dsc("train", "--out", "broken", "--resume").stdout
     return request.param, place
 
 
 def test_resuming_is_bit_exact(trained: tuple[str, Place]) -> None:
-    straight, broken = (trained[1].folder / run for run in ("straight", "broken"))
+    """`broken` is of three steps, then three more."""
+    name, place = trained
+    place.dsc("train", "--out", "broken", "--steps", 3)
+    assert "going on from" in place.dsc("train", "--out", "broken", "--resume").stdout
+    straight, broken = (place.folder / run for run in ("straight", "broken"))
     assert [row["step"] for row in untimed(broken)] == [1, 2, 3, 4, 5, 6]
     assert untimed(broken) == untimed(straight)
     early, late = bits(saved(broken, 3)), bits(saved(broken, 6))
     assert late == bits(saved(straight, 6))
     assert {name.partition("/")[0] for name in late} == {"weight", "moment1", "moment2"}, "there is no bias"
     assert not [name for name in late if early[name] == late[name]]
+    if name == "softmax":
+        assert (straight / "load.json").read_bytes() == (broken / "load.json").read_bytes()
 
 
 def test_rows_have_what_the_model_has(trained: tuple[str, Place]) -> None:
@@ -54,7 +58,6 @@ def test_only_experts_have_a_load(trained: tuple[str, Place]) -> None:
     if name == "dense":
         assert not path.exists()
         return
-    assert path.read_bytes() == (place.folder / "broken" / "load.json").read_bytes()
     assert [sum(row) for row in json.loads(path.read_text("utf-8"))["load"]] == [6 * 8 * 16 * 2] * 2
 
 

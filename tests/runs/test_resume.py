@@ -38,7 +38,7 @@ PLANS = {
     "experts over four ranks": dict(FOUR_RANKS, expert=4, devices=8, zero=1, batch=16),
 }
 PLANS = {name: settings | AVERAGE for name, settings in PLANS.items()}
-TRAINED = ("dualpipe", "1f1b", "dualpipe, zero 1, bf16", "dualpipe, zero 1", "zbv, zero 2", "1f1b, zero 3, bf16")
+TRAINED = ("dualpipe", "1f1b, zero 3, bf16", "dualpipe, zero 1, bf16", "dualpipe, zero 1", "zbv, zero 2", "1f1b")
 
 
 class Trained:

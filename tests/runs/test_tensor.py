@@ -55,9 +55,9 @@ def test_four_ranks_train_as_one(trained: Callable[[str], Place], name: str, spl
 @pytest.mark.parametrize(
     ("before", "after", "changed"),
     [
+        ("experts", "split experts", "mesh.etp"),
         ("dense", "split dense", "mesh.tp"),
         ("split dense", "dense", "mesh.tp"),
-        ("experts", "split experts", "mesh.etp"),
         ("experts", "split sequences", "mesh.cp"),
         ("split experts", "experts", "mesh.etp"),
     ],
