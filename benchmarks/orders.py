@@ -2,7 +2,8 @@
 
     python -m benchmarks.orders
 
-Lognormal weights, P=8, N=24, F=I=W=1; means of three draws, each beside 20 random orders. The same on every machine.
+Lognormal weights, P=8, N=24, F=I=W=1 of 1/P of the model; means of three draws, each beside 20 random
+orders. The same on every machine.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def _draw(name: str, sigma: float, seed: int) -> tuple[Fraction, Fraction]:
     """The mean makespan of random orders, and the one found."""
     rng = random.Random(seed)
     weights = [Fraction(round(1000 * math.exp(rng.gauss(0, sigma))), 1000) for _ in range(MICRO_BATCHES)]
-    schedule, costs = SCHEDULES[name].generate(RANKS, MICRO_BATCHES), Costs(micro_batches=tuple(weights))
+    schedule = SCHEDULES[name].generate(RANKS, MICRO_BATCHES)
+    costs = Costs(micro_batches=tuple(weights)).recut(RANKS, schedule.num_stages)
     orders = [rng.sample(range(MICRO_BATCHES), MICRO_BATCHES) for _ in range(20)]
     spans = [simulate(schedule, ordered(costs, order)).makespan for order in (*orders, best_order(schedule, costs))]
     return sum(spans[:-1], Fraction(0)) / 20, spans[-1]

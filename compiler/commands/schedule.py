@@ -71,6 +71,10 @@ def run(args: argparse.Namespace) -> int:
         answer = answer_to(args)
         if answer is None:  # the mistakes of the spec are printed
             return EXIT_SPEC
+        if args.order:
+            from compiler.commands.schedule_order import in_best_order  # it brings numpy
+
+            answer = in_best_order(answer)
         put(FORMATS[args.format](answer), args.out)
     except WrongError as error:
         return wrong(str(error), error.hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from compiler.commands.common import progress
 from compiler.commands.output_files import is_file
-from compiler.commands.schedule_answer import Answer, Entry
+from compiler.commands.schedule_answer import Answer, Entry, shown
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.costs import (
     MOST_BYTES,
@@ -29,7 +30,8 @@ from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
 from compiler.schedules.measure import measure
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import peak_activations
-from compiler.stage_placement import StagePlacement
+from compiler.schedules.torch_csv import NO_COPIES
+from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V
 from compiler.textfile import read_text
 from dsl.schedules import CHUNKED, PLAIN, in_words
 
@@ -67,32 +69,6 @@ class _Sizes:
 
 def answer_to(args: argparse.Namespace) -> Answer | None:
     """What the command line asks for; None after the mistakes of a spec have been printed. `WrongError` for its own."""
-    answer = _answer_to(args)
-    if answer is None or not args.order:
-        return answer
-    if answer.costs is None or not answer.costs.micro_batches:
-        raise WrongError(
-            "--order is for micro-batches of unequal costs, and none are given",
-            '--costs FILE with "micro_batches": [1, 0.8, 1.5, …]',
-        )
-    with _progress() as progress:
-        return replace(answer, entries=tuple(_ordered(entry, progress) for entry in answer.entries))
-
-
-def _ordered(entry: Entry, progress: Callable[[str], None]) -> Entry:
-    """The entry with its micro-batches in the best order that is found."""
-    from compiler.schedules.order import best_order, ordered  # it brings numpy
-
-    measured = entry.measured
-    if measured is None:
-        return entry
-    schedule, costs = measured.schedule, measured.costs
-    order = best_order(schedule, costs, report=lambda share: progress(f"order for {entry.name}: {share:.0%}"))
-    best = measure(schedule, ordered(costs, order), measured.cap)
-    return replace(entry, measured=best, order=tuple(order), unordered=measured.makespan)
-
-
-def _answer_to(args: argparse.Namespace) -> Answer | None:
     sizes_given = {"--ranks": args.ranks, "--micro-batches": args.micro_batches}
     missing = [option for option, value in sizes_given.items() if value is None]
     if len(missing) == len(sizes_given):
@@ -115,9 +91,18 @@ def _answer_to(args: argparse.Namespace) -> Answer | None:
     chunks = DEFAULT_CHUNKS if args.chunks is None else args.chunks
     sizes = _Sizes(args.ranks, args.micro_batches, chunks, args.cap, costs_of(args))
     _check_sizes(args, sizes)
+    if args.format == "torch-csv" and names == (AUTO,):
+        sizes = _in_torch(sizes)
     if args.compare is not None:
         return _compared(names, sizes, "")
     return Answer((_named(names[0], sizes),), sizes.costs)
+
+
+def _in_torch(sizes: _Sizes) -> _Sizes:
+    """What `auto` searches for torch: a V, for it has no copies, and with no pairs but F&B."""
+    costs = sizes.costs or Costs()
+    pairs = tuple(pair for pair in costs.pairs if pair[0] == "BF")
+    return replace(sizes, costs=replace(costs, pairs=pairs), num_stages=sizes.num_ranks, held_by=V)
 
 
 def _check_here(args: argparse.Namespace) -> None:
@@ -149,6 +134,8 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
         raise WrongError("--chunks goes with --ranks: of a spec, change `schedule.chunks`", "-s schedule.chunks=4")
     names = () if args.name is None and args.compare is None else _names(args)
     run = run_of(chosen.spec)
+    if args.format == "torch-csv" and args.name is None and run.plan.stage_placement == BIDIRECTIONAL:
+        raise WrongError(NO_COPIES, "-s schedule.name=dualpipev")  # before a search
     given = costs_of(args)
     # what is given is of the schedule at hand, as without a spec; the plan's costs are of the stages that it has
     costs, stages, unit = (run.costs(), run.num_stages, run.unit) if given is None else (given, None, "")
@@ -161,7 +148,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     if searched and args.name is None:
         entry = _named(AUTO, replace(sizes, held_by=run.plan.stage_placement))
     elif args.name is None:
-        with _progress() as progress:
+        with searching() as progress:
             schedule = run.schedule(progress)
         entry = _entry(schedule, sizes, run.num_stages // run.num_ranks if run.name == AUTO else 1)
     else:
@@ -231,7 +218,12 @@ def _names(args: argparse.Namespace) -> tuple[str, ...]:
     names = (args.name,) if args.compare is None else tuple(dict.fromkeys(args.compare.split(",")))
     for name in names:
         if name not in SCHEDULES and name != AUTO:
-            raise WrongError(f"unknown schedule {name[:40]!r}: use one of {', '.join((*SCHEDULES, AUTO))}")
+            from dsl.resolve.context import suggest  # only where something is wrong
+
+            every = (*SCHEDULES, AUTO)
+            meant = suggest(name, every)
+            hint = meant if meant.startswith("did you mean") else ""
+            raise WrongError(f"unknown schedule {name[:40]!r}: use one of {', '.join(every)}", hint)
     return names
 
 
@@ -262,8 +254,11 @@ def _check_sizes(args: argparse.Namespace, sizes: _Sizes) -> None:
 # ---------------------------------------------------------------- schedules
 
 
-def _named(name: str, sizes: _Sizes) -> Entry:
-    """The schedule of a name, checked; `WrongError` for a size it does not have, or one that the cap does not hold."""
+def _named(name: str, sizes: _Sizes, parts: int = 1) -> Entry:
+    """The schedule of a name, checked; `WrongError` for a size it does not have, or one that the cap does not hold.
+
+    The cap counts activations of so many `parts`, each that of one of its stages, and of `auto` those of 1/P.
+    """
     try:
         if name == AUTO:
             return _searched(sizes)
@@ -271,7 +266,7 @@ def _named(name: str, sizes: _Sizes) -> Entry:
     except ValueError as error:  # a size this schedule does not have, a cap that nothing fits
         raise WrongError(str(error)) from None
     schedule.check()
-    return _entry(schedule, sizes)
+    return _entry(schedule, sizes, parts)
 
 
 def _searched(sizes: _Sizes) -> Entry:
@@ -281,7 +276,7 @@ def _searched(sizes: _Sizes) -> Entry:
     P, N, cap, held_by = sizes.num_ranks, sizes.num_micro_batches, sizes.cap, sizes.held_by
     if sizes.costs is not None and sizes.costs.micro_batches:
         return _searched_unequal(sizes, sizes.costs)
-    with _progress() as progress:
+    with searching() as progress:
 
         def report(share: float) -> None:
             progress(f"search for auto: {share:.0%}")
@@ -314,7 +309,7 @@ def _searched_unequal(sizes: _Sizes, costs: Costs) -> Entry:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def searching() -> Iterator[Callable[[str], None]]:
     """What is being done, on a terminal, until it is done."""
     tell = progress("schedule")
     try:
@@ -323,10 +318,12 @@ def _progress() -> Iterator[Callable[[str], None]]:
         tell("")
 
 
-def _check_cap(schedule: Schedule, cap: int | None) -> None:
-    if cap is not None and (held := max(peak_activations(schedule))) > cap:
+def _check_cap(schedule: Schedule, cap: int | None, parts: int) -> None:
+    """`WrongError` where a rank holds more than the cap of activations that have so many parts."""
+    if cap is not None and (held := Fraction(max(peak_activations(schedule)), parts)) > cap:
         sizes_said = f"{schedule.num_ranks} ranks with {schedule.num_micro_batches} micro-batches"
-        raise WrongError(f"{schedule.name} on {sizes_said} holds {held} activations: use --cap {held} or more, or auto")
+        edit = f"use --cap {math.ceil(held)} or more, or auto"
+        raise WrongError(f"{schedule.name} on {sizes_said} holds {shown(held)} activations: {edit}")
 
 
 def _cut(sizes: _Sizes, stages: int) -> Costs:
@@ -346,7 +343,7 @@ def _entry(schedule: Schedule, sizes: _Sizes, parts: int = 1) -> Entry:
     """
     stages = schedule.num_stages
     cap = None if sizes.cap is None else sizes.cap * parts
-    _check_cap(schedule, cap)
+    _check_cap(schedule, sizes.cap, parts)
     if sizes.costs is None:
         return Entry(schedule.name, schedule)
     try:
@@ -361,10 +358,10 @@ def _compared(names: Sequence[str], sizes: _Sizes, unit: str) -> Answer:
     base = _cut(sizes, sizes.num_ranks)
     entries = []
     for name in names:
-        cap = None if sizes.cap is None else sizes.cap * (1 if name == AUTO else _parts(name, sizes.chunks))
-        of_one = replace(sizes, costs=base, num_stages=sizes.num_ranks, cap=cap)
+        parts = 1 if name == AUTO else _parts(name, sizes.chunks)
+        of_one = replace(sizes, costs=base, num_stages=sizes.num_ranks)
         try:
-            entries.append(_named(name, of_one))
+            entries.append(_named(name, of_one, parts))
         except WrongError as error:
             entries.append(Entry(name, fault=str(error)))
     if all(entry.fault for entry in entries):

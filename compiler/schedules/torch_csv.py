@@ -18,6 +18,8 @@ _PAIR = re.compile(r"\(([^();]*);([^();]*)\)OVERLAP_F_B")
 # What torch adds for its own runtime: messages, and sharding of parameters. Here they follow from the actions.
 _ADDED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)\d*")
 
+NO_COPIES = "torch has no bidirectional placement: use dualpipev, the same schedule folded onto half the ranks"
+
 
 def to_torch_csv(schedule: Schedule) -> str:
     """The actions alone (`format="compute_only"`). A pair that is not F and B has no word there: one after the other.
@@ -25,9 +27,7 @@ def to_torch_csv(schedule: Schedule) -> str:
     ValueError for the bidirectional placement, which torch does not have.
     """
     if schedule.stage_placement == BIDIRECTIONAL:
-        raise ValueError(
-            "torch has no bidirectional placement: use dualpipev, the same schedule folded onto half the ranks"
-        )
+        raise ValueError(NO_COPIES)
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(
         [cell for step in steps for cell in _cells(step)] for steps in schedule.actions

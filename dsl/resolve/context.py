@@ -144,8 +144,9 @@ def suggest(word: str, words: Iterable[str], kind: str = "") -> str:
     from dsl.vocabulary import SAME
 
     names = sorted(set(words))
-    if SAME.get(word.lower()) in names:
-        return f"did you mean `{SAME[word.lower()]}`?"
+    same = SAME.get(word.lower().replace("-", "_"))
+    if same in names:
+        return f"did you mean `{same}`?"
     meant = nearest(word, names)
     if meant:
         return f"did you mean {listed(meant, 'or')}?"

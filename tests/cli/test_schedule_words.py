@@ -1,0 +1,47 @@
+"""`dsc schedule` in the user's words: caps of 1/P of the model, names of other systems, what torch's CSV can say."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.cli import main
+from compiler.schedules.torch_csv import from_torch_csv
+from dsl.resolve.context import suggest
+from dsl.schedules import NAMES
+
+Captured = pytest.CaptureFixture[str]
+SIZES = ["--ranks", "4", "--micro-batches", "9"]
+
+
+def test_compare_advises_caps_of_the_model(capsys: Captured) -> None:
+    """DualPipeV on 4 ranks holds 9 halves, so 4.5: a cap of 5 is enough, as it says, and then nothing is refused."""
+    said = ["schedule", "--compare", "1f1b,dualpipev", *SIZES, "--costs", "F=1", "--cap"]
+    assert main([*said, "4"]) == 0
+    assert "dualpipev on 4 ranks with 9 micro-batches holds 4.5 activations: use --cap 5" in capsys.readouterr().out
+    assert main([*said, "5"]) == 0
+    assert "use --cap" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("1F1B", "1f1b"), ("zb-h1", "zb1p"), ("ZB-H1", "zb1p"), ("zb_v", "zbv"), ("V-Half", "vhalf"), ("ZB-H2", "zbh2")],
+)
+def test_names_of_others_are_understood(word: str, name: str, capsys: Captured) -> None:
+    assert suggest(word, NAMES) == f"did you mean `{name}`?"
+    assert main(["schedule", "--name", word, *SIZES]) == 2
+    assert f"did you mean `{name}`?" in capsys.readouterr().err
+
+
+def test_auto_for_torch_searches_what_torch_can_say(capsys: Captured) -> None:
+    """On even sizes too, where `auto` has two copies else; pairs that torch has no word for do not count."""
+    flags = ["--ranks", "2", "--micro-batches", "2", "--costs", "FB=1.8", "--pairs", "any", "--cap", "3"]
+    assert main(["schedule", "--name", "auto", *flags, "--format", "torch-csv"]) == 0
+    schedule = from_torch_csv(capsys.readouterr().out)
+    schedule.check()
+    assert schedule.stage_placement.copies == 1
+
+
+def test_both_ends_are_refused_for_torch_before_a_search(capsys: Captured) -> None:
+    run = ["specs/quickstart.dsc", "-s", "schedule.name=auto", "-s", "parallel.pipeline=2"]
+    assert main(["schedule", *run, "--format", "torch-csv"]) == 2
+    assert "torch has no bidirectional placement: use dualpipev" in capsys.readouterr().err
