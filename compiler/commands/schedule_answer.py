@@ -11,7 +11,7 @@ from compiler.schedules.costs import Costs
 from compiler.schedules.measure import Measured
 from compiler.schedules.schedule import Schedule
 
-COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "gap", "excess")
+COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "gap", "one-copy bound", "excess")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ def cells(measured: Measured) -> tuple[str, ...]:
         str(measured.copies),
         shown(measured.lower_bound),
         percent(measured.gap),
+        shown(measured.one_copy_bound),
         shown(measured.excess),
     )
 

@@ -44,6 +44,7 @@ def as_json(answer: Answer) -> str:
             "parts": entry.parts,
             "lower_bound": number(measured.lower_bound),
             "gap": number(measured.gap),
+            "one_copy_bound": number(measured.one_copy_bound),
             "excess": number(measured.excess),
             **_order_value(entry),
         }
@@ -108,6 +109,7 @@ def summary(answer: Answer) -> list[str]:
         f" {held} activations on the fullest rank",
         f"lower bound {shown(measured.lower_bound)}{unit} for placement {measured.schedule.stage_placement} and at most"
         f" {cap} activations · gap {percent(measured.gap)}",
+        f"one-copy bound {shown(measured.one_copy_bound)}{unit} for every placement with one copy of the parameters",
         f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
     ]
     if entry.unordered is not None:
@@ -172,7 +174,8 @@ def _order_value(entry: Entry) -> dict[str, Any]:
 def _compared_value(entry: Entry) -> dict[str, Any]:
     measured = entry.measured
     if measured is None:
-        keys = ("placement", "makespan", "idle", "peak_activations", "copies", "lower_bound", "gap", "excess")
+        bounds = ("lower_bound", "gap", "one_copy_bound")
+        keys = ("placement", "makespan", "idle", "peak_activations", "copies", *bounds, "excess")
         return {"schedule": entry.name, **dict.fromkeys(keys), **_order_value(entry), "fault": entry.fault}
     return {
         "schedule": entry.name,
@@ -183,6 +186,7 @@ def _compared_value(entry: Entry) -> dict[str, Any]:
         "copies": measured.copies,
         "lower_bound": number(measured.lower_bound),
         "gap": number(measured.gap),
+        "one_copy_bound": number(measured.one_copy_bound),
         "excess": number(measured.excess),
         **_order_value(entry),
         "fault": None,

@@ -17,92 +17,83 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache, reduce
-from itertools import combinations_with_replacement
+from functools import reduce
 
 from compiler.schedules.costs import Costs
 from compiler.schedules.linear_program import Row, least
+from compiler.schedules.rank_states import QUICK, SmallPipeline
+from compiler.schedules.waits import Item, Slot, Times, Waits, steps_of
 from compiler.stage_placement import StagePlacement
-from runtime.actions import KINDS, Action, ActionKind, Pair
+from runtime.actions import KINDS, ActionKind
 
 # With more different weights on one rank, they are left out of the program (`shares`).
 _MOST_WEIGHTS = 3
+_MOST_WAITS = 5000  # actions whose waits are followed, which takes some 20 ms
 _MOST_RANKS = 64  # of so many different ones the program is solved, which takes some ms each
 _PHASE_KINDS: dict[int, tuple[ActionKind, ...]] = {1: ("F",), 2: KINDS, 3: ("B", "I", "W"), 4: ("W",)}
-_Item = tuple[ActionKind, int]  # an action of a step: its kind, and which of the weights
 
 
 def lower_bound(
-    placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int | None = None
+    placement: StagePlacement,
+    num_ranks: int,
+    num_micro_batches: int,
+    costs: Costs,
+    cap: int | Sequence[int] | None = None,
+    work: int = QUICK,
 ) -> Fraction:
     """No schedule of these sizes on this placement ends sooner, if no rank holds more than `cap` activations.
 
-    ValueError where the placement or the weights do not fit the sizes. In the unit of the costs.
+    `cap`: of every rank, or one for each. `work`: how many steps of small pipelines are looked at. ValueError where the
+    placement or the weights do not fit the sizes. In the unit of the costs, whose micro-batches are alike.
     """
-    costs.check(num_ranks, placement.num_stages(num_ranks))
-    ends = {placement.direction(num_micro_batches, m): m for m in (num_micro_batches - 1, 0)}
-    paths = [_Path.of(placement, num_ranks, num_micro_batches, costs, m) for m in ends.values()]
-    best = max(path.head_backward[0] + path.last for path in paths)  # one micro-batch, there and back
-    ranks = {_Rank.of(paths, rank, costs, cap): None for rank in range(num_ranks)}  # mirrored ones are alike
+    assert not costs.micro_batches
+    P, N = num_ranks, num_micro_batches
+    costs.check(P, placement.num_stages(P))
+    caps = None if cap is None else (cap,) * P if isinstance(cap, int) else tuple(cap)
+    waits = Waits(placement, P, N, costs, caps)
+    ways = _Ways.of(waits)
+    ranks = {Rank.of(ways, rank): None for rank in range(P)}  # mirrored ones are alike
     fullest = sorted(ranks, key=lambda rank: rank.fill + rank.shares(costs), reverse=True)[:_MOST_RANKS]
-    return max([best, *(rank.bound(costs) for rank in fullest)])
+    least = max([ways.one(), *(rank.bound(costs) for rank in fullest)])
+    if 2 * N * (waits.last + 1) > _MOST_WAITS:
+        return least
+    return SmallPipeline(waits, work).bound(max(least, waits.longest()))
 
 
 @dataclass(frozen=True)
-class _Path:
-    """The way of a micro-batch through the stages, each action at the least it can take; all by stage."""
+class _Ways:
+    """The way of a lone micro-batch of each direction through the stages, in the ticks of `alone`."""
 
-    ranks: tuple[int, ...]
-    count: int  # micro-batches that go this way
-    head_forward: tuple[Fraction, ...]  # an F cannot start before
-    head_backward: tuple[Fraction, ...]  # neither can a B or an I
-    tail_forward: tuple[Fraction, ...]  # behind the end of an F there is at least this to come
-    tail_backward: tuple[Fraction, ...]  # behind the end of a B or an I
-    last: Fraction  # the backward of stage 0, whole
+    waits: Waits
+    alone: Waits  # with one micro-batch of each direction
+    heads: Times
+    tails: Times
 
     @staticmethod
-    def of(placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs, micro_batch: int) -> _Path:
-        held_by = [placement.stages_of(num_ranks, rank) for rank in range(num_ranks)]
-        side = placement.direction(num_micro_batches, micro_batch)
-        count = sum(placement.direction(num_micro_batches, m) == side for m in range(num_micro_batches))
-        stages = range(placement.num_stages(num_ranks))
-        ranks = tuple(placement.rank_of(num_ranks, num_micro_batches, stage, micro_batch) for stage in stages)
-        hops = [costs.latency * (ranks[stage] != ranks[stage + 1]) for stage in stages[:-1]]
-        alike = [{costs.weight(stage, rank): stage for stage in each} for rank, each in enumerate(held_by)]
+    def of(waits: Waits) -> _Ways:
+        alone = replace(waits, num_micro_batches=len(waits.counts), caps=None)
+        zeros = alone.zeros()
+        return _Ways(waits, alone, alone.heads(zeros, zeros), alone.tails(zeros, zeros))
 
-        @cache
-        def quickest(kind: ActionKind, stage: int, rank: int) -> Fraction:
-            return _quickest(costs, kind, stage, rank, tuple(alike[rank].values()))
+    def head(self, kind: str, slot: Slot) -> Fraction:
+        """An F cannot start before, or a B or an I."""
+        return self.heads[kind, slot][0] * self.alone.unit
 
-        forward, whole, backward, deferred = (
-            [quickest(kind, alike[rank][costs.weight(stage, rank)], rank) for stage, rank in enumerate(ranks)]
-            for kind in KINDS
-        )
-        backward = [min(one) for one in zip(whole, backward, strict=True)]
-        last = min(whole[0], backward[0] + deferred[0])
-        head = [Fraction(0)]
-        for stage in stages[:-1]:
-            head.append(head[-1] + forward[stage] + hops[stage])
-        turn = head[-1] + forward[-1]
-        back = [turn]
-        for stage in reversed(stages[:-1]):
-            back.append(back[-1] + backward[stage + 1] + hops[stage])
-        back.reverse()
-        end = back[0] + last
-        tail = [Fraction(0), *(end - back[stage] - backward[stage] for stage in stages[1:])]
-        ahead = tuple(end - head[stage] - forward[stage] for stage in stages)
-        return _Path(ranks, count, tuple(head), tuple(back), ahead, tuple(tail), last)
+    def tail(self, kind: str, slot: Slot) -> Fraction:
+        """Behind the end of an F, or of a B or an I, there is at least this to come."""
+        return self.tails[kind, slot][0] * self.alone.unit
 
+    def life(self, slot: Slot) -> Fraction:
+        """How long an activation is held at least: to the last stage, back, and through the backward."""
+        return self.head("B", slot) - self.head("F", slot) + self.alone.whole[slot] * self.alone.unit
 
-def _quickest(costs: Costs, kind: ActionKind, stage: int, rank: int, held: Sequence[int]) -> Fraction:
-    """The least time of a step that has this action: alone, or in a pair with what the rank holds."""
-    action = Action(kind, stage, 0)
-    others = (Action(each, other, 1) for each in KINDS for other in held)
-    return min(costs.of(action, rank), *(costs.of(Pair(action, other), rank) for other in others))
+    def one(self) -> Fraction:
+        """One micro-batch, there and back."""
+        return max(self.life((direction, 0)) for direction in range(len(self.waits.counts)))
 
 
 @dataclass(frozen=True)
-class _Rank:
+class Rank:
     """What the bound of one rank depends on."""
 
     amounts: tuple[tuple[Fraction, int], ...]  # (weight, micro-batches of the stages of that weight)
@@ -110,38 +101,64 @@ class _Rank:
     first_backward: Fraction
     tail_forward: Fraction
     tail_backward: Fraction
-    cap: int | None
+    cap: int | Fraction | None
+    held: Fraction  # activations times how long they are held, at least
 
     @staticmethod
-    def of(paths: Sequence[_Path], rank: int, costs: Costs, cap: int | None) -> _Rank:
-        here = [(path, stage) for path in paths for stage, each in enumerate(path.ranks) if each == rank]
+    def of(ways: _Ways, rank: int) -> Rank:
+        waits, slots = ways.waits, ways.waits.slots[rank]
         amounts: Counter[Fraction] = Counter()
-        for path, stage in here:
-            amounts[costs.weight(stage, rank)] += path.count
-        return _Rank(
+        for slot in slots:
+            amounts[waits.weight(slot)] += waits.counts[slot[0]]
+        return Rank(
             tuple(sorted(amounts.items())),
-            min((path.head_forward[stage] for path, stage in here), default=Fraction(0)),
-            min((path.head_backward[stage] for path, stage in here), default=Fraction(0)),
-            min((path.tail_forward[stage] for path, stage in here), default=Fraction(0)),
-            min((path.tail_backward[stage] for path, stage in here), default=Fraction(0)),
-            cap,
+            min((ways.head("F", slot) for slot in slots), default=Fraction(0)),
+            min((ways.head("B", slot) for slot in slots), default=Fraction(0)),
+            min((ways.tail("F", slot) for slot in slots), default=Fraction(0)),
+            min((ways.tail("B", slot) for slot in slots), default=Fraction(0)),
+            waits.caps[rank] if waits.caps else None,
+            sum((waits.counts[slot[0]] * ways.life(slot) for slot in slots), Fraction(0)) + _ramps(ways, rank),
         )
 
     def bound(self, costs: Costs) -> Fraction:
         """The least time by which the rank has run its steps, and the other ranks what depends on them."""
         if not self.amounts:
             return Fraction(0)
+        least = self.memory()
         if len(self.amounts) > _MOST_WEIGHTS:
-            return self.fill + self.shares(costs)
+            return self.fill + max(least, self.shares(costs))
         in_turn = _Program(self, costs, overlaps=True).least()
         one_by_one = _Program(self, costs, overlaps=False).least()
-        return self.fill + min(time for time in (in_turn, one_by_one) if time is not None)
+        return self.fill + max(least, min(time for time in (in_turn, one_by_one) if time is not None))
+
+    def memory(self) -> Fraction:
+        """All the time for which activations are held, of which there are at most `cap` at once."""
+        if not self.cap or self.cap >= sum(amount for _, amount in self.amounts):
+            return Fraction(0)
+        return self.held / self.cap
 
     def shares(self, costs: Costs) -> Fraction:
         """All work, every action at the best share of its time that a pair gives it."""
         best = {kind: min(Fraction(1), *(_share(costs, kind, other) for other in KINDS)) for kind in KINDS}
         time = {kind: best[kind] * costs.one(kind) for kind in KINDS}
         return (time["F"] + min(time["B"], time["I"] + time["W"])) * sum(weight * n for weight, n in self.amounts)
+
+
+def _ramps(ways: _Ways, rank: int) -> Fraction:
+    """What a rank that could hold `cap` activations cannot: it takes and releases them one after the other.
+
+    The lives of the activations are `cap` chains without overlap. Their starts are different forwards, and their ends
+    different releases; only a pair has two at once.
+    """
+    waits, slots = ways.alone, ways.alone.slots[rank]
+    if not slots or not ways.waits.caps:
+        return Fraction(0)
+    ramps = 0
+    for kinds in ("F", "BW"):
+        steps = [(sum(kind in kinds for kind, _ in items), time) for items, time in waits.steps[rank]]
+        most, time = max(count for count, _ in steps), min(time for count, time in steps if count)
+        ramps += sum(k // most * time for k in range(ways.waits.caps[rank]))
+    return ramps * waits.unit
 
 
 def _share(costs: Costs, kind: str, other: str) -> Fraction:
@@ -156,14 +173,14 @@ class _Program:
     empty, and phase 3 begins with the first backward.
     """
 
-    def __init__(self, rank: _Rank, costs: Costs, overlaps: bool) -> None:
+    def __init__(self, rank: Rank, costs: Costs, overlaps: bool) -> None:
         self.rank, self.overlaps = rank, overlaps
         self.lengths = {phase: k for k, phase in enumerate((1, 2, 3, 4))}  # the variables 0 to 3
-        self.steps: list[tuple[int, tuple[_Item, ...], Fraction]] = [
+        self.steps: list[tuple[int, tuple[Item, ...], Fraction]] = [
             (phase, items, time)
             for phase, kinds in _PHASE_KINDS.items()
             if overlaps or phase != 2
-            for items, time in _steps(kinds, rank.amounts, costs)
+            for items, time in steps_of(kinds, [weight for weight, _ in rank.amounts], costs)
         ]
 
     def least(self) -> Fraction | None:
@@ -212,21 +229,6 @@ class _Program:
 
     def _work(self, phase: int) -> dict[int, Fraction]:
         return {j: time for j, (each, _, time) in enumerate(self.steps, 4) if each == phase}
-
-
-def _steps(
-    kinds: Sequence[ActionKind], amounts: Sequence[tuple[Fraction, int]], costs: Costs
-) -> Iterator[tuple[tuple[_Item, ...], Fraction]]:
-    """The lone actions of some kinds and all weights, and the pairs that gain, with their times."""
-    one = [(kind, k) for kind in kinds for k in range(len(amounts))]
-    weights = replace(costs, stages=tuple(weight for weight, _ in amounts), ranks=())
-    for item in one:
-        yield (item,), weights.of(Action(item[0], item[1], 0), 0)
-    for pair in combinations_with_replacement(one, 2):
-        first, second = (Action(kind, k, m) for m, (kind, k) in enumerate(pair))
-        time = weights.of(Pair(first, second), 0)
-        if time < weights.of(first, 0) + weights.of(second, 0):
-            yield pair, time
 
 
 def _sum(row: dict[int, Fraction], other: dict[int, Fraction], sign: int) -> dict[int, Fraction]:

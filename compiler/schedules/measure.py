@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs
+from compiler.schedules.one_copy_bound import one_copy_bound
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, simulate
 from compiler.schedules.unequal import bound_of_unequal
@@ -21,6 +22,13 @@ class Measured:
     timeline: Timeline
     cap: int  # activations a rank may hold: what was asked for, or what this schedule holds
     lower_bound: Fraction  # of every schedule of this placement and these sizes within `cap`
+
+    @property
+    def one_copy_bound(self) -> Fraction:
+        """No schedule of these sizes within the cap ends sooner, on any placement with one copy of every stage."""
+        schedule, cap = self.schedule, Fraction(self.cap, self.stages_a_rank)
+        costs = self.costs.recut(schedule.num_stages, schedule.num_ranks)
+        return one_copy_bound(schedule.num_ranks, schedule.num_micro_batches, costs, cap)
 
     @property
     def makespan(self) -> Fraction:

@@ -62,7 +62,7 @@ class _Search:
         ready = [action for cell in self.cells for action in self.next(cell, ends)]
         if not ready:
             self.best = max(free)
-        pairs = [pair for pair in combinations(sorted(ready, key=str), 2)]
+        pairs = [*combinations(sorted(ready, key=str), 2), *self.entering(ready)]
         pairs = [pair if pair in self.times else pair[::-1] for pair in pairs]
         for step in [*(pair for pair in pairs if pair in self.times), *((action,) for action in ready)]:
             rank = self.rank[step[0]]
@@ -71,6 +71,12 @@ class _Search:
             if start >= now and held + sum(a.kind == "F" for a in step) <= self.cap:
                 end = start + self.times[step]
                 self.go(ends | dict.fromkeys(step, end), (*free[:rank], end, *free[rank + 1 :]), start)
+
+    def entering(self, ready: list[Action]) -> list[tuple[Action, Action]]:
+        """Pairs of neighbouring micro-batches at the first stage: the second is ready only with the first."""
+        entering = [action for action in ready if action.kind == "F" and action.stage == 0]
+        after = {action: self.cells.get((0, action.micro_batch + 1)) for action in entering}
+        return [(action, row[0]) for action, row in after.items() if row and self.follows[action.micro_batch + 1]]
 
     def left(self, ends: Ends, num_ranks: int) -> list[int]:
         """Work that each rank has still to do, at least: half of its pair is the least an action takes."""

@@ -1,0 +1,57 @@
+"""A lower bound for every placement with one copy of the model: v stages a rank of equal size, any v, anywhere.
+
+Costs and cap are those of 1/P of the model; a stage takes 1/v of them. What remains true of all such placements:
+
+- Each rank runs N micro-batches through 1/P of the model. The program of its four phases (bound.py) counts steps in
+  real numbers, so v steps of 1/v each are one step to it.
+- A backward can only start when a micro-batch has been through the whole model: all of its forwards, and a message
+  wherever it changes rank, which are at least P − 1. Until then a rank runs forwards of at most `cap` activations.
+- Behind a rank's last forward there is still the whole way back.
+- The first forward can start at once, and nothing need follow a rank's last backward: with v the stages before and
+  behind shrink to nothing. Only the rank of the first stage is without a message, though; ranks of equal weight have
+  the others' bound.
+- An activation is held while its micro-batch goes to the last stage and back. The mean stage is half way, so that over
+  all ranks these are at least N · P / 2 ways of the model there and back, for P · cap activations.
+
+If stages have unequal weights, any rank may have the heavy ones: what remains is all work, shared by the ranks, at the
+best share that a pair gives each action, and the way of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from compiler.schedules.bound import Rank
+from compiler.schedules.costs import Costs
+from runtime.actions import KINDS
+
+
+def one_copy_bound(num_ranks: int, num_micro_batches: int, costs: Costs, cap: int | Fraction | None) -> Fraction:
+    """No schedule ends sooner that has one copy of every stage, v stages of equal size a rank, and holds at most `cap`.
+
+    Costs and cap are those of 1/P of the model. ValueError where the weights do not fit the sizes.
+    """
+    P, N = num_ranks, num_micro_batches
+    costs.check(P, P)
+    if costs.micro_batches:  # all are taken to be as short as the shortest
+        costs = replace(costs.longer(min(costs.micro_batches)), micro_batches=())
+    ranks = costs.ranks or (Fraction(1),) * P
+    stages = costs.stages or (Fraction(1),) * P
+    quickest = {kind: min(costs.one(kind), *(costs.two(kind + other) for other in KINDS)) for kind in KINDS}
+    there, back = quickest["F"], min(quickest["B"], quickest["I"])
+    messages = (P - 1) * costs.latency
+    if len(set(stages)) > 1:
+        shared = Rank(((Fraction(1), N),), *(Fraction(0),) * 4, None, Fraction(0)).shares(costs)
+        way = (there + back) * sum(stages) * min(ranks) + 2 * messages
+        return max(way, shared * sum(stages) / sum(1 / weight for weight in ranks))
+    weight, equal = stages[0], P > 1 and len(set(ranks)) == 1
+    whole = weight * sum(ranks)
+    end = costs.latency if equal else Fraction(0)
+    held = Fraction(N * P, 2) * (there + back) * weight * min(ranks)
+    each = (
+        Rank(((weight * rank, N),), end, there * whole + messages, back * whole + messages, end, cap, Fraction(0))
+        for rank in {*ranks}
+    )
+    memory = held / cap if cap else Fraction(0)
+    return max((there + back) * whole + 2 * messages, memory, *(rank.bound(costs) for rank in each))
