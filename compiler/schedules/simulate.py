@@ -160,17 +160,17 @@ def _ticks(schedule: Schedule, costs: Prices, messages: Iterable[Fraction]) -> t
     tables: list[list[Fraction]] = []  # per rank, the times there are
     places: list[Sequence[int]] = []  # per rank and step, which of them it takes
     for rank, steps in enumerate(schedule.actions):
-        known: dict[tuple[object, ...], int] = {}
+        numbers: dict[tuple[object, ...], int] = {}
         table: list[Fraction] = []
         place = array("L")
         for step in steps:
             key: tuple[object, ...] = actions_of(step)
             if not costs.micro_batches:
                 key = tuple([(action.kind, action.stage) for action in actions_of(step)])
-            if key not in known:
-                known[key] = len(table)
+            if key not in numbers:
+                numbers[key] = len(table)
                 table.append(costs.of(step, rank))
-            place.append(known[key])
+            place.append(numbers[key])
         tables.append(table)
         places.append(place)
     unit = Fraction(1, math.lcm(*(value.denominator for value in {*messages, *chain(*tables)})))
