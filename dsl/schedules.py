@@ -105,6 +105,15 @@ FACTS: dict[str, ScheduleFacts] = {
         "1f1b with several smaller stages a rank (arXiv 2104.04473)",
         "loop(chunks)",
     ),
+    "interleaved_pairs": ScheduleFacts(
+        "interleaved with one forward more at first, then forwards paired with backwards (Megatron)",
+        "loop(chunks)",
+        overlaps=True,
+    ),
+    "interleaved_zb": ScheduleFacts(
+        "interleaved with the gradients of the weights deferred into the bubble (torch)",
+        "loop(chunks)",
+    ),
     "gpipe": ScheduleFacts(
         "all forwards, then all backwards (arXiv 1811.06965)",
         holds_all=True,

@@ -26,7 +26,9 @@ Exit codes: 0 done · 2 the command line is wrong, or there is no such schedule,
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 from compiler.commands.common import EXIT_SPEC, add_spec_arguments, say, wrong
@@ -51,16 +53,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chunks",
         type=int,
         metavar="V",
-        help=f"stages a rank, of {in_words(CHUNKED)}, also as one that auto tries; default: {DEFAULT_CHUNKS}",
+        help=f"stages a rank, of {in_words(CHUNKED)}, or one for auto to try; default: {DEFAULT_CHUNKS}, of auto some",
     )
     parser.add_argument("--costs", metavar="COSTS", help="F=1,I=1,W=1,B=2,FB=3, a JSON file, or deepseek-v3-low")
     parser.add_argument("--pairs", choices=("any",), help="any: pairs of F, B and I all gain by the factor of FB")
     parser.add_argument("--latency", metavar="L", help="time of a message to the next stage; default: 0")
     parser.add_argument("--order", action="store_true", help="search an order of micro-batches of unequal costs")
-    parser.add_argument("--cap", type=int, metavar="C", help="most activations that a rank may hold at once")
+    parser.add_argument("--cap", type=_cap, metavar="C", help="most activations that a rank may hold at once: 9, 8.5")
+    parser.add_argument(
+        "--copies", type=int, choices=(1, 2), help="ranks that may hold a stage, under auto; default: 2"
+    )
+    parser.add_argument(
+        "--placement", metavar="PLACEMENT", help="what auto searches on: v, loop(3), bidirectional; default: all"
+    )
     parser.add_argument("--compare", metavar="NAMES", help="several names with commas between: dualpipe,1f1b,auto")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: text")
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file, not to stdout")
+
+
+def _cap(text: str) -> Fraction:
+    """A whole number, or one with a fraction: stages may be parts of 1/P of the model."""
+    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?|[0-9]{1,12}/[1-9][0-9]{0,5}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"invalid value {text[:40]!r}: use a number such as 9 or 8.5")
+    return Fraction(text)
 
 
 def run(args: argparse.Namespace) -> int:

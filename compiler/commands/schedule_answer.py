@@ -42,7 +42,7 @@ class Answer:
     entries: tuple[Entry, ...]
     costs: Costs | None
     compared: bool = False
-    cap: int | None = None
+    cap: Fraction | None = None
     unit: str = ""  # of times, where it is known
     layout: str | None = None  # of a spec's stages, in Megatron's words
     notes: tuple[str, ...] = ()  # what a picture says below it

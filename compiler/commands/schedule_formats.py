@@ -29,8 +29,9 @@ def as_json(answer: Answer) -> str:
     """One document on one line."""
     if answer.compared:
         assert answer.costs is not None
+        cap = None if answer.cap is None else number(answer.cap)
         each = [_compared_value(entry) for entry in answer.entries]
-        value = {"costs": costs_value(answer.costs), "unit": answer.unit or None, "cap": answer.cap, "schedules": each}
+        value = {"costs": costs_value(answer.costs), "unit": answer.unit or None, "cap": cap, "schedules": each}
         return json.dumps(value) + "\n"
     entry = answer.entries[0]
     assert entry.schedule is not None

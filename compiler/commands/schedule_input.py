@@ -15,6 +15,7 @@ from pathlib import Path
 from compiler.commands.common import progress
 from compiler.commands.output_files import is_file
 from compiler.commands.schedule_answer import Answer, Entry, shown
+from compiler.commands.schedule_tried import ANYTHING, MAX_CHUNKS, Tried, tried_of
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.costs import (
     MOST_BYTES,
@@ -38,7 +39,6 @@ from dsl.schedules import CHUNKED, PLAIN, in_words
 SIZES = "--ranks 8 --micro-batches 20"
 MAX_MICRO_BATCHES = 65_536
 PARTS_OF_AUTO = 8  # it tries all the others, which takes about as long as a schedule of so many stages a rank
-MAX_CHUNKS = 64
 MAX_CAP = 100_000_000
 
 
@@ -61,10 +61,11 @@ class _Sizes:
     num_ranks: int
     num_micro_batches: int
     chunks: int
-    cap: int | None
+    cap: Fraction | None
     costs: Costs | None
     num_stages: int | None = None
     held_by: StagePlacement | None = None
+    tried: Tried = ANYTHING
 
 
 def answer_to(args: argparse.Namespace) -> Answer | None:
@@ -89,7 +90,11 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
         raise WrongError("-s changes a spec, and there is none", f"dsc schedule spec.dsc -s schedule.name={PLAIN}")
     names = _names(args)
     chunks = DEFAULT_CHUNKS if args.chunks is None else args.chunks
-    sizes = _Sizes(args.ranks, args.micro_batches, chunks, args.cap, costs_of(args))
+    try:
+        tried = tried_of(args, names)
+    except ValueError as error:
+        raise WrongError(str(error)) from None
+    sizes = _Sizes(args.ranks, args.micro_batches, chunks, args.cap, costs_of(args), tried=tried)
     _check_sizes(args, sizes)
     if args.format == "torch-csv" and names == (AUTO,):
         sizes = _in_torch(sizes)
@@ -132,6 +137,8 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
 
     if args.chunks is not None:
         raise WrongError("--chunks goes with --ranks: of a spec, change `schedule.chunks`", "-s schedule.chunks=4")
+    if args.copies is not None or args.placement is not None:
+        raise WrongError("--copies and --placement go with --ranks: the stages of a spec are cut already")
     names = () if args.name is None and args.compare is None else _names(args)
     run = run_of(chosen.spec)
     if args.format == "torch-csv" and args.name is None and run.plan.stage_placement == BIDIRECTIONAL:
@@ -139,7 +146,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     given = costs_of(args)
     # what is given is of the schedule at hand, as without a spec; the plan's costs are of the stages that it has
     costs, stages, unit = (run.costs(), run.num_stages, run.unit) if given is None else (given, None, "")
-    cap = run.cap if args.cap is None else args.cap
+    cap = args.cap if args.cap is not None or run.cap is None else Fraction(run.cap)
     sizes = _Sizes(run.num_ranks, run.num_micro_batches, run.chunks, cap, costs, stages)
     _check_sizes(args, sizes)
     if args.compare is not None:
@@ -164,8 +171,10 @@ def _is_spec(argument: str) -> bool:
 
 def _of_file(args: argparse.Namespace) -> Answer:
     """The schedule of a file, checked: a legal one that cannot hang."""
-    if args.name is not None or args.compare is not None or args.chunks is not None or args.set:
-        raise WrongError(f"{args.spec} is a schedule already: leave --name, --compare, --chunks and -s out")
+    of_auto = args.copies is not None or args.placement is not None
+    if args.name is not None or args.compare is not None or args.chunks is not None or args.set or of_auto:
+        others = "--copies, --placement" if of_auto else "--chunks"
+        raise WrongError(f"{args.spec} is a schedule already: leave --name, --compare, {others} and -s out")
     from compiler.schedules.spec_schedule import read_schedule  # it knows specs, and brings pydantic
 
     try:
@@ -282,10 +291,11 @@ def _searched(sizes: _Sizes) -> Entry:
             progress(f"search for auto: {share:.0%}")
 
         if held_by is None:
-            found = Solver(_cut(sizes, P), cap, report=report).solve(P, N, sizes.chunks)
+            tried = sizes.tried
+            found = Solver(_cut(sizes, P), cap, report=report).solve(P, N, tried.chunks, tried.copies, tried.placement)
         else:
             stages = held_by.num_stages(P)
-            of_stage = None if cap is None else cap * stages // P
+            of_stage = None if cap is None else cap * stages / P
             found = Solver(_cut(sizes, stages), of_stage, report=report).solve_on(held_by, P, N)
     found.schedule.check()
     measured = found.measured()
@@ -318,7 +328,7 @@ def searching() -> Iterator[Callable[[str], None]]:
         tell("")
 
 
-def _check_cap(schedule: Schedule, cap: int | None, parts: int) -> None:
+def _check_cap(schedule: Schedule, cap: Fraction | None, parts: int) -> None:
     """`WrongError` where a rank holds more than the cap of activations that have so many parts."""
     if cap is not None and (held := Fraction(max(peak_activations(schedule)), parts)) > cap:
         sizes_said = f"{schedule.num_ranks} ranks with {schedule.num_micro_batches} micro-batches"
@@ -348,7 +358,7 @@ def _entry(schedule: Schedule, sizes: _Sizes, parts: int = 1) -> Entry:
         return Entry(schedule.name, schedule)
     try:
         costs = sizes.costs if sizes.num_stages is None else sizes.costs.recut(sizes.num_stages, stages)
-        return Entry(schedule.name, schedule, measure(schedule, costs, cap), parts=parts)
+        return Entry(schedule.name, schedule, measure(schedule, costs, None if cap is None else int(cap)), parts=parts)
     except ValueError as error:  # weights of another number of stages
         raise WrongError(str(error)) from None
 

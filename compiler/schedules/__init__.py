@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.dualpipev import dualpipev
 from compiler.schedules.gpipe import gpipe
-from compiler.schedules.interleaved import interleaved
+from compiler.schedules.interleaved import interleaved, interleaved_pairs, interleaved_zb
 from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.vhalf import vhalf
@@ -29,6 +29,8 @@ MAKERS: dict[str, Callable[..., Schedule]] = {  # of (num_ranks, num_micro_batch
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
+    "interleaved_pairs": interleaved_pairs,
+    "interleaved_zb": interleaved_zb,
     "zb1p": zb1p,
     "zbh2": zbh2,
     "vmin": vmin,

@@ -4,26 +4,39 @@ Every P >= 1, N >= 1 and v >= 2 chunks, placement `loop(v)`. Micro-batches go ro
 the paper has groups of P and wants P to divide N. Here N is divided into N // P groups as equal as can be (one, if
 N < P), the larger ones first: a later group that is larger would need more warm-up than there was, and ranks would wait
 in a circle.
+
+`interleaved_pairs` begins with one forward more, so that each backward can overlap with the next forward, of another
+micro-batch, which hides what either communicates (Megatron's `--overlap-moe-expert-parallel-comm`). `interleaved_zb`
+splits backwards: rank r defers r weight gradients, and fills the bubble of the drain with them (torch's
+ScheduleInterleavedZeroBubble).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import accumulate
 
 from compiler.schedules.schedule import Schedule
 from compiler.stage_placement import loop
-from runtime.actions import Action, Step
+from runtime.actions import Action, Pair, Step
+
+_Steps = Callable[[list[Action], list[Action], int, int, int], Iterator[Step]]  # of a rank
 
 
 def interleaved(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
     """1F1B over the forwards and backwards of all chunks of a rank; ValueError for P or N < 1, chunks < 2."""
-    P, N = num_ranks, num_micro_batches
-    if P < 1 or N < 1:
-        raise ValueError(f"interleaved needs at least 1 rank and 1 micro-batch, got {P} and {N}")
-    if chunks < 2:
-        raise ValueError(f"interleaved needs at least 2 chunks, got {chunks}: use 2, or 1f1b")
-    ranks = tuple(_rank_steps(P, N, chunks, rank) for rank in range(P))
-    return Schedule("interleaved", P, N, loop(chunks), ranks)
+    return _schedule("interleaved", num_ranks, num_micro_batches, chunks, _in_turns)
+
+
+def interleaved_pairs(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
+    """Backwards that overlap with the next forward; ValueError for P or N < 1, chunks < 2."""
+    return _schedule("interleaved_pairs", num_ranks, num_micro_batches, chunks, _in_pairs)
+
+
+def interleaved_zb(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
+    """Split backwards with deferred weight gradients; ValueError for P or N < 1, chunks < 2."""
+    return _schedule("interleaved_zb", num_ranks, num_micro_batches, chunks, _split)
 
 
 def group_sizes(num_ranks: int, num_micro_batches: int) -> tuple[int, ...]:
@@ -33,16 +46,53 @@ def group_sizes(num_ranks: int, num_micro_batches: int) -> tuple[int, ...]:
     return (size + 1,) * larger + (size,) * (groups - larger)
 
 
-def _rank_steps(num_ranks: int, num_micro_batches: int, chunks: int, rank: int) -> tuple[Step, ...]:
-    sizes = group_sizes(num_ranks, num_micro_batches)
+def _schedule(name: str, num_ranks: int, num_micro_batches: int, chunks: int, steps: _Steps) -> Schedule:
+    P, N = num_ranks, num_micro_batches
+    if P < 1 or N < 1:
+        raise ValueError(f"{name} needs at least 1 rank and 1 micro-batch, got {P} and {N}")
+    if chunks < 2:
+        raise ValueError(f"{name} needs at least 2 chunks, got {chunks}: use 2, or 1f1b")
+    sizes = group_sizes(P, N)
     order: list[tuple[int, int]] = []  # (chunk, micro-batch) of the forwards
     for first, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
         order += [(chunk, first + i) for chunk in range(chunks) for i in range(size)]
-    forwards: list[Step] = [Action("F", chunk * num_ranks + rank, k) for chunk, k in order]
-    backwards: list[Step] = [Action("B", (chunks - 1 - chunk) * num_ranks + rank, k) for chunk, k in order]
     # The first backward comes when the first group is in its last chunk, and its gradient has come down to this rank.
-    warm_up = min(len(order), (chunks - 1) * sizes[0] + 2 * (num_ranks - 1 - rank))
-    steps = forwards[:warm_up]
-    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
-        steps += [forward, backward]
-    return (*steps, *backwards[len(order) - warm_up :])
+    first_group = (chunks - 1) * sizes[0]
+    ranks = []
+    for rank in range(P):
+        forwards = [Action("F", chunk * P + rank, k) for chunk, k in order]
+        backwards = [Action("B", (chunks - 1 - chunk) * P + rank, k) for chunk, k in order]
+        ranks.append(tuple(steps(forwards, backwards, first_group, P - 1 - rank, rank)))
+    return Schedule(name, P, N, loop(chunks), tuple(ranks))
+
+
+def _in_turns(
+    forwards: list[Action], backwards: list[Action], first_group: int, behind: int, before: int
+) -> Iterator[Step]:
+    warm_up = min(len(forwards), first_group + 2 * behind)
+    yield from forwards[:warm_up]
+    for at, backward in enumerate(backwards, warm_up):
+        yield from forwards[at : at + 1]
+        yield backward
+
+
+def _in_pairs(
+    forwards: list[Action], backwards: list[Action], first_group: int, behind: int, before: int
+) -> Iterator[Step]:
+    warm_up = min(len(forwards), first_group + 2 * behind + 1)
+    yield from forwards[:warm_up]
+    for at, backward in enumerate(backwards, warm_up):
+        yield Pair(forwards[at], backward) if at < len(forwards) else backward
+
+
+def _split(
+    forwards: list[Action], backwards: list[Action], first_group: int, behind: int, before: int
+) -> Iterator[Step]:
+    warm_up = min(len(forwards), first_group + behind)
+    yield from forwards[:warm_up]
+    for at, backward in enumerate(backwards):
+        yield from forwards[warm_up + at : warm_up + at + 1]
+        yield replace(backward, kind="I")
+        if at >= before:
+            yield replace(backwards[at - before], kind="W")
+    yield from (replace(backward, kind="W") for backward in backwards[max(0, len(backwards) - before) :])

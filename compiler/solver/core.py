@@ -28,6 +28,7 @@ _HEATS = ((0.2, 0.02), (0.1, 0.1), (0.1, 0.01), (0.05, 0.02))  # at the start an
 _LAST_HEATS = ((0.05, 0.01), (0.1, 0.02))
 _WAVES = 8  # of those found, the shortest
 _EXACT_WORK, _EXACT_SIZE = 2.0, 32  # deterministic seconds for the shortest period, and chunks of all rows at most
+_DOZENS, _FEW = 0.05, 3  # an effort that is worth starts by the dozen, and how many greedy ones another has
 _LONG = 3  # a steady state is judged by a run of so many times the length
 
 
@@ -86,7 +87,12 @@ def solve_core(
 def _starts(problem: Problem, periodic: bool, bound: Bound, effort: float) -> Iterator[Core]:
     """Legal starts; later kinds only where they can help: none is at the bound, or has as short a period."""
     found: list[Core] = []
-    for make in (_named_starts, _wave_starts, _exact_starts, _greedy_starts):
+    makes = [_named_starts, _wave_starts, _exact_starts, _greedy_starts]
+    if problem.num_chunks > 2:  # too much for starts by the dozen; those with a name are good
+        makes = [_named_starts]
+    elif effort < _DOZENS and not periodic:  # they would take longer than the search
+        makes = [_named_starts, _few_greedy_starts]
+    for make in makes:
         if periodic and found and (make == _greedy_starts or not all(_is_slow(core, bound) for core in found)):
             return
         if not periodic and any(core.value <= bound(problem.count) for core in found):
@@ -102,6 +108,10 @@ def _named_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[C
 
 def _greedy_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
     return _from_slots(problem, periodic, greedy_seeds(problem))
+
+
+def _few_greedy_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+    return _from_slots(problem, periodic, islice(greedy_seeds(problem), _FEW))
 
 
 def _from_slots(problem: Problem, periodic: bool, named: Iterable[tuple[str, Slots]]) -> Iterator[Core]:

@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from compiler.schedules.dualpipev import dualpipev
+from compiler.schedules.interleaved import interleaved, interleaved_pairs, interleaved_zb
 from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.vhalf import vhalf
+from compiler.schedules.vmin import vmin
 from compiler.schedules.zb1p import zb1p
 from compiler.schedules.zbv import zbv
 from compiler.solver.greedy import greedy
@@ -30,9 +33,13 @@ def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
             yield "paired", _paired(problem)
         return
     if problem.placement not in (V, BIDIRECTIONAL):
+        for make in (interleaved, interleaved_pairs, interleaved_zb):
+            schedule = make(P, N, problem.num_chunks)
+            yield schedule.name, slots_of_schedule(problem, schedule)
+        yield "groups", in_groups(problem)
         return
     half = problem.num_stages // 2
-    for schedule in (dualpipev(half, max(N, 2 * half)), zbv(half, N)):
+    for schedule in (dualpipev(half, max(N, 2 * half)), zbv(half, N), vhalf(half, N), vmin(half, N)):
         yield schedule.name, _both_sides(problem, schedule)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, islice
 
 from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES
@@ -24,12 +24,18 @@ from compiler.solver.cycle import unrolled
 from compiler.solver.periods import COPIES, stretched
 from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots
 from compiler.solver.seeds import capped, in_groups, without_last
-from compiler.solver.tokens import Slots
+from compiler.solver.tokens import MOST_CHUNKS, Slots
 from compiler.solver.waves import waves
-from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
+from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from runtime.actions import Pair, actions_of
 
+Cap = Fraction | int | tuple[Fraction | int, ...]  # of every rank, or one for each
+_CHUNKS = (2, 3, 4)  # stages a rank of `loop(v)` that are tried where nobody says
+_lower_bound = lru_cache(maxsize=256)(lower_bound)  # asked for before a search, by it, and for what was found
+# By placement a share of the effort; `loop(v)` starts from good named schedules, and is large.
+_SHARES, _SHARE_OF_LOOPS = {BIDIRECTIONAL: 1.0, V: 0.6, ONE_STAGE: 0.3}, 0.15
 _Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
+_MOST_STEPS = 4_000  # ranks times micro-batches of which several stages a rank are tried
 _WAVES = 2  # tried where there are more actions than that
 _MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
@@ -56,39 +62,52 @@ class Solution:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Sizes, costs of one of `num_stages` stages, and a cap on activations of such a stage."""
+    """Sizes, costs of one of `num_stages` stages, and a cap on activations of such a stage, of all ranks or of each."""
 
     num_ranks: int
     num_micro_batches: int
     costs: Costs
     num_stages: int
-    cap: int | None
+    cap: Cap | None
 
     def costs_on(self, placement: StagePlacement) -> Costs:
         """Costs of the model cut into the stages of a placement."""
         return self.costs.recut(self.num_stages, placement.num_stages(self.num_ranks))
 
-    def cap_on(self, placement: StagePlacement, cap: Fraction | int | None) -> int | None:
-        """A cap in activations of a placement's stages."""
-        return None if cap is None else int(cap * placement.num_stages(self.num_ranks) / self.num_stages)
+    def caps(self, cap: Cap) -> tuple[Fraction, ...]:
+        """A cap, by rank."""
+        return tuple(map(Fraction, cap if isinstance(cap, tuple) else (cap,) * self.num_ranks))
 
-    def bound(self, placement: StagePlacement, cap: Fraction | int | None) -> Fraction:
+    def caps_on(self, placement: StagePlacement, cap: Cap) -> tuple[int, ...]:
+        """A cap by rank, in activations of a placement's stages."""
+        stages = placement.num_stages(self.num_ranks)
+        return tuple(int(each * stages / self.num_stages) for each in self.caps(cap))
+
+    def cap_on(self, placement: StagePlacement, cap: Cap | None) -> int | None:
+        """The most that a rank may hold, in activations of a placement's stages."""
+        return None if cap is None else max(self.caps_on(placement, cap))
+
+    def holds(self, held: Sequence[Fraction]) -> bool:
+        """Whether so much, by rank, is under the cap."""
+        return self.cap is None or all(each <= cap for each, cap in zip(held, self.caps(self.cap), strict=True))
+
+    def bound(self, placement: StagePlacement, cap: Cap | None) -> Fraction:
         P, N = self.num_ranks, self.num_micro_batches
-        return lower_bound(placement, P, N, self.costs_on(placement), self.cap_on(placement, cap))
+        return _lower_bound(placement, P, N, self.costs_on(placement), self.cap_on(placement, cap))
 
     def timed(self, origin: str, schedule: Schedule) -> _Found:
         stages = schedule.stage_placement.num_stages(self.num_ranks)
         timeline = simulate(schedule, self.costs_on(schedule.stage_placement))
-        held = Fraction(max(timeline.peak_activations) * self.num_stages, stages)
+        held = tuple(Fraction(each * self.num_stages, stages) for each in timeline.peak_activations)
         return _Found(timeline.makespan, held, origin, schedule)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A schedule, how long it takes, the most that a rank holds in the unit of the cap, and what it came from."""
+    """A schedule, how long it takes, the most that each rank holds in the unit of the cap, and what it came from."""
 
     makespan: Fraction
-    held: Fraction
+    held: tuple[Fraction, ...]
     origin: str
     schedule: Schedule
 
@@ -105,9 +124,9 @@ class _Search:
     cores: _Cores
     report: Report
 
-    def part(self, at: int, count: int, effort: float = 1.0) -> _Search:
-        """One of several searches, with a share of the effort."""
-        return _Search(self.effort * effort, self.cores, lambda share: self.report((at + share) / count))
+    def part(self, start: float, share: float, whole: float, effort: float = 1.0) -> _Search:
+        """One of several searches, which is so much of the whole work, and starts behind so much of it."""
+        return _Search(self.effort * effort, self.cores, lambda done: self.report((start + share * done) / whole))
 
 
 def default_cap(num_ranks: int) -> int:
@@ -121,31 +140,48 @@ class Solver:
     """Searches at given costs under a cap on activations. It remembers them: once there are enough micro-batches,
     other numbers of these cost next to nothing.
 
-    `cap` None: what a named schedule holds, or `default_cap`. `effort` scales how much is searched: about 18 s a
-    placement at most at 1. `report` is told of progress. Equal arguments give equal schedules.
+    `cap` None: what a named schedule holds, or `default_cap`; it may be a fraction, or one for each rank. `effort`
+    scales how much is searched: about 30 s at most at 1. `report` is told of progress. Equal arguments give equal
+    schedules.
     """
 
     costs: Costs
-    cap: int | None = None
+    cap: Cap | None = None
     effort: float = 1.0
     report: Report = lambda share: None
     cores: _Cores = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def solve(self, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Solution:
+    def solve(
+        self,
+        num_ranks: int,
+        num_micro_batches: int,
+        chunks: int | None = None,
+        copies: int = 2,
+        placement: StagePlacement | None = None,
+    ) -> Solution:
         """The best schedule found of any placement. Costs and cap are those of 1/P of the model: with v stages a rank,
         an action takes 1/v of them and an activation counts 1/v.
 
-        Searched on are `bidirectional` where P and N are even, `v` where one is odd, and then `bidirectional` or
-        `loop(1)` if something better could be there. Candidates are all named schedules, `interleaved` with `chunks`
-        stages a rank. Of equal ones that with fewer copies of the parameters is taken. ValueError for sizes, weights or
-        a cap with which nothing runs.
+        Searched on are `bidirectional` where P is even, `v`, `loop(1)` where there is one copy or P is odd, and
+        `loop(chunks)`, or some where that is None: each where a bound says that something better could be there.
+        `copies` is how many ranks may hold a stage; with `placement`, nothing else is searched. Candidates are all
+        named schedules. Of equal ones that with fewer copies of the parameters is taken. ValueError for sizes, weights
+        or a cap with which nothing runs.
         """
         P, N = num_ranks, num_micro_batches
         asked = _checked(_Asked(P, N, self.costs, P, self.cap))
-        placements = (V, ONE_STAGE) if P % 2 else (V, BIDIRECTIONAL) if N % 2 else (BIDIRECTIONAL,)
-        both = BIDIRECTIONAL in placements and V in placements  # both will mostly be searched on
-        search = _Search(self.effort / (2 if both else 1), self.cores, self.report)
-        return _solved(asked, placements, _named(asked, chunks), search)
+        small = P * N <= _MOST_STEPS  # else, more stages a rank are too much
+        counts: tuple[int, ...] = (_CHUNKS if small else (DEFAULT_CHUNKS,)) if chunks is None else (chunks,)
+        if placement is not None:
+            placement.num_stages(P)
+            placements: tuple[StagePlacement, ...] = (placement,)
+            counts = (placement.loops,) if placement.loops > 1 else ()
+        else:
+            both = copies > 1 and P % 2 == 0
+            placements = (BIDIRECTIONAL, V) if both else (V, ONE_STAGE)
+            placements += tuple(loop(count) for count in counts if small)
+        named = _named(asked, counts, placement, copies)
+        return _solved(asked, placements, named, _Search(self.effort, self.cores, self.report))
 
     def solve_on(
         self,
@@ -155,13 +191,14 @@ class Solver:
         effort: float | None = None,
         report: Report | None = None,
     ) -> Solution:
-        """Find the shortest schedule for ranks that hold their stages by `placement`: `v`, `bidirectional`, `loop(1)`.
+        """Find the shortest schedule for ranks that hold their stages by `placement`.
 
         Costs and cap are those of one of its stages. `effort`, `report`: of this search, where they are others.
         """
         asked = _checked(_Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
         search = _Search(self.effort if effort is None else effort, self.cores, report or self.report)
-        return _solved(asked, (placement,), _named(asked, DEFAULT_CHUNKS, placement), search)
+        counts = (placement.loops,) if placement.loops > 1 else ()
+        return _solved(asked, (placement,), _named(asked, counts, placement), search)
 
 
 def _checked(asked: _Asked) -> _Asked:
@@ -170,21 +207,34 @@ def _checked(asked: _Asked) -> _Asked:
             f"auto needs at least 1 rank and 1 micro-batch, got {asked.num_ranks} and {asked.num_micro_batches}"
         )
     least = asked.num_stages // asked.num_ranks  # a micro-batch comes by so often before it goes back
-    if asked.cap is not None and asked.cap < least:
+    if isinstance(asked.cap, tuple) and len(asked.cap) != asked.num_ranks:
+        raise ValueError(f"auto needs a cap for each of {asked.num_ranks} ranks, got {len(asked.cap)}")
+    if asked.cap is not None and min(asked.caps(asked.cap)) < least:
         what = f"{least} activation{'s' if least > 1 else ''}"
-        raise ValueError(f"auto cannot run with a cap of {asked.cap}: a rank holds at least {what}, use cap = {least}")
+        raise ValueError(
+            f"auto cannot run with a cap of {float(min(asked.caps(asked.cap))):g}: "
+            f"a rank holds at least {what}, use cap = {least}"
+        )
     asked.costs.check(asked.num_ranks, asked.num_stages)
     return asked
 
 
-def _named(asked: _Asked, chunks: int, held_by: StagePlacement | None = None) -> Iterator[_Found]:
-    """All named schedules that fit the cap, and run on ranks that hold their stages by `held_by`, if that is given."""
+def _named(
+    asked: _Asked, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
+) -> Iterator[_Found]:
+    """All named schedules that fit the cap and have so many copies at most, those of `loop(v)` with some counts for v.
+
+    They run on ranks that hold their stages by `held_by`, if that is given.
+    """
     P, N = asked.num_ranks, asked.num_micro_batches
     for name, row in SCHEDULES.items():
-        if row.has(P, N) and (held_by is None or held_by.supports(row.stage_placement(chunks), P)):
-            found = asked.timed(name, row.generate(P, N, chunks))
-            if asked.cap is None or found.held <= asked.cap:
-                yield found
+        for chunks in counts if row.facts.is_chunked else (DEFAULT_CHUNKS,):
+            placement = row.stage_placement(chunks)
+            runs = row.has(P, N) and placement.copies <= copies
+            if runs and (held_by is None or held_by.supports(placement, P)):
+                found = asked.timed(name, row.generate(P, N, chunks))
+                if asked.holds(found.held):
+                    yield found
 
 
 def _solved(asked: _Asked, placements: Sequence[StagePlacement], named: Iterator[_Found], search: _Search) -> Solution:
@@ -192,13 +242,15 @@ def _solved(asked: _Asked, placements: Sequence[StagePlacement], named: Iterator
     P = asked.num_ranks
     best = min(named, key=_Found.key, default=None)
     cap = asked.cap or Fraction(default_cap(P) * asked.num_stages, P)
+    shares = [_SHARES.get(each, _SHARE_OF_LOOPS) if len(placements) > 1 else 1.0 for each in placements]
     for at, placement in enumerate(placements):
         if best is None or asked.bound(placement, cap) < best.makespan:
-            found = (asked.timed(*each) for each in _searched(placement, asked, cap, search.part(at, len(placements))))
+            part = search.part(sum(shares[:at]), shares[at], sum(shares), shares[at])
+            found = (asked.timed(*each) for each in _searched(placement, asked, cap, part))
             best = min(found if best is None else chain([best], found), key=_Found.key)
     assert best is not None
     search.report(1.0)
-    schedule, held = best.schedule, best.held if asked.cap is None else asked.cap
+    schedule, held = best.schedule, max(best.held) if asked.cap is None else asked.cap
     return Solution(
         replace(schedule, name="auto"),
         asked.costs_on(schedule.stage_placement),
@@ -209,37 +261,42 @@ def _solved(asked: _Asked, placements: Sequence[StagePlacement], named: Iterator
     )
 
 
-def _searched(
-    placement: StagePlacement, asked: _Asked, cap: Fraction | int, search: _Search
-) -> Iterator[tuple[str, Schedule]]:
+def _searched(placement: StagePlacement, asked: _Asked, cap: Cap, search: _Search) -> Iterator[tuple[str, Schedule]]:
     """What a search finds on a placement, and what runs there under any cap; one at a time, as they may be large."""
     P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(placement)
-    most = asked.cap_on(placement, cap)
-    assert most is not None
-    folded = placement == BIDIRECTIONAL and costs.ranks == costs.ranks[::-1]
-    anyway = make_problem(V if placement == V else ONE_STAGE, P, N, costs, most)
-    slots = in_groups(anyway) if placement == V else capped(anyway)
-    yield "groups" if placement == V else "capped", schedule_of_slots(anyway, slots)
-    if placement == BIDIRECTIONAL and max(peak_activations(both := zbv_both_ways(P, N))) <= most:
-        yield both.name, both
+    caps = asked.caps_on(placement, cap)
+    folded = placement == BIDIRECTIONAL and costs.ranks == costs.ranks[::-1] and caps == caps[::-1]
+    one_way = placement in (BIDIRECTIONAL, ONE_STAGE)
+    anyway = make_problem(ONE_STAGE if one_way else placement, P, N, costs, caps)
+    slots = capped(anyway) if one_way else in_groups(anyway)
+    yield "capped" if one_way else "groups", schedule_of_slots(anyway, slots)
+    if placement == BIDIRECTIONAL:
+        both = zbv_both_ways(P, N)
+        if all(held <= most for held, most in zip(peak_activations(both), caps, strict=True)):
+            yield both.name, both
     twice = placement == BIDIRECTIONAL and N % 2 == 1
-    problem = make_problem(placement, P, N + twice, costs, most, folded)
-    core = _core(problem, costs, search.part(0, 1 + twice))
+    problem = make_problem(placement, P, N + twice, costs, caps, folded)
+    core = _core(problem, costs, search.part(0, 1, 1 + twice))
     if core is not None:
         yield core.origin, _first(_schedule(problem, core), N)
     else:  # too large for more
         for period in islice(waves(problem), _WAVES):
             yield "wave", _first(schedule_of_slots(problem, unrolled(problem, period)), N)
     if core is not None and twice:  # a pair may take less than what is left of it: go on
-        odd = make_problem(placement, P, N, costs, most)
+        odd = make_problem(placement, P, N, costs, caps)
         slots = (*core.slots, *reversed(core.slots)) if folded else core.slots
-        core = _core(odd, costs, search.part(1, 2, 0.5), (without_last(slots),))
+        core = _core(odd, costs, search.part(1, 1, 2, 0.5), (without_last(slots),))
         if core is not None:
             yield core.origin, _schedule(odd, core)
 
 
 def is_long(placement: StagePlacement, num_ranks: int, num_micro_batches: int) -> bool:
-    """Whether a run is solved as a shorter one with a period to repeat, the same for all that are long."""
+    """Whether a run is solved as a shorter one with a period to repeat, the same for all that are long.
+
+    Under `loop(v)` groups of micro-batches take turns, and there is no period of one.
+    """
+    if placement.loops > 1:
+        return False
     short = _short(placement, num_ranks) + COPIES - 1
     return num_micro_batches > (2 * short if placement == BIDIRECTIONAL else short)
 
@@ -254,12 +311,12 @@ def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, .
     P, placement = problem.num_ranks, problem.placement
     long = is_long(placement, P, problem.num_micro_batches)
     count = _short(placement, P) + (COPIES - 1 if given else 0) if long else problem.count
-    if 2 * problem.num_rows * problem.num_chunks * count > _MOST_ACTIONS:
+    if 2 * problem.num_rows * problem.num_chunks * count > _MOST_ACTIONS or problem.num_chunks > MOST_CHUNKS:
         return None
 
     @cache
     def bound(count: int) -> int:
-        least = lower_bound(placement, P, resized(problem, count).num_micro_batches, costs, max(problem.caps))
+        least = _lower_bound(placement, P, resized(problem, count).num_micro_batches, costs, max(problem.caps))
         return math.ceil(least / problem.unit)
 
     key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from compiler.proof import prove
 from compiler.schedules import SCHEDULES
 from compiler.schedules.bound import lower_bound
-from compiler.schedules.costs import Costs, any_pairs, parse_costs
+from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
 from compiler.schedules.simulate import peak_activations, simulate
 from compiler.solver import Solution, Solver, default_cap
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
@@ -23,7 +23,7 @@ PAIRED = parse_costs("F=1,I=1,W=1,FB=1.8")
 QUICK, LEAST = 0.02, 0.003  # effort
 
 
-def checked(solution: Solution, table: Costs, cap: int | None) -> Solution:
+def checked(solution: Solution, table: Costs, cap: Fraction | int | None) -> Solution:
     """A solution that is what it says it is: costs and cap are those of 1/P of the model."""
     schedule = solution.schedule
     schedule.check()
@@ -31,7 +31,7 @@ def checked(solution: Solution, table: Costs, cap: int | None) -> Solution:
     assert solution.costs == table.recut(schedule.num_ranks, schedule.num_ranks * parts)
     timeline = simulate(schedule, solution.costs)
     assert timeline.makespan == solution.makespan >= solution.lower_bound
-    assert cap is None or max(timeline.peak_activations) <= cap * parts == solution.cap
+    assert cap is None or max(timeline.peak_activations) <= int(cap * parts) == solution.cap
     assert schedule.name == "auto"
     return solution
 
@@ -41,7 +41,7 @@ def checked(solution: Solution, table: Costs, cap: int | None) -> Solution:
 def test_never_worse_than_a_named_schedule(data: st.DataObject) -> None:
     num_ranks, num_micro_batches = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 12))
     table = data.draw(costs(num_ranks))
-    cap = data.draw(st.none() | st.integers(1, 8))
+    cap = data.draw(st.none() | st.integers(2, 16).map(lambda halves: Fraction(halves, 2)))
     chunks = data.draw(st.sampled_from([2, 2, 3, 5]))
     found = checked(Solver(table, cap, effort=LEAST).solve(num_ranks, num_micro_batches, chunks=chunks), table, cap)
     assert found.schedule.num_ranks == num_ranks
@@ -55,7 +55,7 @@ def test_never_worse_than_a_named_schedule(data: st.DataObject) -> None:
 def test_what_is_found_is_proven_on_every_placement(data: st.DataObject) -> None:
     """The program of it, of a small model with all parts; and it is no longer than what else the placement runs."""
     num_ranks, num_micro_batches = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
-    held_by = data.draw(st.sampled_from([V, ONE_STAGE] if num_ranks % 2 else [V, BIDIRECTIONAL]))
+    held_by = data.draw(st.sampled_from([V, ONE_STAGE, loop(3), *[BIDIRECTIONAL] * (num_ranks % 2 == 0)]))
     stages = held_by.num_stages(num_ranks)
     table, cap = data.draw(costs(stages)), data.draw(st.none() | st.integers(stages // num_ranks, 6))
     table = replace(table, ranks=table.ranks[:num_ranks])
@@ -71,28 +71,67 @@ def test_what_is_found_is_proven_on_every_placement(data: st.DataObject) -> None
     prove(lowered(found.schedule, held_by), small_plan(num_ranks, held_by))
 
 
+@pytest.mark.parametrize(("num_ranks", "num_micro_batches", "cap", "most"), [(4, 4, 1, "26.5"), (2, 4, 1, "16.5")])
+def test_a_v_under_the_tightest_cap(num_ranks: int, num_micro_batches: int, cap: int, most: str) -> None:
+    found = Solver(Costs(), cap, effort=0.2).solve(num_ranks, num_micro_batches, placement=V)
+    assert checked(found, Costs(), cap).makespan <= Fraction(most)
+
+
+def test_several_stages_a_rank_with_pairs_and_with_split_backwards() -> None:
+    """Figures that are known of others' schedules, each on one copy."""
+    for P, N, chunks, table, cap, most in (
+        (16, 32, 4, shipped("deepseek-v3-low"), 20, Fraction(5952)),
+        (8, 40, 6, PAIRED, 10, Fraction("83.94")),
+        (8, 24, 4, Costs(), 8, Fraction("73.75")),
+    ):
+        found = Solver(table, cap, effort=LEAST).solve(P, N, placement=loop(chunks))
+        assert checked(found, table, cap).makespan <= most
+
+
+@settings(max_examples=15)
+@given(st.data())
+def test_caps_of_each_rank_and_one_copy(data: st.DataObject) -> None:
+    """Each rank holds no more than it may, from the least on, and so is every placement legal."""
+    P, N = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
+    caps = tuple(Fraction(each, 2) for each in data.draw(st.lists(st.integers(2, 8), min_size=P, max_size=P)))
+    placement = data.draw(st.sampled_from([None, V, ONE_STAGE, loop(2), loop(3)]))
+    table = data.draw(costs(P))
+    found = Solver(table, caps, effort=LEAST).solve(P, N, copies=1, placement=placement)
+    schedule = found.schedule
+    schedule.check()
+    parts = schedule.num_stages // P
+    timeline = simulate(schedule, found.costs)
+    assert timeline.makespan == found.makespan >= found.lower_bound and schedule.stage_placement.copies == 1
+    assert all(held <= cap * parts for held, cap in zip(timeline.peak_activations, caps, strict=True))
+
+
+def test_a_cap_is_of_each_rank() -> None:
+    with pytest.raises(ValueError, match="a cap for each of 4 ranks, got 3"):
+        Solver(Costs(), (2, 2, 2)).solve(4, 4)
+
+
 def test_an_odd_number_of_ranks_has_two_stages_each() -> None:
-    found = checked(Solver(Costs(), 4).solve(3, 7), Costs(), 4)
+    found = checked(Solver(Costs(), 4).solve(3, 7, placement=V), Costs(), 4)
     assert found.makespan == found.lower_bound == 22 and found.schedule.stage_placement == V  # zb1p: 23
-    found = checked(Solver(PAIRED, 8, effort=0.1).solve(7, 20), PAIRED, 8)
+    found = checked(Solver(PAIRED, 8, effort=0.1).solve(7, 20, placement=V), PAIRED, 8)
     assert found.makespan <= Fraction("49") and found.lower_bound < Fraction("47.2")  # one stage a rank: 65.4
 
 
 def test_the_better_placement_is_taken_where_micro_batches_are_odd() -> None:
-    found = checked(Solver(PAIRED, 5, effort=0.2).solve(4, 9), PAIRED, 5)  # half of it for each
+    found = checked(Solver(PAIRED, 5, effort=0.1).solve(4, 9), PAIRED, 5)  # less of it for `v`
     sides = [
-        Solver(PAIRED.recut(4, 8), 10, effort=0.1).solve_on(V, 4, 9),
+        Solver(PAIRED.recut(4, 8), 10, effort=0.06).solve_on(V, 4, 9),
         Solver(PAIRED, 5, effort=0.1).solve_on(BIDIRECTIONAL, 4, 9),
     ]
-    assert found.makespan == min(side.makespan for side in sides)
-    assert found.lower_bound == min(side.lower_bound for side in sides)
+    assert found.makespan <= min(side.makespan for side in sides)
+    assert found.lower_bound <= min(side.lower_bound for side in sides)
 
 
 def test_another_placement_is_the_answer_where_it_is_better() -> None:
     """Stages so small that filling and draining take next to no time beat the search, which has one of them a rank."""
     found = checked(Solver(Costs(), effort=QUICK).solve(4, 8, chunks=16), Costs(), None)
-    assert found.origin == "interleaved" and found.schedule.stage_placement == loop(16)
-    assert found.lower_bound < found.makespan == named(4, 8, Costs(), None, 16)["interleaved"] < 25
+    assert found.origin == "interleaved_zb" and found.schedule.stage_placement == loop(16)
+    assert found.makespan == named(4, 8, Costs(), None, 16)["interleaved_zb"] < 25
 
 
 def test_of_equal_ones_that_with_fewer_copies_is_taken() -> None:
@@ -109,16 +148,20 @@ def test_too_large_for_a_search_it_is_a_named_one() -> None:
 
 
 def test_the_least_of_no_gain_at_the_cap_of_1f1b() -> None:
-    found = checked(Solver(Costs(), 8).solve(8, 20), Costs(), 8)
+    found = checked(Solver(Costs(), 8).solve(8, 20, placement=BIDIRECTIONAL), Costs(), 8)
     assert found.makespan == found.lower_bound == 63
 
 
 def test_dualpipe_is_beaten_where_pairs_gain() -> None:
     """The figures of a tenth of the search; `benchmarks.solver` has those of all of it."""
-    assert checked(Solver(PAIRED, 9, effort=0.2).solve(8, 20), PAIRED, 9).makespan <= Fraction("49.8")  # DualPipe: 50.4
+    assert checked(Solver(PAIRED, 9, effort=0.2).solve(8, 20, placement=BIDIRECTIONAL), PAIRED, 9).makespan <= Fraction(
+        "49.8"
+    )  # DualPipe: 50.4
     table = any_pairs(PAIRED)
-    assert checked(Solver(table, 9, effort=0.2).solve(8, 20), table, 9).makespan <= Fraction("48.8")
-    assert checked(Solver(PAIRED, 5).solve(4, 8), PAIRED, 5).makespan == Fraction("20.4")
+    assert checked(Solver(table, 9, effort=0.2).solve(8, 20, placement=BIDIRECTIONAL), table, 9).makespan <= Fraction(
+        "48.8"
+    )
+    assert checked(Solver(PAIRED, 5).solve(4, 8, placement=BIDIRECTIONAL), PAIRED, 5).makespan == Fraction("20.4")
 
 
 @pytest.mark.parametrize("table", ["W=0,FB=1.5", "I=0,FI=0.5", "W=0,BW=0.5"])
@@ -128,8 +171,7 @@ def test_actions_that_take_no_time(table: str) -> None:
 
 
 def test_fewer_micro_batches_than_dualpipe_has() -> None:
-    found = checked(Solver(PAIRED, 9, effort=0.2).solve(8, 10), PAIRED, 9)
-    assert found.schedule.stage_placement == BIDIRECTIONAL
+    found = checked(Solver(PAIRED, 9, effort=0.2).solve(8, 10, placement=BIDIRECTIONAL), PAIRED, 9)
     assert found.makespan <= Fraction("32.6")
 
 
@@ -142,7 +184,7 @@ def test_an_odd_number_is_no_longer_than_the_even_one_after_it(num_micro_batches
 
 def test_a_long_run_is_a_short_one_with_more_periods() -> None:
     solver = Solver(PAIRED, 5, effort=QUICK)
-    runs = [checked(solver.solve(4, n), PAIRED, 5) for n in (40, 42, 60)]
+    runs = [checked(solver.solve(4, n, placement=BIDIRECTIONAL), PAIRED, 5) for n in (40, 42, 60)]
     assert len(solver.cores) == 1
     period = 2 * PAIRED.two("BF")
     assert [run.makespan - runs[0].makespan for run in runs] == [0, period, 10 * period]
@@ -187,12 +229,12 @@ def test_weights_of_another_size_are_refused() -> None:
 
 
 def test_the_same_arguments_give_the_same_schedule() -> None:
-    one, other = (Solver(any_pairs(PAIRED), 5, effort=0.1).solve(4, 10) for _ in range(2))
+    one, other = (Solver(any_pairs(PAIRED), 5, effort=QUICK).solve(4, 10) for _ in range(2))
     assert one == other
 
 
 def test_the_bound_is_that_of_the_placement_and_the_cap() -> None:
-    found = Solver(PAIRED, 5, effort=QUICK).solve(4, 8)
+    found = Solver(PAIRED, 5, effort=QUICK).solve(4, 8, placement=BIDIRECTIONAL)
     assert found.lower_bound == lower_bound(BIDIRECTIONAL, 4, 8, PAIRED, 5)
 
 
