@@ -109,7 +109,7 @@ def summary(answer: Answer) -> list[str]:
         f"makespan {shown(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
         f" {held} activations on the fullest rank",
         f"lower bound {shown(measured.lower_bound)}{unit} for placement {measured.schedule.stage_placement} and at most"
-        f" {cap} activations · gap {percent(measured.gap)}",
+        f" {cap} activations · gap {percent(measured.gap)}" + (", so none is shorter" if not measured.gap else ""),
         f"one-copy bound {shown(measured.one_copy_bound)}{unit} for every placement with one copy of the parameters",
         f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
     ]

@@ -6,11 +6,11 @@ Every named schedule that fits is a candidate, so that none is better; a search 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, lru_cache
-from itertools import chain, islice
+from itertools import islice
 
 from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.bound import lower_bound
@@ -21,8 +21,9 @@ from compiler.schedules.simulate import peak_activations, simulate
 from compiler.schedules.zbv import zbv_both_ways
 from compiler.solver.core import Core, Report, solve_core
 from compiler.solver.cycle import unrolled
+from compiler.solver.exact import exact
 from compiler.solver.periods import COPIES, stretched
-from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots
+from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots, slots_of_schedule
 from compiler.solver.seeds import capped, in_groups, without_last
 from compiler.solver.tokens import MOST_CHUNKS, Slots
 from compiler.solver.waves import waves
@@ -37,6 +38,8 @@ _SHARES, _SHARE_OF_LOOPS = {BIDIRECTIONAL: 1.0, V: 0.6, ONE_STAGE: 0.3}, 0.15
 _Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
 _MOST_STEPS = 4_000  # ranks times micro-batches of which several stages a rank are tried
 _WAVES = 2  # tried where there are more actions than that
+_SMALL = (4, 6)  # ranks and micro-batches up to which the best is proven, where so much work shows it:
+_STEPS_OF_PROOF, _SECONDS_OF_PROOF = 1_000_000, 2.0  # of the bound, and of OR-tools, for each placement
 _MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
 
@@ -87,9 +90,9 @@ class _Asked:
         """The most that a rank may hold, in activations of a placement's stages."""
         return None if cap is None else max(self.caps_on(placement, cap))
 
-    def holds(self, held: Sequence[Fraction]) -> bool:
-        """Whether so much, by rank, is under the cap."""
-        return self.cap is None or all(each <= cap for each, cap in zip(held, self.caps(self.cap), strict=True))
+    def holds(self, held: Sequence[Fraction], cap: Cap | None) -> bool:
+        """Whether so much, by rank, is under a cap."""
+        return cap is None or all(each <= most for each, most in zip(held, self.caps(cap), strict=True))
 
     def bound(self, placement: StagePlacement, cap: Cap | None) -> Fraction:
         P, N = self.num_ranks, self.num_micro_batches
@@ -233,7 +236,7 @@ def _named(
             runs = row.has(P, N) and placement.copies <= copies
             if runs and (held_by is None or held_by.supports(placement, P)):
                 found = asked.timed(name, row.generate(P, N, chunks))
-                if asked.holds(found.held):
+                if asked.holds(found.held, asked.cap):
                     yield found
 
 
@@ -243,22 +246,58 @@ def _solved(asked: _Asked, placements: Sequence[StagePlacement], named: Iterator
     best = min(named, key=_Found.key, default=None)
     cap = asked.cap or Fraction(default_cap(P) * asked.num_stages, P)
     shares = [_SHARES.get(each, _SHARE_OF_LOOPS) if len(placements) > 1 else 1.0 for each in placements]
+    tried: dict[StagePlacement, _Found] = {}  # the best of each placement that was searched
     for at, placement in enumerate(placements):
         if best is None or asked.bound(placement, cap) < best.makespan:
             part = search.part(sum(shares[:at]), shares[at], sum(shares), shares[at])
             found = (asked.timed(*each) for each in _searched(placement, asked, cap, part))
-            best = min(found if best is None else chain([best], found), key=_Found.key)
+            tried[placement] = min(found, key=_Found.key)
+            best = min((each for each in (best, tried[placement]) if each), key=_Found.key)
     assert best is not None
+    held = max(best.held) if asked.cap is None else asked.cap
+    bounds = {each: asked.bound(each, held) for each in (*placements, best.schedule.stage_placement)}
+    small, most = _SMALL
+    if P in range(small + 1) and asked.num_micro_batches <= most:
+        best = _proven(asked, best, tried, bounds, held, search.effort)
     search.report(1.0)
-    schedule, held = best.schedule, max(best.held) if asked.cap is None else asked.cap
+    schedule = best.schedule
     return Solution(
         replace(schedule, name="auto"),
         asked.costs_on(schedule.stage_placement),
         asked.cap_on(schedule.stage_placement, asked.cap),
         best.makespan,
-        min(asked.bound(placement, held) for placement in {*placements, schedule.stage_placement}),
+        min(bounds.values()),
         best.origin,
     )
+
+
+def _proven(
+    asked: _Asked,
+    best: _Found,
+    tried: Mapping[StagePlacement, _Found],
+    bounds: dict[StagePlacement, Fraction],
+    cap: Cap,
+    effort: float,
+) -> _Found:
+    """The best of a small pipeline, as far as a little work shows it: bounds rise, and OR-tools, if it is there, looks
+    for what is shorter. Where it is the best of all placements that were searched, the least bound is its makespan."""
+    P, N = asked.num_ranks, asked.num_micro_batches
+    for placement in bounds:
+        if bounds[placement] < best.makespan:
+            sizes = placement, P, N, asked.costs_on(placement), asked.caps_on(placement, cap)
+            bounds[placement] = lower_bound(*sizes, round(_STEPS_OF_PROOF * effort))
+    for placement in sorted(bounds, key=bounds.__getitem__):
+        start = tried.get(placement)
+        if bounds[placement] >= best.makespan or start is None or not asked.holds(start.held, cap):
+            continue
+        problem = make_problem(placement, P, N, asked.costs_on(placement), asked.caps_on(placement, cap))
+        try:
+            found = exact(problem, slots_of_schedule(problem, start.schedule), _SECONDS_OF_PROOF * effort)
+        except ValueError:  # without OR-tools
+            break
+        bounds[placement] = max(bounds[placement], found.bound * problem.unit)
+        best = min(best, asked.timed("search", schedule_of_slots(problem, found.slots)), key=_Found.key)
+    return best
 
 
 def _searched(placement: StagePlacement, asked: _Asked, cap: Cap, search: _Search) -> Iterator[tuple[str, Schedule]]:

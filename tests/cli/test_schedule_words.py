@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from compiler.cli import main
+from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import peak_activations
 from compiler.schedules.torch_csv import from_torch_csv
 from dsl.resolve.context import suggest
 from dsl.schedules import NAMES
@@ -30,6 +34,47 @@ def test_names_of_others_are_understood(word: str, name: str, capsys: Captured) 
     assert suggest(word, NAMES) == f"did you mean `{name}`?"
     assert main(["schedule", "--name", word, *SIZES]) == 2
     assert f"did you mean `{name}`?" in capsys.readouterr().err
+
+
+AUTO = ["schedule", "--name", "auto", "--ranks", "2", "--micro-batches", "3", "--costs", "F=1,I=1,W=1"]
+
+
+@pytest.mark.parametrize(
+    ("more", "placements"),
+    [
+        (["--copies", "1"], {"v", "loop(1)", "loop(2)", "loop(3)", "loop(4)"}),
+        (["--copies", "1", "--chunks", "3"], {"v", "loop(1)", "loop(3)"}),
+        (["--placement", "bidirectional"], {"bidirectional"}),
+        (["--placement", "loop(3)", "--cap", "1.5"], {"loop(3)"}),
+        (["--placement", "v", "--cap", "1"], {"v"}),
+    ],
+)
+def test_placements_of_auto_are_chosen(more: list[str], placements: set[str], capsys: Captured) -> None:
+    assert main([*AUTO, *more, "--format", "text"]) == 0
+    schedule = Schedule.from_text(capsys.readouterr().out)
+    schedule.check()
+    assert str(schedule.stage_placement) in placements
+    cap = Fraction(more[-1]) if "--cap" in more else 3
+    assert Fraction(max(peak_activations(schedule)), schedule.stage_placement.stages_per_rank) <= cap
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--copies", "1", "--placement", "bidirectional"], "bidirectional has 2 copies: leave --copies out, or use v"),
+        (["--placement", "loop(2)", "--chunks", "3"], "--placement says how many stages a rank has"),
+        (["--placement", "w"], "--placement: unknown placement 'w'"),
+        (["--placement", "loop(65)"], "--placement loop(65) is out of bounds: use at most loop(64)"),
+    ],
+)
+def test_placements_that_cannot_be_are_refused(more: list[str], said: str, capsys: Captured) -> None:
+    assert main([*AUTO, *more]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_met_is_said(capsys: Captured) -> None:
+    assert main(AUTO) == 0
+    assert "gap 0.0%, so none is shorter" in capsys.readouterr().err
 
 
 def test_auto_for_torch_searches_what_torch_can_say(capsys: Captured) -> None:

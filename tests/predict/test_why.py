@@ -104,7 +104,7 @@ def test_where_the_search_finds_nothing_an_edit_may(capsys: pytest.CaptureFixtur
 
 
 def test_data_ranks_that_are_written_follow() -> None:
-    found = ways("llama3-8b", [f"{MEMORY}=40GiB", "parallel.data=64"])
+    found = ways("llama3-8b", [f"{MEMORY}=36GiB", "parallel.data=64"])
     more = [dict(way.settings) for way in found if way.more_devices]
     assert more == [{"cluster.nodes": "128", "parallel.data": "256"}]
 

@@ -14,14 +14,15 @@ from compiler.schedules.interleaved import interleaved
 from compiler.schedules.simulate import peak_activations, simulate
 from compiler.solver import Solver
 from compiler.solver.exact import prove
-from compiler.stage_placement import loop
+from compiler.stage_placement import BIDIRECTIONAL, V, loop
+from tests.schedules.optimal import optimum
 from tests.solver.test_least import TABLES, least
 
 PAIRED = parse_costs("F=1,I=1,W=1,FB=1.8")
 
 
 def test_the_search_finds_the_least_of_four_ranks() -> None:
-    found = Solver(PAIRED, 5).solve(4, 8)
+    found = Solver(PAIRED, 5).solve(4, 8, placement=BIDIRECTIONAL)
     schedule, makespan, bound = prove(found.schedule, PAIRED, 5, work=20)
     assert found.makespan == makespan == bound == Fraction("20.4") == simulate(schedule, PAIRED).makespan
 
@@ -30,7 +31,8 @@ def test_the_search_finds_the_least_of_four_ranks() -> None:
 def test_the_least_is_that_of_all_orders(name: str) -> None:
     """Two programs that have nothing in common: one tries every order, the other never lists any."""
     table = parse_costs(TABLES[name])
-    _, makespan, bound = prove(Solver(table, 3, effort=0.02).solve(4, 2).schedule, table, 3, work=20)
+    found = Solver(table, 3, effort=0.02).solve(4, 2, placement=BIDIRECTIONAL)
+    _, makespan, bound = prove(found.schedule, table, 3, work=20)
     assert makespan == bound <= least(4, 2, table, 3)
 
 
@@ -56,6 +58,22 @@ def test_several_stages_a_rank() -> None:
     schedule, makespan, bound = prove(start, Costs(), 5, work=20)
     assert makespan == bound == simulate(schedule, Costs()).makespan < simulate(start, Costs()).makespan
     assert schedule.stage_placement == loop(2) and max(peak_activations(schedule)) <= 5
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_micro_batches", "cap", "costs"),
+    [(2, 3, 1, "F=1,I=1,W=1"), (2, 2, 1, "F=2,I=3,W=1"), (2, 2, 2, "F=1,I=1,W=1,FB=1.8")],
+)
+def test_small_schedules_are_proven(num_ranks: int, num_micro_batches: int, cap: int, costs: str) -> None:
+    """The bound of what is found is met, and no placement has less by a program that shares nothing with the search."""
+    P, N, table = num_ranks, num_micro_batches, parse_costs(costs)
+    found = Solver(table, cap).solve(P, N)
+    assert found.makespan == found.lower_bound
+    for placement in (BIDIRECTIONAL, V, loop(2)):
+        stages = placement.num_stages(P)
+        least = optimum(placement, P, N, table.recut(P, stages), cap * stages // P)
+        assert least is None or found.makespan <= least
+        assert placement != found.schedule.stage_placement or least in (None, found.makespan)
 
 
 def test_without_or_tools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
