@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.dualpipev import dualpipev
 from compiler.schedules.gpipe import gpipe
-from compiler.schedules.interleaved import interleaved, interleaved_pairs, interleaved_zb
+from compiler.schedules.interleaved import interleaved
+from compiler.schedules.interleaved_pairs import interleaved_pairs
+from compiler.schedules.interleaved_zb import interleaved_zb
 from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.vhalf import vhalf

@@ -4,39 +4,23 @@ Every P >= 1, N >= 1 and v >= 2 chunks, placement `loop(v)`. Micro-batches go ro
 the paper has groups of P and wants P to divide N. Here N is divided into N // P groups as equal as can be (one, if
 N < P), the larger ones first: a later group that is larger would need more warm-up than there was, and ranks would wait
 in a circle.
-
-`interleaved_pairs` begins with one forward more, so that each backward can overlap with the next forward, of another
-micro-batch, which hides what either communicates (Megatron's `--overlap-moe-expert-parallel-comm`). `interleaved_zb`
-splits backwards: rank r defers r weight gradients, and fills the bubble of the drain with them (torch's
-ScheduleInterleavedZeroBubble).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import accumulate
 
 from compiler.schedules.schedule import Schedule
 from compiler.stage_placement import loop
-from runtime.actions import Action, Pair, Step
+from runtime.actions import Action, Step
 
-_Steps = Callable[[list[Action], list[Action], int, int, int], Iterator[Step]]  # of a rank
+Steps = Callable[[list[Action], list[Action], int, int, int], Iterator[Step]]
 
 
 def interleaved(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
     """1F1B over the forwards and backwards of all chunks of a rank; ValueError for P or N < 1, chunks < 2."""
-    return _schedule("interleaved", num_ranks, num_micro_batches, chunks, _in_turns)
-
-
-def interleaved_pairs(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
-    """Backwards that overlap with the next forward; ValueError for P or N < 1, chunks < 2."""
-    return _schedule("interleaved_pairs", num_ranks, num_micro_batches, chunks, _in_pairs)
-
-
-def interleaved_zb(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
-    """Split backwards with deferred weight gradients; ValueError for P or N < 1, chunks < 2."""
-    return _schedule("interleaved_zb", num_ranks, num_micro_batches, chunks, _split)
+    return around_the_ring("interleaved", num_ranks, num_micro_batches, chunks, _in_turns)
 
 
 def group_sizes(num_ranks: int, num_micro_batches: int) -> tuple[int, ...]:
@@ -46,7 +30,9 @@ def group_sizes(num_ranks: int, num_micro_batches: int) -> tuple[int, ...]:
     return (size + 1,) * larger + (size,) * (groups - larger)
 
 
-def _schedule(name: str, num_ranks: int, num_micro_batches: int, chunks: int, steps: _Steps) -> Schedule:
+def around_the_ring(name: str, num_ranks: int, num_micro_batches: int, chunks: int, steps: Steps) -> Schedule:
+    """A schedule of micro-batches that go round in groups. `steps`: of a rank, from its forwards and backwards in their
+    order, the forwards before the first group's last chunk, and the ranks behind and before it."""
     P, N = num_ranks, num_micro_batches
     if P < 1 or N < 1:
         raise ValueError(f"{name} needs at least 1 rank and 1 micro-batch, got {P} and {N}")
@@ -74,25 +60,3 @@ def _in_turns(
     for at, backward in enumerate(backwards, warm_up):
         yield from forwards[at : at + 1]
         yield backward
-
-
-def _in_pairs(
-    forwards: list[Action], backwards: list[Action], first_group: int, behind: int, before: int
-) -> Iterator[Step]:
-    warm_up = min(len(forwards), first_group + 2 * behind + 1)
-    yield from forwards[:warm_up]
-    for at, backward in enumerate(backwards, warm_up):
-        yield Pair(forwards[at], backward) if at < len(forwards) else backward
-
-
-def _split(
-    forwards: list[Action], backwards: list[Action], first_group: int, behind: int, before: int
-) -> Iterator[Step]:
-    warm_up = min(len(forwards), first_group + behind)
-    yield from forwards[:warm_up]
-    for at, backward in enumerate(backwards):
-        yield from forwards[warm_up + at : warm_up + at + 1]
-        yield replace(backward, kind="I")
-        if at >= before:
-            yield replace(backwards[at - before], kind="W")
-    yield from (replace(backward, kind="W") for backward in backwards[max(0, len(backwards) - before) :])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -46,19 +46,20 @@ class Core:
 
 
 def solve_core(
-    problem: Problem, effort: float, bound: Bound, periodic: bool, report: Report, given: Iterable[Slots] = ()
+    problem: Problem, effort: float, bound: Bound, periodic: bool, report: Report, given: Sequence[Slots] = ()
 ) -> Core | None:
     """The best slots found from all starts, or from the given ones; None where no start is legal.
 
     `periodic` marks a period of the steady state, which stays as it is and can be repeated. Stops at the bound.
     """
-    starts = [core for slots in given if (core := _core("search", problem, slots))]
-    starts = sorted(starts or _starts(problem, periodic, bound, effort), key=lambda core: core.value)
+    own = not given
+    first = _starts(problem, periodic, bound, effort) if own else _from_given(problem, given)
+    starts = sorted(first, key=lambda core: core.value)
     if not starts:
         return None
     size = sum(map(len, starts[0].slots))
     work = effort * min(max(_WORK_A_SLOT * size, _LEAST_WORK), _MOST_WORK)
-    if periodic and not given and _is_slow(starts[0], bound):
+    if periodic and own and _is_slow(starts[0], bound):
         work *= 1 - _STEADY
         free = _steady(problem, work * _STEADY, bound, effort)
         starts = sorted([*starts, *free], key=lambda core: core.value)
@@ -140,6 +141,10 @@ def _of_periods(problem: Problem, periodic: bool, origin: str, periods: Iterable
         slots = marked(larger, period) if periodic else unrolled(larger, period)
         if slots and (core := _core(origin, larger, slots)):
             yield core
+
+
+def _from_given(problem: Problem, given: Sequence[Slots]) -> Iterator[Core]:
+    return (core for slots in given if (core := _core("search", problem, slots)))
 
 
 def _core(origin: str, problem: Problem, slots: Slots) -> Core | None:

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from compiler.schedules.dualpipev import dualpipev
-from compiler.schedules.interleaved import interleaved, interleaved_pairs, interleaved_zb
+from compiler.schedules.interleaved import interleaved
+from compiler.schedules.interleaved_pairs import interleaved_pairs
+from compiler.schedules.interleaved_zb import interleaved_zb
 from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.vhalf import vhalf
@@ -66,19 +68,18 @@ def without_last(slots: Slots) -> Slots:
 
 
 def _without_last(row: tuple[int, ...], chunk: int) -> tuple[int, ...]:
-    """The row without the last forward and backward of a chunk; marks of slots stay."""
-    tokens = [token for slot in row for token in tokens_of(slot % FIXED)]
-    back = next(token for token in reversed(tokens) if token in (B + chunk, I + chunk))
-    gone = {F + chunk, back, W} if back >= I else {F + chunk, back}
-    result = []
-    for slot in reversed(row):
-        left = list(tokens_of(slot % FIXED))
-        for token in [token for token in dict.fromkeys(left) if token in gone]:
-            left.remove(token)
-            gone.remove(token)
-        if left:
-            result.append(slot_of(left) + slot // FIXED * FIXED)
-    return tuple(reversed(result))
+    """The row without the last forward and backward of a chunk; marks of slots stay.
+
+    Of a split backward the next W goes with it: all W behind it then find as many I in front of them as before.
+    """
+    slots = [list(tokens_of(slot % FIXED)) for slot in row]
+    last = {token: at for at, tokens in enumerate(slots) for token in tokens}
+    back = max((B + chunk, I + chunk), key=lambda token: last.get(token, -1))
+    slots[last[F + chunk]].remove(F + chunk)
+    slots[last[back]].remove(back)
+    if back >= I:
+        next(tokens for tokens in slots[last[back] + 1 :] if W in tokens).remove(W)
+    return tuple(slot_of(left) + slot // FIXED * FIXED for left, slot in zip(slots, row, strict=True) if left)
 
 
 def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:

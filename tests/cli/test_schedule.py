@@ -125,18 +125,31 @@ def test_the_cap_counts_shares_of_the_model_where_schedules_are_compared(capsys:
 
 
 def test_auto_is_searched_for_and_always_measured(capsys: Captured) -> None:
-    assert run("--name", "auto", *EIGHT, "--cap", "8", "--format", "json") == 0
+    assert run("--name", "auto", *EIGHT, "--cap", "8", "--placement", "bidirectional", "--format", "json") == 0
     document = parsed(capsys.readouterr().out, "simulated")
     assert document["schedule"] == "auto" and max(document["peak_activations"]) <= 8
     assert document["makespan"] == document["lower_bound"] == 63 and document["gap"] == 0  # DualPipe's is 66
     assert run("--compare", "auto,dualpipe", *EIGHT, "--cap", "8", "--format", "json") == 0
     auto, named = parsed(capsys.readouterr().out, "compared")["schedules"]
-    assert auto["makespan"] == 63 and "holds 9 activations" in named["fault"]
+    assert auto["makespan"] <= 63 and "holds 9 activations" in named["fault"]
 
 
 def test_auto_of_two_stages_a_rank_says_so(capsys: Captured) -> None:
     """Costs and cap are those of 1/P of the model, and so are the printed measures."""
-    words = ("--name", "auto", "--ranks", "3", "--micro-batches", "7", "--costs", "F=2,I=2,W=2", "--cap", "3")
+    words = (
+        "--name",
+        "auto",
+        "--ranks",
+        "3",
+        "--micro-batches",
+        "7",
+        "--costs",
+        "F=2,I=2,W=2",
+        "--cap",
+        "3",
+        "--placement",
+        "v",
+    )
     assert run(*words, "--format", "json") == 0
     document = parsed(capsys.readouterr().out, "simulated")
     assert (document["placement"], document["parts"], document["costs"]["F"]) == ("v", 2, 1)
@@ -154,7 +167,7 @@ def test_auto_is_never_behind_in_a_comparison(capsys: Captured) -> None:
     for names, chunks in (("zbv,dualpipev,1f1b,auto", ()), ("interleaved,auto", ("--chunks", "24"))):
         assert run("--compare", names, *words, *chunks) == 0
         *named, auto = parsed(capsys.readouterr().out, "compared")["schedules"]
-        assert auto["makespan"] == min(row["makespan"] for row in named) <= 22
+        assert auto["makespan"] <= min(row["makespan"] for row in named) <= 22
     assert auto["placement"] == "loop(24)"
 
 

@@ -175,6 +175,14 @@ def test_fewer_micro_batches_than_dualpipe_has() -> None:
     assert found.makespan <= Fraction("32.6")
 
 
+def test_an_odd_number_of_a_long_run_starts_from_the_even_one() -> None:
+    """Where a backward that goes is split, the W that goes is the one behind it: others may be of other backwards."""
+    found = Solver(parse_costs("F=10,I=10,W=10"), 5, effort=0.02).solve_on(BIDIRECTIONAL, 8, 25)
+    found.schedule.check()
+    assert found.makespan == simulate(found.schedule, found.costs).makespan <= 890
+    assert max(peak_activations(found.schedule)) <= 5
+
+
 @pytest.mark.parametrize("num_micro_batches", [1, 7, 21])
 def test_an_odd_number_is_no_longer_than_the_even_one_after_it(num_micro_batches: int) -> None:
     odd = Solver(PAIRED, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, num_micro_batches)
