@@ -69,10 +69,7 @@ def exact(problem: Problem, start: Slots, work: float) -> Exact:
         for time in row.end.values():
             model.add(end >= time)
     model.minimize(end)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = work
+    solver = solver_of(work)
     status = solver.solve(model)
     bound = math.ceil(solver.best_objective_bound - 1e-6)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -81,6 +78,17 @@ def exact(problem: Problem, start: Slots, work: float) -> Exact:
         if makespan is not None and makespan < timing.makespan:
             return Exact(slots, makespan, bound)
     return Exact(start, timing.makespan, bound)
+
+
+def solver_of(work: float) -> Any:
+    """A CP-SAT solver that gives the same answer every time, of so many deterministic seconds of one core."""
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = work
+    return solver
 
 
 class _Row:

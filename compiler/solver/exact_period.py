@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from compiler.solver.cycle import Period, aligned, source_of
+from compiler.solver.exact import solver_of
 from compiler.solver.problem import Problem
 from compiler.solver.tokens import B, F, I, W, chunk_of, slot_of, tokens_of
 
@@ -58,10 +59,7 @@ def shortest(problem: Problem, size: int, work: float, start: Period | None = No
         for row in rows:
             row.hint(begun[0], begun[1][row.row])
     model.minimize(time)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = work
+    solver = solver_of(work)
     status = solver.solve(model)
     bound = round(solver.best_objective_bound)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

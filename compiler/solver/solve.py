@@ -257,7 +257,7 @@ def _solved(asked: _Asked, placements: Sequence[StagePlacement], named: Iterator
     held = max(best.held) if asked.cap is None else asked.cap
     bounds = {each: asked.bound(each, held) for each in (*placements, best.schedule.stage_placement)}
     small, most = _SMALL
-    if P in range(small + 1) and asked.num_micro_batches <= most:
+    if asked.num_ranks <= small and asked.num_micro_batches <= most:
         best = _proven(asked, best, tried, bounds, held, search.effort)
     search.report(1.0)
     schedule = best.schedule
