@@ -139,9 +139,7 @@ class Rank:
 
     def shares(self, costs: Costs) -> Fraction:
         """All work, every action at the best share of its time that a pair gives it."""
-        best = {kind: min(Fraction(1), *(_share(costs, kind, other) for other in KINDS)) for kind in KINDS}
-        time = {kind: best[kind] * costs.one(kind) for kind in KINDS}
-        return (time["F"] + min(time["B"], time["I"] + time["W"])) * sum(weight * n for weight, n in self.amounts)
+        return costs.least_work() * sum(weight * n for weight, n in self.amounts)
 
 
 def _ramps(ways: _Ways, rank: int) -> Fraction:
@@ -159,11 +157,6 @@ def _ramps(ways: _Ways, rank: int) -> Fraction:
         most, time = max(count for count, _ in steps), min(time for count, time in steps if count)
         ramps += sum(k // most * time for k in range(ways.waits.caps[rank]))
     return ramps * waits.unit
-
-
-def _share(costs: Costs, kind: str, other: str) -> Fraction:
-    both = costs.one(kind) + costs.one(other)
-    return costs.two(kind + other) / both if both else Fraction(1)
 
 
 class _Program:

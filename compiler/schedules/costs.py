@@ -63,6 +63,19 @@ class Costs:
         """Time of a pair, kinds in any order, on a stage and a rank of weight 1."""
         return dict(self.pairs).get("".join(sorted(kinds)), self.one(kinds[0]) + self.one(kinds[1]))
 
+    def quickest(self, kind: str) -> Fraction:
+        """The least time of a step that has an action of a kind and weight 1: alone, or in a pair."""
+        return min(self.one(kind), *(self.two(kind + other) for other in KINDS))
+
+    def least_work(self) -> Fraction:
+        """What a micro-batch of weight 1 takes of a rank, every action at the best share of its time in a pair."""
+        least = {}
+        for kind in KINDS:
+            sums = {other: self.one(kind) + self.one(other) for other in KINDS}
+            shares = (self.two(kind + other) / both for other, both in sums.items() if both)
+            least[kind] = self.one(kind) * min(Fraction(1), *shares)
+        return least["F"] + min(least["B"], least["I"] + least["W"])
+
     def weight(self, stage: int, rank: int) -> Fraction:
         """The factor of a stage's actions on a rank, on a micro-batch of weight 1."""
         return (self.stages[stage] if self.stages else Fraction(1)) * (self.ranks[rank] if self.ranks else Fraction(1))

@@ -24,7 +24,6 @@ from fractions import Fraction
 
 from compiler.schedules.bound import Rank
 from compiler.schedules.costs import Costs
-from runtime.actions import KINDS
 
 
 def one_copy_bound(num_ranks: int, num_micro_batches: int, costs: Costs, cap: int | Fraction | None) -> Fraction:
@@ -38,11 +37,10 @@ def one_copy_bound(num_ranks: int, num_micro_batches: int, costs: Costs, cap: in
         costs = replace(costs.longer(min(costs.micro_batches)), micro_batches=())
     ranks = costs.ranks or (Fraction(1),) * P
     stages = costs.stages or (Fraction(1),) * P
-    quickest = {kind: min(costs.one(kind), *(costs.two(kind + other) for other in KINDS)) for kind in KINDS}
-    there, back = quickest["F"], min(quickest["B"], quickest["I"])
+    there, back = costs.quickest("F"), min(costs.quickest("B"), costs.quickest("I"))
     messages = (P - 1) * costs.latency
     if len(set(stages)) > 1:
-        shared = Rank(((Fraction(1), N),), *(Fraction(0),) * 4, None, Fraction(0)).shares(costs)
+        shared = N * costs.least_work()
         way = (there + back) * sum(stages) * min(ranks) + 2 * messages
         return max(way, shared * sum(stages) / sum(1 / weight for weight in ranks))
     weight, equal = stages[0], P > 1 and len(set(ranks)) == 1

@@ -21,9 +21,9 @@ def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batche
     sides: dict[int, list[int]] = {}
     for m in range(num_micro_batches):
         sides.setdefault(placement.direction(num_micro_batches, m), []).append(m)
-    forward, shares = _quickest(costs, "F"), _shares(costs)
-    backward = min(_quickest(costs, "B"), _quickest(costs, "I"))
-    last = min(_quickest(costs, "B"), _quickest(costs, "I") + _quickest(costs, "W"))  # of stage 0
+    forward, whole, inward, weights_only = map(costs.quickest, KINDS)
+    backward, last = min(whole, inward), min(whole, inward + weights_only)  # the last is of stage 0
+    least = costs.least_work()
     num_stages = placement.num_stages(num_ranks)
     work, begin, ways = [Fraction(0)] * num_ranks, [MOST] * num_ranks, []
     for side in sides.values():
@@ -37,22 +37,4 @@ def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batche
             work[rank] += stages[stage] * sum(weights)
         way = heads[-1] * forward + (heads[-1] - stages[0]) * backward + stages[0] * last
         ways.append(way * max(weights) + 2 * hops[-1])
-    return max(*ways, *(first + shares * each for first, each in zip(begin, work, strict=True) if each))
-
-
-def _quickest(costs: Costs, kind: str) -> Fraction:
-    """The least time of a step that has an action of weight 1: alone, or in a pair."""
-    return min(costs.one(kind), *(costs.two(kind + other) for other in KINDS))
-
-
-def _shares(costs: Costs) -> Fraction:
-    """What a micro-batch of weight 1 takes of a rank, every action at the best share that a pair gives it."""
-    best = {
-        kind: min(Fraction(1), *(_share(costs, kind, other) for other in KINDS)) * costs.one(kind) for kind in KINDS
-    }
-    return best["F"] + min(best["B"], best["I"] + best["W"])
-
-
-def _share(costs: Costs, kind: str, other: str) -> Fraction:
-    both = costs.one(kind) + costs.one(other)
-    return costs.two(kind + other) / both if both else Fraction(1)
+    return max(*ways, *(first + least * each for first, each in zip(begin, work, strict=True) if each))

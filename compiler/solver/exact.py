@@ -24,6 +24,7 @@ from compiler.solver.timing import starts_of, timing_of
 from compiler.solver.tokens import MOST_CHUNKS, B, F, I, Slots, W, chunk_of, pair, slot_of, tokens_of
 from compiler.stage_placement import BIDIRECTIONAL
 
+MOST_TIME = 2**48  # sums of times are whole numbers of 64 bits
 _Key = tuple[int, int]  # a token, a W with its chunk, and the micro-batch of the chunk
 
 

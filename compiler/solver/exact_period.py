@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from compiler.solver.cycle import Period, aligned, source_of
-from compiler.solver.exact import solver_of
+from compiler.solver.exact import MOST_TIME, solver_of
 from compiler.solver.problem import Problem
 from compiler.solver.tokens import B, F, I, W, chunk_of, slot_of, tokens_of
 
@@ -51,6 +51,8 @@ def shortest(problem: Problem, size: int, work: float, start: Period | None = No
     ways = problem.num_rows * 2 * (lone + problem.num_chunks * problem.latency)
     begun = aligned(problem, start) if start else None
     most = begun[2] if begun else ways * size
+    if most * size * (2 * problem.num_rows * problem.num_chunks + 2) > MOST_TIME:  # the unit is too fine
+        return Shortest(start, 0)
     time = model.new_int_var(1, most, "")
     rows = [_Row(model, problem, row, size, time, most) for row in range(problem.num_rows)]
     for row in rows:

@@ -21,8 +21,8 @@ from compiler.schedules.simulate import peak_activations, simulate
 from compiler.schedules.zbv import zbv_both_ways
 from compiler.solver.core import Core, Report, solve_core
 from compiler.solver.cycle import unrolled
-from compiler.solver.exact import exact
-from compiler.solver.periods import COPIES, stretched
+from compiler.solver.exact import MOST_TIME, exact
+from compiler.solver.periods import COPIES, makespan_of, stretched
 from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots, slots_of_schedule
 from compiler.solver.seeds import capped, in_groups, without_last
 from compiler.solver.tokens import MOST_CHUNKS, Slots
@@ -288,11 +288,15 @@ def _proven(
             bounds[placement] = lower_bound(*sizes, round(_STEPS_OF_PROOF * effort))
     for placement in sorted(bounds, key=bounds.__getitem__):
         start = tried.get(placement)
-        if bounds[placement] >= best.makespan or start is None or not asked.holds(start.held, cap):
+        if bounds[placement] >= best.makespan or start is None or start.schedule.stage_placement != placement:
             continue
         problem = make_problem(placement, P, N, asked.costs_on(placement), asked.caps_on(placement, cap))
+        slots = slots_of_schedule(problem, start.schedule)
+        makespan = makespan_of(problem, slots)
+        if makespan is None or makespan > MOST_TIME:  # it holds too much, or is in too fine a unit
+            continue
         try:
-            found = exact(problem, slots_of_schedule(problem, start.schedule), _SECONDS_OF_PROOF * effort)
+            found = exact(problem, slots, _SECONDS_OF_PROOF * effort)
         except ValueError:  # without OR-tools
             break
         bounds[placement] = max(bounds[placement], found.bound * problem.unit)

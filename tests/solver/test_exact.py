@@ -76,6 +76,14 @@ def test_small_schedules_are_proven(num_ranks: int, num_micro_batches: int, cap:
         assert placement != found.schedule.stage_placement or least in (None, found.makespan)
 
 
+@pytest.mark.parametrize("num_micro_batches", [3, 24])
+def test_times_of_a_unit_too_fine_for_a_proof(num_micro_batches: int) -> None:
+    """Sums of such times are too large for the solver: the search goes without it, as a whole and for the period."""
+    fine = Costs(F=Fraction(10**22 + 1, 10**22), pairs=(("BF", Fraction(18 * 10**21 + 1, 10**22)),))
+    found = Solver(fine, 3, effort=0.02).solve(3, num_micro_batches, placement=V)
+    assert found.makespan == simulate(found.schedule, found.costs).makespan >= found.lower_bound
+
+
 def test_without_or_tools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(ValueError, match=r"dsc-trainer\[solve\]"):
