@@ -46,16 +46,16 @@ def test_a_seed_gives_one_input() -> None:
 def test_the_judge_finds_a_slow_and_a_large_and_a_crashing_reader(tmp_path: Path) -> None:
     """Mutants of the resolver: the fuzzer must fail on each, and keep the input."""
     mutants = {
-        "hang": "def parse(source):\n    while True: pass\n",
+        "hang": "judge.HANG_S = 2\ndef parse(source):\n    while True: pass\n",
         "slow": (
-            "def call(): pass\ndef parse(source):\n    for _ in range(2 * judge.CALLS): call()\n"
-            "    return syntax.parse(source)\n"
+            "judge.CALLS, judge.COUNTED_S = 100_000, 0.01\ndef call(): pass\n"
+            "def parse(source):\n    for _ in range(20 * judge.CALLS): call()\n    return syntax.parse(source)\n"
         ),
         "crash": "def parse(source):\n    raise KeyError('x')\n",
         "memory": "def parse(source):\n    return [0] * (1 << 27)\n",
     }
     reasons = {
-        "hang": "5 s of the processor",
+        "hang": "2 s of the processor",
         "slow": "calls of functions",
         "crash": "KeyError",
         "memory": "MemoryError",
@@ -63,7 +63,7 @@ def test_the_judge_finds_a_slow_and_a_large_and_a_crashing_reader(tmp_path: Path
     for name, code in mutants.items():
         program = (
             "import sys\nfrom tests.fuzz import judge, run\n"
-            "import dsl.parser as syntax\nimport dsl.resolve.files as files\njudge.HANG_S = 5\n"
+            "import dsl.parser as syntax\nimport dsl.resolve.files as files\n"
             f"{code}\nreal = judge.judged\ndef warm(given):\n    run.judged = late\n    return real(given)\n"
             "def late(given):\n    files.parse = parse\n    return real(given)\nrun.judged = warm\n"
             f"sys.argv = ['run', '--count', '1', '--start', '1', '--keep', {str(tmp_path / name)!r}]\n"
