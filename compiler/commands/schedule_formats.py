@@ -55,8 +55,7 @@ def as_json(answer: Answer) -> str:
 def as_torch_csv(answer: Answer) -> str:
     """The one schedule, for torch.distributed.pipelining."""
     schedule = answer.entries[0].schedule
-    if answer.compared or schedule is None:
-        raise TooMuchError("torch's CSV is of one schedule: leave --compare out")
+    assert schedule is not None
     try:
         return to_torch_csv(schedule)
     except ValueError as error:
@@ -66,7 +65,7 @@ def as_torch_csv(answer: Answer) -> str:
 def as_megatron_layout(answer: Answer) -> str:
     """Which layers are on which stage."""
     if answer.layout is None:
-        raise TooMuchError("a layout is of a model's layers: name a SPEC, and leave --name and --compare out")
+        raise TooMuchError("a layout is of a model's layers: name a SPEC, and leave --name out")
     return answer.layout + "\n"
 
 

@@ -19,6 +19,7 @@ from compiler.commands.schedule_tried import ANYTHING, MAX_CHUNKS, Tried, tried_
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.costs import (
     MOST_BYTES,
+    UNIT_OF_SHIPPED,
     Costs,
     any_pairs,
     costs_of_json,
@@ -36,6 +37,7 @@ from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V
 from compiler.textfile import read_text
 from dsl.schedules import CHUNKED, PLAIN, in_words
 
+ONE_ONLY = ("torch-csv", "megatron-layout")  # formats that say one schedule
 SIZES = "--ranks 8 --micro-batches 20"
 MAX_MICRO_BATCHES = 65_536
 PARTS_OF_AUTO = 8  # it tries all the others, which takes about as long as a schedule of so many stages a rank
@@ -70,6 +72,10 @@ class _Sizes:
 
 def answer_to(args: argparse.Namespace) -> Answer | None:
     """What the command line asks for; None after the mistakes of a spec have been printed. `WrongError` for its own."""
+    if args.compare is not None and args.format in ONE_ONLY:
+        raise WrongError(f"--format {args.format} is of one schedule: leave --compare out")  # before a search
+    if args.name is not None and args.format == "megatron-layout":
+        raise WrongError("a layout is of a model's layers: name a SPEC, and leave --name out")
     sizes_given = {"--ranks": args.ranks, "--micro-batches": args.micro_batches}
     missing = [option for option, value in sizes_given.items() if value is None]
     if len(missing) == len(sizes_given):
@@ -99,8 +105,8 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
     if args.format == "torch-csv" and names == (AUTO,):
         sizes = _in_torch(sizes)
     if args.compare is not None:
-        return _compared(names, sizes, "")
-    return Answer((_named(names[0], sizes),), sizes.costs)
+        return _compared(names, sizes, _unit(args))
+    return Answer((_named(names[0], sizes),), sizes.costs, unit=_unit(args))
 
 
 def _in_torch(sizes: _Sizes) -> _Sizes:
@@ -145,7 +151,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
         raise WrongError(NO_COPIES, "-s schedule.name=dualpipev")  # before a search
     given = costs_of(args)
     # what is given is of the schedule at hand, as without a spec; the plan's costs are of the stages that it has
-    costs, stages, unit = (run.costs(), run.num_stages, run.unit) if given is None else (given, None, "")
+    costs, stages, unit = (run.costs(), run.num_stages, run.unit) if given is None else (given, None, _unit(args))
     cap = args.cap if args.cap is not None or run.cap is None else Fraction(run.cap)
     sizes = _Sizes(run.num_ranks, run.num_micro_batches, run.chunks, cap, costs, stages)
     _check_sizes(args, sizes)
@@ -183,7 +189,7 @@ def _of_file(args: argparse.Namespace) -> Answer:
         raise WrongError(str(error)) from None
     sizes = _Sizes(schedule.num_ranks, schedule.num_micro_batches, DEFAULT_CHUNKS, args.cap, costs_of(args))
     _check_sizes(args, sizes)
-    return Answer((_entry(schedule, sizes),), sizes.costs)
+    return Answer((_entry(schedule, sizes),), sizes.costs, unit=_unit(args))
 
 
 def costs_of(args: argparse.Namespace) -> Costs | None:
@@ -207,6 +213,11 @@ def costs_of(args: argparse.Namespace) -> Costs | None:
         except ValueError as error:
             raise WrongError(f"--latency {error}") from None
     return costs
+
+
+def _unit(args: argparse.Namespace) -> str:
+    """The unit of --costs where it is known."""
+    return UNIT_OF_SHIPPED if args.costs in shipped_names() else ""
 
 
 def _read_costs(text: str) -> Costs:

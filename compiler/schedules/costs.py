@@ -19,6 +19,7 @@ from runtime.actions import KINDS, Action, Step
 
 PAIR_KINDS = tuple(sorted("".join(sorted(pair)) for pair in combinations_with_replacement(KINDS, 2)))  # BB, BF, …
 TABLES = Path(__file__).parent / "tables"
+UNIT_OF_SHIPPED = "ms"
 # Exponents and digits are bounded before anything is made of them: 1e999999999 would be a number of a gigabyte.
 _ANY = re.compile(r"(\d+)(?:\.(\d+))?(?:[eE]([+-]?)(\d+))?|\d+/0*[1-9]\d*", re.ASCII)
 _NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?([eE][+-]?[0-3]?\d)?|\d{1,20}/0*[1-9]\d{0,19}", re.ASCII)

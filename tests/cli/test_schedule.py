@@ -87,7 +87,7 @@ def test_a_table_in_a_file_and_a_shipped_one(capsys: Captured, tmp_path: Path) -
     table.write_text(json.dumps(first["costs"]))  # what is printed is read
     assert costs_of_json(table.read_text()).two("FF") == shipped("deepseek-v3-low").two("FF")
     assert run(*sizes, "--costs", str(table)) == 0
-    assert parsed(capsys.readouterr().out, "simulated") == first
+    assert parsed(capsys.readouterr().out, "simulated") == first | {"unit": None}  # a file does not say its own
 
 
 def test_compare(capsys: Captured) -> None:
@@ -297,6 +297,9 @@ def test_bad_sizes_say_what_to_change(
         ((QUICK, "--compare", ""), "unknown schedule ''"),
         ((QUICK, "--compare", "1f1b", "--name", "1f1b"), "leave --name out"),
         ((QUICK, "--chunks", "3"), "change `schedule.chunks`"),
+        ((*EIGHT, "--compare", "auto,zbv", "--format", "torch-csv"), "--format torch-csv is of one schedule"),
+        ((QUICK, "--compare", "auto", "--format", "torch-csv"), "torch-csv is of one schedule: leave --compare out"),
+        ((*DUALPIPE, "--format", "megatron-layout"), "a layout is of a model's layers: name a SPEC"),
         ((QUICK, "--cap", "1", "--name", "dualpipe"), "--cap 3 or more"),
     ],
 )

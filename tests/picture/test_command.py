@@ -45,6 +45,15 @@ def test_a_file_of_every_format(name: str, begins: bytes, tmp_path: Path, capsys
         assert any(line.startswith("makespan 29 · bubble 5.2% · bound ") for line in words)
 
 
+def test_shipped_costs_are_drawn_in_their_unit(tmp_path: Path) -> None:
+    path = tmp_path / "picture.svg"
+    for words in ((*SIZES,), ("--compare", "1f1b,zbv", *SIZES[2:])):
+        assert run(*words, "--costs", "deepseek-v3-low", "--format", "svg", "-o", str(path)) == 0
+        said = path.read_text("utf-8")
+        assert ">time in ms<" in said and "units of the costs" not in said
+        path.unlink()
+
+
 def test_bytes_go_to_pipes_and_not_to_terminals(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
