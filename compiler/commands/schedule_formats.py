@@ -160,6 +160,7 @@ def costs_value(costs: Costs) -> dict[str, Any]:
         **{kind: number(costs.one(kind)) for kind in "FIWB"},
         "pairs": {"".join(sorted(kinds, key="FBIW".index)): number(time) for kinds, time in costs.pairs},
         "latency": number(costs.latency),
+        "keeps": number(costs.keeps),
         "stages": [number(weight) for weight in costs.stages],
         "ranks": [number(weight) for weight in costs.ranks],
         "micro_batches": [number(weight) for weight in costs.micro_batches],

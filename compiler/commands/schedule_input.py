@@ -31,7 +31,7 @@ from compiler.schedules.costs import (
 from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
 from compiler.schedules.measure import measure
 from compiler.schedules.schedule import Schedule, ScheduleError
-from compiler.schedules.simulate import peak_activations
+from compiler.schedules.simulate import held_at_most
 from compiler.schedules.torch_csv import NO_COPIES
 from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V
 from compiler.textfile import read_text
@@ -339,9 +339,9 @@ def searching() -> Iterator[Callable[[str], None]]:
         tell("")
 
 
-def _check_cap(schedule: Schedule, cap: Fraction | None, parts: int) -> None:
+def _check_cap(schedule: Schedule, cap: Fraction | None, parts: int, keeps: Fraction) -> None:
     """`WrongError` where a rank holds more than the cap of activations that have so many parts."""
-    if cap is not None and (held := Fraction(max(peak_activations(schedule)), parts)) > cap:
+    if cap is not None and (held := max(held_at_most(schedule, keeps)) / parts) > cap:
         sizes_said = f"{schedule.num_ranks} ranks with {schedule.num_micro_batches} micro-batches"
         edit = f"use --cap {math.ceil(held)} or more, or auto"
         raise WrongError(f"{schedule.name} on {sizes_said} holds {shown(held)} activations: {edit}")
@@ -364,12 +364,13 @@ def _entry(schedule: Schedule, sizes: _Sizes, parts: int = 1) -> Entry:
     """
     stages = schedule.num_stages
     cap = None if sizes.cap is None else sizes.cap * parts
-    _check_cap(schedule, sizes.cap, parts)
+    _check_cap(schedule, sizes.cap, parts, (sizes.costs or Costs()).keeps)
     if sizes.costs is None:
         return Entry(schedule.name, schedule)
     try:
         costs = sizes.costs if sizes.num_stages is None else sizes.costs.recut(sizes.num_stages, stages)
-        return Entry(schedule.name, schedule, measure(schedule, costs, None if cap is None else int(cap)), parts=parts)
+        most = None if cap is None else costs.in_parts(cap)
+        return Entry(schedule.name, schedule, measure(schedule, costs, most), parts=parts)
     except ValueError as error:  # weights of another number of stages
         raise WrongError(str(error)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 from runtime.actions import ActionKind
@@ -88,7 +89,8 @@ class Message:
 class Row:
     """A line of boxes: what a rank does, or one of several tracks of it.
 
-    `activation`: what a forward keeps until its backward, in those of 1/P of the model; 0 draws no curve.
+    `activation`: what a forward keeps until its backward, in those of 1/P of the model; 0 draws no curve. `keeps`: the
+    share of it that is held from the end of an I to the end of its W.
     """
 
     rank: int
@@ -96,6 +98,7 @@ class Row:
     cells: tuple[Cell, ...]
     activation: float = 1.0
     lanes: Lanes = ()
+    keeps: Fraction = Fraction(1)
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -114,13 +117,16 @@ class Row:
 
     @cached_property
     def live(self) -> tuple[tuple[float, float], ...]:
-        """(time, activations from then on): one more at the start of an F, one less at the end of its B or W, of its
-        own end where nothing runs backward; () if they are not drawn."""
-        ends = "BW" if any(drawn.kind != "F" for cell in self.cells for drawn in cell.actions) else "F"
-        points, live = [(0.0, 0)], 0
+        """(time, activations from then on): one more at the start of an F, one less at the end of its B, or some at
+        the ends of its I and W, or at its own end where nothing runs backward; () if they are not drawn."""
+        trains = any(drawn.kind != "F" for cell in self.cells for drawn in cell.actions)
+        frees = {"B": Fraction(1), "I": 1 - self.keeps, "W": self.keeps} if trains else {"F": Fraction(1)}
+        live = Fraction(0)
+        points = [(0.0, live)]
         for cell in self.cells if self.activation else ():
             kinds = [drawn.kind for drawn in cell.actions]
-            changes = ((cell.start, kinds.count("F")), (cell.end, -sum(kind in ends for kind in kinds)))
+            freed = sum((frees.get(kind, Fraction(0)) for kind in kinds), Fraction(0))
+            changes = ((cell.start, Fraction(kinds.count("F"))), (cell.end, -freed))
             for time, change in changes:
                 if change:
                     live += change
@@ -128,7 +134,7 @@ class Row:
                         points.pop()
                     if not points or points[-1][1] != live:
                         points.append((time, live))
-        return tuple((time, amount * self.activation) for time, amount in points) if self.activation else ()
+        return tuple((time, float(amount) * self.activation) for time, amount in points) if self.activation else ()
 
     @property
     def peak(self) -> float:

@@ -98,6 +98,8 @@ def _steps(row: Row, times: dict[float, int]) -> dict[str, Any]:
         "t": lengths,
         "one": row.activation,
     }
+    if row.keeps != 1:
+        found["keeps"] = float(row.keeps)
     if any(cell.note for cell in row.cells):
         found["notes"] = [cell.note for cell in row.cells]
     if any(cell.error is not None for cell in row.cells):

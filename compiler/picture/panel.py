@@ -32,7 +32,14 @@ def panel_of(
     spans = tuple(tuple((start * unit, end * unit) for start, end in rank) for rank in timeline.ticks)
     default = f"{schedule.name}, {schedule.num_ranks} ranks, {schedule.num_micro_batches} micro-batches"
     rows = tuple(
-        Row(rank, "", cells_of(schedule, rank, spans[rank]), float(activation), lanes[rank] if lanes else ())
+        Row(
+            rank,
+            "",
+            cells_of(schedule, rank, spans[rank]),
+            float(activation),
+            lanes[rank] if lanes else (),
+            costs.keeps,
+        )
         for rank in range(schedule.num_ranks)
     )
     messages = _messages(schedule, spans, float(costs.latency))

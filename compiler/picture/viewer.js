@@ -24,13 +24,14 @@ function unpack(row, panel) {
     return { label, kind, stage: +stage, micro: +micro, direction: +tints[at++] };
   })) : [];
   const starts = new Float64Array(steps.length), ends = new Float64Array(steps.length);
-  const ending = steps.some((step) => step.some((action) => action.kind !== "F")) ? "BW" : "F";
+  const trains = steps.some((step) => step.some((action) => action.kind !== "F")), keeps = row.keeps ?? 1;
+  const frees = trains ? { F: 0, B: 1, I: 1 - keeps, W: keeps } : { F: 1 };
   const times = [0], amounts = [0];
   steps.forEach((step, i) => {
     starts[i] = now + data.times[row.g[i]];
     ends[i] = now = starts[i] + data.times[row.t[i]];
     const more = step.filter((action) => action.kind === "F").length;
-    const less = step.filter((action) => ending.includes(action.kind)).length;
+    const less = step.reduce((sum, action) => sum + frees[action.kind], 0);
     if (more) { live += more; times.push(starts[i]); amounts.push(live * row.one); }
     if (less) { live -= less; times.push(ends[i]); amounts.push(live * row.one); }
   });

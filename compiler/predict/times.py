@@ -35,6 +35,11 @@ class StepTimes:
         """No factors: micro-batches are alike."""
         return ()
 
+    @property
+    def keeps(self) -> Fraction:
+        """All of an activation is counted until its W."""
+        return Fraction(1)
+
     def check(self, num_ranks: int, num_stages: int, num_micro_batches: int | None = None) -> None:
         """Do nothing: these times are of the sizes of the schedule they were made for."""
 

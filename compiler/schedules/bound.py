@@ -38,7 +38,7 @@ def lower_bound(
     num_ranks: int,
     num_micro_batches: int,
     costs: Costs,
-    cap: int | Sequence[int] | None = None,
+    cap: Fraction | int | Sequence[Fraction | int] | None = None,
     work: int = QUICK,
 ) -> Fraction:
     """No schedule of these sizes on this placement ends sooner, if no rank holds more than `cap` activations.
@@ -49,7 +49,7 @@ def lower_bound(
     assert not costs.micro_batches
     P, N = num_ranks, num_micro_batches
     costs.check(P, placement.num_stages(P))
-    caps = None if cap is None else (cap,) * P if isinstance(cap, int) else tuple(cap)
+    caps = None if cap is None else (cap,) * P if isinstance(cap, (int, Fraction)) else tuple(cap)
     waits = Waits(placement, P, N, costs, caps)
     ways = _Ways.of(waits)
     ranks = {Rank.of(ways, rank): None for rank in range(P)}  # mirrored ones are alike
@@ -84,8 +84,14 @@ class _Ways:
         return self.tails[kind, slot][0] * self.alone.unit
 
     def life(self, slot: Slot) -> Fraction:
-        """How long an activation is held at least: to the last stage, back, and through the backward."""
+        """The least time from a forward to the last stage, back, and through the backward."""
         return self.head("B", slot) - self.head("F", slot) + self.alone.whole[slot] * self.alone.unit
+
+    def held(self, slot: Slot) -> Fraction:
+        """Activations times how long they are held, of one: all of it until its backward, then what W keeps."""
+        whole, inward, weights = (self.alone.quickest[kind, slot] for kind in "BIW")
+        back = min(Fraction(whole), inward + self.waits.costs.keeps * weights)
+        return self.head("B", slot) - self.head("F", slot) + back * self.alone.unit
 
     def one(self) -> Fraction:
         """One micro-batch, there and back."""
@@ -117,7 +123,7 @@ class Rank:
             min((ways.tail("F", slot) for slot in slots), default=Fraction(0)),
             min((ways.tail("B", slot) for slot in slots), default=Fraction(0)),
             waits.caps[rank] if waits.caps else None,
-            sum((waits.counts[slot[0]] * ways.life(slot) for slot in slots), Fraction(0)) + _ramps(ways, rank),
+            sum((waits.counts[slot[0]] * ways.held(slot) for slot in slots), Fraction(0)) + _ramps(ways, rank),
         )
 
     def bound(self, costs: Costs) -> Fraction:
@@ -146,16 +152,16 @@ def _ramps(ways: _Ways, rank: int) -> Fraction:
     """What a rank that could hold `cap` activations cannot: it takes and releases them one after the other.
 
     The lives of the activations are `cap` chains without overlap. Their starts are different forwards, and their ends
-    different releases; only a pair has two at once.
+    different releases; only a pair has two at once. An activation lives until nothing of it is kept.
     """
     waits, slots = ways.alone, ways.alone.slots[rank]
     if not slots or not ways.waits.caps:
         return Fraction(0)
     ramps = 0
-    for kinds in ("F", "BW"):
+    for kinds in ("F", "BW" if waits.costs.keeps else "BI"):
         steps = [(sum(kind in kinds for kind, _ in items), time) for items, time in waits.steps[rank]]
         most, time = max(count for count, _ in steps), min(time for count, time in steps if count)
-        ramps += sum(k // most * time for k in range(ways.waits.caps[rank]))
+        ramps += sum(k // most * time for k in range(int(ways.waits.caps[rank])))
     return ramps * waits.unit
 
 
@@ -167,7 +173,7 @@ class _Program:
     """
 
     def __init__(self, rank: Rank, costs: Costs, overlaps: bool) -> None:
-        self.rank, self.overlaps = rank, overlaps
+        self.rank, self.overlaps, self.frees = rank, overlaps, costs.frees
         self.lengths = {phase: k for k, phase in enumerate((1, 2, 3, 4))}  # the variables 0 to 3
         self.steps: list[tuple[int, tuple[Item, ...], Fraction]] = [
             (phase, items, time)
@@ -196,8 +202,7 @@ class _Program:
         if self.rank.cap is not None:
             every = range(len(self.rank.amounts))
             started = [self._count("F", k, (1,)) for k in every]
-            released = [self._count("BW", k, (3, 4)) for k in every]
-            for rows in (started, released):
+            for rows in (started, [self._freed()]):
                 yield reduce(lambda all, row: _sum(all, row, -1), rows, {}), Fraction(-self.rank.cap)
 
     def _times(self) -> Iterator[Row]:
@@ -219,6 +224,14 @@ class _Program:
             if phase in phases and (count := sum(kind in kinds and k == weight for kind, k in items)):
                 counts[j] = Fraction(count)
         return counts
+
+    def _freed(self) -> dict[int, Fraction]:
+        """What is freed behind the last forward, so held when it ends: an I there has its W there, too."""
+        shares = {}
+        for j, (phase, items, _) in enumerate(self.steps, 4):
+            if phase in (3, 4) and (share := sum((self.frees(kind) for kind, _ in items), Fraction(0))):
+                shares[j] = share
+        return shares
 
     def _work(self, phase: int) -> dict[int, Fraction]:
         return {j: time for j, (each, _, time) in enumerate(self.steps, 4) if each == phase}

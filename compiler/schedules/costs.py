@@ -25,6 +25,7 @@ _ANY = re.compile(r"(\d+)(?:\.(\d+))?(?:[eE]([+-]?)(\d+))?|\d+/0*[1-9]\d*", re.A
 _NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?([eE][+-]?[0-3]?\d)?|\d{1,20}/0*[1-9]\d{0,19}", re.ASCII)
 LEAST, MOST = Fraction(1, 10**20), Fraction(10**15)  # of a time that is not 0: in ns, ten days
 TOO_LARGE, TOO_SMALL = "is too large: at most 1e15", "is too small: at least 1e-20, or 0"
+MOST_PARTS = 1000  # of an activation, some of which are kept for W: memory is counted in whole parts
 MOST_OVERLAP = 10  # times what they take apart, of two actions at a time: more is another unit, or a slip
 _MOST_WEIGHTS = 4096
 MOST_BYTES = 1 << 20  # of a table
@@ -37,7 +38,7 @@ class Costs:
     `B` None means I + W. `pairs` has (kinds, time) with the kinds in alphabetical order ("BF", "FF", "IW"); a pair that
     is not there takes the sum of its two actions. `stages`, `ranks` and `micro_batches` are factors of the actions of a
     stage, of a pipeline rank and on a micro-batch; empty means 1 for all. `latency` is what a message takes to the next
-    stage on another rank.
+    stage on another rank. `keeps` is the share of an activation that is held from the end of its I to the end of its W.
     """
 
     F: Fraction = Fraction(1)
@@ -49,6 +50,7 @@ class Costs:
     stages: tuple[Fraction, ...] = ()
     ranks: tuple[Fraction, ...] = ()
     micro_batches: tuple[Fraction, ...] = ()
+    keeps: Fraction = Fraction(1)
 
     def __post_init__(self) -> None:
         assert all(kinds in PAIR_KINDS for kinds, _ in self.pairs), self.pairs
@@ -103,6 +105,14 @@ class Costs:
             return time * weights[0]
         weighted = sum(one * weight for one, weight in zip(lone, weights, strict=True)) * time / sum(lone)
         return max(weighted, *(min(one, time) * weight for one, weight in zip(lone, weights, strict=True)))
+
+    def frees(self, kind: str) -> Fraction:
+        """The share of an activation that the end of an action of a kind frees."""
+        return {"F": Fraction(0), "B": Fraction(1), "I": 1 - self.keeps, "W": self.keeps}[kind]
+
+    def in_parts(self, cap: Fraction) -> Fraction:
+        """The most that can be held under a cap: whole activations, or parts of them where an I frees some."""
+        return Fraction(int(cap * self.keeps.denominator), self.keeps.denominator)
 
     def message(self, source: int, target: int) -> Fraction:
         """Time of a message from a pipeline rank to another: the same between all."""
@@ -164,11 +174,12 @@ def parse_costs(text: str) -> Costs:
         name, equals, number = (part.strip() for part in item.partition("="))
         if not equals:
             raise ValueError(f"{item[:40]!r} is not a cost: write it as F=1")
-        key = _key(name)
+        key = name if name == "keeps" else _key(name)
         if key in values:
             raise ValueError(f"{name[:40]} is given twice")
         values[key] = _number(number, name)
-    return _costs(values, {key: time for key, time in values.items() if len(key) == 2})
+    keeps = _share(values.pop("keeps", Fraction(1)))
+    return replace(_costs(values, {key: time for key, time in values.items() if len(key) == 2}), keeps=keeps)
 
 
 def parse_time(text: str) -> Fraction:
@@ -193,7 +204,8 @@ def costs_of_json(text: str) -> Costs:
         raise ValueError("not a table of costs: nested too deep") from None
     lanes = isinstance(value, dict) and "lanes" in value
     forms = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
-    more: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list, "latency": Fraction}
+    more: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list}
+    more |= {"latency": Fraction, "keeps": Fraction}
     table = _object(value, forms | more, "the table")
     one, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
     if missing := {"F", "I", "W"} - one.keys():
@@ -207,6 +219,7 @@ def costs_of_json(text: str) -> Costs:
         stages=_weights(table.get("stages", []), "stages"),
         ranks=_weights(table.get("ranks", []), "ranks"),
         micro_batches=_weights(table.get("micro_batches", []), "micro_batches"),
+        keeps=_share(table.get("keeps", Fraction(1))),
     )
 
 
@@ -292,6 +305,12 @@ def _time(value: Any, name: str) -> Fraction:
     if not isinstance(value, Fraction):
         raise ValueError(f"{name[:40]!r} must be a number")
     return value
+
+
+def _share(keeps: Fraction) -> Fraction:
+    if keeps > 1 or keeps.denominator > MOST_PARTS:
+        raise ValueError(f"keeps {float(keeps):g} is no share: write a number from 0 to 1 with up to 3 decimals")
+    return keeps
 
 
 def _weights(values: list[Any], key: str) -> tuple[Fraction, ...]:

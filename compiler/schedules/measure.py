@@ -20,7 +20,7 @@ class Measured:
     schedule: Schedule
     costs: Costs  # of its actions
     timeline: Timeline
-    cap: int  # activations a rank may hold: what was asked for, or what this schedule holds
+    cap: Fraction  # activations a rank may hold: what was asked for, or what this schedule holds
     lower_bound: Fraction  # of every schedule of this placement and these sizes within `cap`
 
     @property
@@ -57,7 +57,7 @@ class Measured:
         return self.makespan - steady * self.costs.two("FB")
 
     @property
-    def peak_activations(self) -> int:
+    def peak_activations(self) -> Fraction:
         """The most that a rank holds."""
         return max(self.timeline.peak_activations)
 
@@ -72,7 +72,7 @@ class Measured:
         return self.schedule.stage_placement.copies
 
 
-def measure(schedule: Schedule, costs: Costs, cap: int | None = None) -> Measured:
+def measure(schedule: Schedule, costs: Costs, cap: Fraction | None = None) -> Measured:
     """Simulate a checked schedule and bound what could be; ScheduleError where its ranks wait in a circle.
 
     `cap` None: the bound is that of schedules that hold no more than this one.

@@ -146,7 +146,9 @@ class _Rules:
 
     def __init__(self, waits: Waits, rank: int) -> None:
         slots = waits.slots[rank]
-        self.cap = waits.caps[rank] if waits.caps else None
+        parts = waits.costs.keeps.denominator  # of an activation, in which is counted what is held
+        self.whole, self.kept = parts, waits.costs.keeps.numerator
+        self.cap = int(waits.caps[rank] * parts) if waits.caps else None
         self.due = 2 * len(slots)  # where the W that are due begin
         self.weight = [waits.weights[rank].index(waits.weight(slot)) for slot in slots]
         self.counts = [waits.counts[direction] for direction, _ in slots]
@@ -163,10 +165,12 @@ class _Rules:
 
     def next(self, state: _State) -> list[tuple[_State, int, _Runs]]:
         """The steps from a state: the state behind it, its time, and what it runs."""
-        held = sum(state[0 : self.due : 2]) - sum(state[1 : self.due : 2]) + sum(state[self.due :])
+        held = self.whole * (sum(state[0 : self.due : 2]) - sum(state[1 : self.due : 2]))
+        held += self.kept * sum(state[self.due :])
         found = []
         for items, time in self.choices:
-            room = self.cap is None or held + sum(kind == "F" for kind, _ in items) <= self.cap
+            more = self.whole * sum(kind == "F" for kind, _ in items)
+            room = self.cap is None or held + more <= self.cap
             if room and (new := self._after(state, items)) is not None:
                 found.append((*new, time))
         return [(new, time, runs) for new, runs, time in found]

@@ -27,6 +27,10 @@ class Prices(Protocol):
     def micro_batches(self) -> Sequence[Fraction]:
         """Factors of what is done on each micro-batch; empty where all are alike."""
 
+    @property
+    def keeps(self) -> Fraction:
+        """The share of an activation that is held from the end of its I to the end of its W."""
+
     def message(self, source: int, target: int) -> Fraction:
         """Time of a message from a pipeline rank to another, that runs a stage next to one of its own."""
 
@@ -44,7 +48,7 @@ class Timeline:
     starts: tuple[Sequence[int], ...]
     ends: tuple[Sequence[int], ...]
     unit: Fraction
-    peak_activations: tuple[int, ...]  # per rank, the most it holds
+    peak_activations: tuple[Fraction, ...]  # per rank, the most it holds
 
     @cached_property
     def ticks(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -114,7 +118,7 @@ def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     for rank, steps in enumerate(schedule.actions):
         if len(ends[rank]) < len(steps):
             raise ScheduleError(f"rank {rank}, {steps[len(ends[rank])]}: waits for ever, on ranks that wait for it")
-    return Timeline(tuple(starts), tuple(ends), unit, peak_activations(schedule))
+    return Timeline(tuple(starts), tuple(ends), unit, held_at_most(schedule, costs.keeps))
 
 
 def _numbers(most: int, count: int = 0) -> MutableSequence[int]:
@@ -122,26 +126,33 @@ def _numbers(most: int, count: int = 0) -> MutableSequence[int]:
     return array("q", [-1]) * count if most < 2**63 else [-1] * count
 
 
+def held_at_most(schedule: Schedule, keeps: Fraction) -> tuple[Fraction, ...]:
+    """Per rank, the most activations that it holds, where an I frees all but a share of one and its W the rest."""
+    return tuple(Fraction(peak, keeps.denominator) for peak in _peaks(schedule, keeps.denominator, keeps.numerator))
+
+
 def peak_activations(schedule: Schedule) -> tuple[int, ...]:
     """Per rank, the most activations alive: one more at the start of an F, one less at the end of its B or W.
 
     Where nothing runs backward (evaluation), a forward keeps nothing beyond its own end.
     """
-    freed = (
-        "BW"
-        if any(action.kind != "F" for rank in schedule.actions for step in rank for action in actions_of(step))
-        else "F"
-    )
+    return _peaks(schedule, 1, 1)
+
+
+def _peaks(schedule: Schedule, parts: int, kept: int) -> tuple[int, ...]:
+    """Per rank, the most that it holds in parts of an activation, some of which are kept from an I to its W."""
+    trains = any(action.kind != "F" for rank in schedule.actions for step in rank for action in actions_of(step))
+    freed = {"F": 0, "B": parts, "I": parts - kept, "W": kept} if trains else {"F": parts}
     peaks = []
     for rank in schedule.actions:
         live = peak = 0
         for step in rank:
             kinds = [action.kind for action in actions_of(step)]
-            live += kinds.count("F")
+            live += parts * kinds.count("F")
             if live > peak:
                 peak = live
             for kind in kinds:
-                live -= kind in freed
+                live -= freed[kind]
         peaks.append(peak)
     return tuple(peaks)
 

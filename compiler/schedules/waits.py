@@ -9,7 +9,7 @@ the number k, and the schedule stays legal and as long as it was. With these num
   Until micro-batch j is back from su, it holds the activations of s1 to su, and each later one that has started si
   holds those of s1 to s_min(i, u), because backwards are in order too. So the forward of si on micro-batch j + lag
   waits for j if lag · min(i, u) + u > cap: if it did not, j could never start su. It waits until the first release,
-  which comes some time behind the start of the backward of su on j, as a W may still have to run.
+  which comes some time behind the start of the backward of su on j, as a W may still have to run if an I frees nothing.
 
 The longest path of waits is a lower bound. It contains a memory–time relation: under a cap of c on `loop(1)`, a
 micro-batch starts when the c-th before it has been to the last stage and back.
@@ -41,7 +41,7 @@ class Waits:
     num_ranks: int
     num_micro_batches: int
     costs: Costs
-    caps: tuple[int, ...] | None  # activations that each rank may hold
+    caps: tuple[Fraction | int, ...] | None  # activations that each rank may hold
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -115,9 +115,14 @@ class Waits:
 
     @cached_property
     def whole(self) -> dict[Slot, int]:
-        """The least time from the start of a backward to the release of its activation."""
+        """The least time from the start of a backward until all of it has run."""
         quickest = self.quickest
         return {slot: min(quickest["B", slot], quickest["I", slot] + quickest["W", slot]) for slot in self.rank}
+
+    @cached_property
+    def release(self) -> dict[Slot, int]:
+        """The least time from the start of a backward until it frees any of its activation."""
+        return self.whole if self.costs.keeps == 1 else self.back
 
     @cached_property
     def apart(self) -> dict[tuple[str, Slot], int]:
@@ -145,17 +150,19 @@ class Waits:
                 here = sorted(slot for slot in slots if slot[0] == direction)
                 for u, other in enumerate(here, 1):
                     time = self._until_release(here[:u])
-                    found += [(slot, other, max(0, cap - u) // min(i, u) + 1, time) for i, slot in enumerate(here, 1)]
+                    found += [
+                        (slot, other, int(max(0, cap - u) // min(i, u)) + 1, time) for i, slot in enumerate(here, 1)
+                    ]
         return found
 
     def _until_release(self, here: Sequence[Slot]) -> int:
         """The least time from the start of the last slot's backward until this or a later micro-batch releases any."""
-        least, way, (direction, at) = self.whole[here[-1]], 0, here[-1]
+        least, way, (direction, at) = self.release[here[-1]], 0, here[-1]
         for slot in reversed(here[:-1]):
             while at > slot[1]:
                 way += self.back[direction, at] + self.hop[direction, at - 1]
                 at -= 1
-            least = min(least, way + self.whole[slot])
+            least = min(least, way + self.release[slot])
         return least
 
     # ---------------------------------------------------------------- times
@@ -252,7 +259,8 @@ class Waits:
             return 0
         alone = replace(self, num_micro_batches=2, caps=None)
         heads, ends, both = alone.heads(alone.zeros(), alone.zeros()), (0, self.last), range(2)
-        turns = [min(heads["B", (d, end)][0] + self.whole[d, end] for end in ends) for d in both]
+        freed = self.whole if self.costs.keeps else self.back  # the next one needs all of it
+        turns = [min(heads["B", (d, end)][0] + freed[d, end] for end in ends) for d in both]
         rests = [heads["B", (d, 0)][0] + self.whole[d, 0] - turns[d] for d in both]
         return sum(n * turn for n, turn in zip(self.counts, turns, strict=True)) + min(rests)
 

@@ -44,15 +44,17 @@ def kinds_of(problem: Problem, slot: int) -> Iterator[int]:
 
 
 def peak(problem: Problem, period: Period, row: int) -> int | None:
-    """The most that a row holds; None where a backward would come before its forward, or a W before its I."""
+    """The most parts that a row holds; None where a backward would come before its forward, or a W before its I."""
     C, done, due = problem.num_chunks, list(period.done[row]), period.due[row]
-    held = sum(done[:C]) - sum(done[C:]) + due
+    whole, kept = problem.whole, problem.kept
+    held = whole * (sum(done[:C]) - sum(done[C:])) + kept * due
     most = held
     for slot in period.rows[row]:
         tokens = tokens_of(slot)
-        held += sum(token < B for token in tokens)
+        held += whole * sum(token < B for token in tokens)
         most = max(most, held)
-        held -= sum(B <= token < I or token == W for token in tokens)
+        held -= whole * sum(B <= token < I for token in tokens) + kept * tokens.count(W)
+        held -= (whole - kept) * sum(I <= token < W for token in tokens)
         due -= tokens.count(W)
         if due < 0 or any(
             token >= B and done[chunk_of(token)] <= done[C + chunk_of(token)] for token in tokens if token < W

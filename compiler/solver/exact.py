@@ -37,7 +37,7 @@ class Exact:
     bound: int
 
 
-def prove(schedule: Schedule, costs: Costs, cap: int, work: float) -> tuple[Schedule, Fraction, Fraction]:
+def prove(schedule: Schedule, costs: Costs, cap: Fraction | int, work: float) -> tuple[Schedule, Fraction, Fraction]:
     """Improve a schedule of `auto`: a schedule at least as short, its makespan, and a lower bound for its form.
 
     Costs and cap are those of the schedule's own stages. `work` is in deterministic seconds of one core: P = 4 and
@@ -150,17 +150,20 @@ class _Row:
 
     def _orders(self, chunks: Sequence[tuple[int, int]]) -> None:
         """A backward after its forward, a W after its I, micro-batches in order, and no more held than the cap."""
-        model, held = self.model, []
+        model, held, demands = self.model, [], []
+        kept = self.problem.kept
         for chunk, k in chunks:
             forward, backward, weights = (F + chunk, k), (B + chunk, k), (W + chunk, k)
             model.add(self.begin[backward] >= self.end[forward])
             model.add(self.begin[weights] >= self.end[backward])  # of no length where there is none
-            size = self._time()
-            held.append(model.new_interval_var(self.begin[forward], size, self.end[weights], ""))
+            for end, parts in ((self.end[weights], kept), (self.end[backward], self.problem.whole - kept)):
+                if parts:
+                    held.append(model.new_interval_var(self.begin[forward], self._time(), end, ""))
+                    demands.append(parts)
             for token, _ in (forward, backward):
                 if k:
                     model.add(self.begin[token, k] >= self.begin[token, k - 1])
-        model.add_cumulative(held, [1] * len(held), self.problem.caps[self.row])
+        model.add_cumulative(held, demands, self.problem.caps[self.row])
 
     def waits(self, rows: Sequence[_Row]) -> None:
         """Make actions wait for what comes from other rows."""

@@ -156,7 +156,7 @@ class _Row:
 
     def _held(self) -> None:
         """No more activations than the cap when a forward begins."""
-        model, C = self.model, len(self.chunks)
+        model, C, whole, kept = self.model, len(self.chunks), self.problem.whole, self.problem.kept
         forwards = [(F + chunk, k) for chunk in self.chunks for k in range(self.size)]
         begun = {}
         for one, other in combinations(forwards, 2):
@@ -166,17 +166,20 @@ class _Row:
                 model.add(self.begin[one] >= self.end[other]).only_enforce_if(begun[one, other].Not())
                 model.add(self.begin[other] >= self.end[one]).only_enforce_if(begun[other, one].Not())
         for forward in forwards:
-            held: Any = sum(self.done[:C]) - sum(self.done[C:]) + sum(self.later.values()) + 1
-            held += sum(
+            held: Any = whole * (sum(self.done[:C]) - sum(self.done[C:]) + 1) + kept * sum(self.later.values())
+            held += whole * sum(
                 begun[other, forward] if other[0] != forward[0] else int(other[1] < forward[1])
                 for other in forwards
                 if other != forward
             )
             for chunk in self.chunks:
                 for k in range(self.size):
-                    held -= self._ended(self.end[B + chunk, k], forward, self.split.get((W + chunk, k)))
+                    split = self.split.get((W + chunk, k))
+                    held -= whole * self._ended(self.end[B + chunk, k], forward, split)
+                    if kept < whole and split is not None:
+                        held -= (whole - kept) * self._ended(self.end[B + chunk, k], forward, split.Not())
             for key, end in self.end_w.items():
-                held -= self._ended(end, forward, self.split[key].Not())
+                held -= kept * self._ended(end, forward, self.split[key].Not())
             model.add(held <= self.problem.caps[self.row])
 
     def _ended(self, end: Any, forward: _Key, never: Any) -> Any:

@@ -61,7 +61,7 @@ def _likings(random_: random.Random, chunks: int) -> dict[int, float]:
 class _Row:
     def __init__(self, problem: Problem, row: int, liking: dict[int, float], most_near: int) -> None:
         self.problem, self.C, self.cap = problem, problem.num_chunks, problem.caps[row]
-        self.most_near = max(1, min(most_near, self.cap - (self.C - 1)))
+        self.most_near = max(1, min(most_near, problem.room[row] - (self.C - 1)))
         self.counts = problem.counts[row]
         self.times, self.needs, self.makes = problem.times[row], problem.needs[row], problem.makes[row]
         self.done, self.due, self.held, self.now = [0] * (2 * self.C), 0, 0, 0
@@ -101,14 +101,14 @@ class _Row:
 
     def _room(self) -> int:
         """Forwards that may begin."""
-        return self.cap - self.held
+        return (self.cap - self.held) // self.problem.whole
 
     def _fits(self, chunk: int, ahead: int) -> bool:
         """A forward leaves room for one of each later chunk, which alone can free it again."""
         if chunk == 0 and self.done[0] - self.done[self.C] + ahead >= self.most_near:
             return False
         later = sum(self.done[other] < self.counts[other] for other in range(chunk + 1, self.C))
-        return self.held + ahead < self.cap - later
+        return ahead < self._room() - later
 
     def _kind(self, token: int) -> int:
         return chunk_of(token) + (self.C if token >= B else 0)
@@ -128,16 +128,16 @@ class _Row:
     def _run(self, slot: int, begin: int, events: list[int]) -> None:
         self.slots.append(slot)
         self.now = begin + self.times[slot]
-        freed = 0
+        freed, whole, kept = 0, self.problem.whole, self.problem.kept
         for token in tokens_of(slot):
             if token == W:
                 self.due -= 1
-                freed += 1
+                freed += kept
                 continue
             kind = self._kind(token)
             events[self.makes[kind] + self.done[kind]] = self.now + self.problem.latency
             self.done[kind] += 1
-            self.held += token < B
-            freed += B <= token < I
+            self.held += whole * (token < B)
+            freed += 0 if token < B else whole if token < I else whole - kept
             self.due += token >= I
         self.held -= freed

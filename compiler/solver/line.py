@@ -10,7 +10,7 @@ from compiler.solver.tokens import MOST_CHUNKS, NUM_CODES, NUM_TOKENS, B, I, W, 
 
 FIXED = NUM_CODES  # added to a slot that moves must leave alone
 Step = tuple[int, int, int, int, int]  # time, the two events it waits for, the two it makes
-# By chunk F done, by chunk B and I done; activations held, I done, W due.
+# By chunk F done, by chunk B and I done; parts of activations held, I done, W due.
 State = tuple[int, ...]
 END: Step = (0, NEVER, NEVER, NOBODY, NOBODY)  # so that a row at its end waits
 
@@ -44,6 +44,7 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
     """
     counts, cap, times = problem.counts[row], problem.caps[row], problem.times[row]
     needs, makes, C = problem.needs[row], problem.makes[row], len(problem.counts[row])
+    whole, kept, freed_by_i = problem.whole, problem.kept, problem.whole - problem.kept
     last = len(slots) - num_equal
     *done, held, split, due = old.states[first]
     one_w, chunks, before = problem.one_w, old.chunks[:split], split
@@ -63,7 +64,7 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
             chunks += [chunk_of(token) for token in tokens if I <= token < W]
         work += time
         if slot < B:
-            held += 1
+            held += whole
             k = done[slot]
             if held > cap or k >= counts[slot]:
                 return None
@@ -72,8 +73,9 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
         elif slot < W:
             chunk = slot % MOST_CHUNKS
             if slot < I:
-                held -= 1
+                held -= whole
             else:
+                held -= freed_by_i
                 split += 1
                 due += 1
             kind = C + chunk
@@ -86,7 +88,7 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
             if not due:
                 return None
             due -= 1
-            held -= 1
+            held -= kept
             steps.append((time, NOW, NOW, NOBODY, NOBODY))
         else:
             waits, produced, freed, new = [], [], 0, 0
@@ -96,7 +98,7 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
                     if not due:
                         return None
                     due -= 1
-                    freed += 1
+                    freed += kept
                     waits.append(NOW)
                     produced.append(NOBODY)
                     continue
@@ -104,7 +106,7 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
                 if token < B:
                     kind = chunk
                     k = done[kind]
-                    held += 1
+                    held += whole
                     if k >= counts[chunk]:
                         return None
                 else:
@@ -113,8 +115,9 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
                     if k >= done[chunk]:
                         return None
                     if token < I:
-                        freed += 1
+                        freed += whole
                     else:
+                        freed += freed_by_i
                         new += 1
                 done[kind] = k + 1
                 waits.append(needs[kind] + k)

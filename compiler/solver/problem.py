@@ -40,7 +40,9 @@ class Problem:
     num_ranks: int
     count: int  # micro-batches of each chunk, or most of them
     odd: bool  # bidirectional with one micro-batch less in direction 1
-    caps: tuple[int, ...]  # [row]
+    caps: tuple[int, ...]  # [row], in parts of an activation
+    whole: int  # parts of an activation,
+    kept: int  # and of them those that are held from its I to its W
     unit: Fraction  # of the whole times
     latency: int
     times: tuple[dict[int, int], ...] = field(repr=False)  # [row][slot, its W written with their chunks]
@@ -61,6 +63,11 @@ class Problem:
     @property
     def num_events(self) -> int:
         return FIRST + self.count * (2 * self.num_chunks * self.num_rows + 1)
+
+    @property
+    def room(self) -> tuple[int, ...]:
+        """By row, whole activations that it can hold."""
+        return tuple(cap // self.whole for cap in self.caps)
 
     @property
     def num_stages(self) -> int:
@@ -94,7 +101,7 @@ def make_problem(
     num_ranks: int,
     num_micro_batches: int,
     costs: Costs,
-    cap: int | Sequence[int],
+    cap: Fraction | int | Sequence[Fraction | int],
     folded: bool = False,
 ) -> Problem:
     """A problem of so many micro-batches, or where the ranks are folded and they are odd, of one more.
@@ -103,9 +110,10 @@ def make_problem(
     """
     P, both = num_ranks, placement == BIDIRECTIONAL
     count, odd = (num_micro_batches + both) // placement.copies, both and not folded and num_micro_batches % 2 == 1
-    of_rank = (cap,) * P if isinstance(cap, int) else tuple(cap)
+    whole, kept = costs.keeps.denominator, costs.keeps.numerator
+    of_rank = [int(each * whole) for each in ((cap,) * P if isinstance(cap, (int, Fraction)) else cap)]
     rows = P // 2 if folded else P
-    caps = tuple(min(of_rank[row], of_rank[P - 1 - row]) for row in range(rows)) if folded else of_rank
+    caps = tuple(min(of_rank[row], of_rank[P - 1 - row]) for row in range(rows)) if folded else tuple(of_rank)
     gains = costs.gains()
     tables: dict[tuple[Fraction, ...], dict[int, Fraction]] = {}  # rows of equal weights have one
     keys = [tuple(costs.weight(stage, row) for stage, _ in _homes(placement, P, row)) for row in range(rows)]
@@ -126,6 +134,8 @@ def make_problem(
         count,
         odd,
         caps,
+        whole,
+        kept,
         unit,
         int(costs.latency / unit),
         tuple(times[key] for key in keys),

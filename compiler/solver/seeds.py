@@ -31,7 +31,7 @@ def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
         for schedule in (one_f_one_b(P, N), zb1p(P, N)):
             yield schedule.name, slots_of_schedule(problem, schedule)
         yield "capped", capped(problem)
-        if max(problem.caps) > P:
+        if max(problem.room) > P:
             yield "paired", _paired(problem)
         return
     if problem.placement not in (V, BIDIRECTIONAL):
@@ -106,14 +106,14 @@ def capped(problem: Problem) -> Slots:
     """1f1b of one chunk under any cap: a rank starts with no more forwards than it may hold."""
     rows = []
     for rank in range(problem.num_ranks):
-        warm_up = min(problem.caps[rank], problem.num_ranks - rank, problem.count) - 1
+        warm_up = min(problem.room[rank], problem.num_ranks - rank, problem.count) - 1
         rows.append((F,) * warm_up + (F, B) * (problem.count - warm_up) + (B,) * warm_up)
     return tuple(rows)
 
 
 def in_groups(problem: Problem) -> Slots:
     """Rows under any cap: as many micro-batches as fit go through all stages and back before the next ones."""
-    most, rest, chunks = max(1, min(problem.caps) // problem.num_chunks), problem.count, range(problem.num_chunks)
+    most, rest, chunks = max(1, min(problem.room) // problem.num_chunks), problem.count, range(problem.num_chunks)
     row: list[int] = []
     while rest:
         size = min(most, rest)
@@ -127,7 +127,7 @@ def _paired(problem: Problem) -> Slots:
     """1f1b whose forwards and backwards overlap, with as many more forwards before the first backward."""
     rows = []
     for rank in range(problem.num_ranks):
-        warm_up = min(2 * (problem.num_ranks - rank) - 1, problem.caps[rank] - 1 - rank, problem.count)
+        warm_up = min(2 * (problem.num_ranks - rank) - 1, problem.room[rank] - 1 - rank, problem.count)
         middle = (pair(F, B),) * (problem.count - warm_up)
         rows.append((F,) * warm_up + middle + (B,) * warm_up)
     return tuple(rows)

@@ -17,7 +17,7 @@ from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs
 from compiler.schedules.measure import Measured, measure
 from compiler.schedules.schedule import Schedule
-from compiler.schedules.simulate import peak_activations, simulate
+from compiler.schedules.simulate import held_at_most, simulate
 from compiler.schedules.zbv import zbv_both_ways
 from compiler.solver.core import Core, Report, solve_core
 from compiler.solver.cycle import unrolled
@@ -53,7 +53,7 @@ class Solution:
 
     schedule: Schedule
     costs: Costs
-    cap: int | None
+    cap: Fraction | None
     makespan: Fraction
     lower_bound: Fraction
     origin: str  # "search", or the name of the schedule that it is
@@ -81,12 +81,12 @@ class _Asked:
         """A cap, by rank."""
         return tuple(map(Fraction, cap if isinstance(cap, tuple) else (cap,) * self.num_ranks))
 
-    def caps_on(self, placement: StagePlacement, cap: Cap) -> tuple[int, ...]:
+    def caps_on(self, placement: StagePlacement, cap: Cap) -> tuple[Fraction, ...]:
         """A cap by rank, in activations of a placement's stages."""
         stages = placement.num_stages(self.num_ranks)
-        return tuple(int(each * stages / self.num_stages) for each in self.caps(cap))
+        return tuple(self.costs.in_parts(each * stages / self.num_stages) for each in self.caps(cap))
 
-    def cap_on(self, placement: StagePlacement, cap: Cap | None) -> int | None:
+    def cap_on(self, placement: StagePlacement, cap: Cap | None) -> Fraction | None:
         """The most that a rank may hold, in activations of a placement's stages."""
         return None if cap is None else max(self.caps_on(placement, cap))
 
@@ -101,7 +101,7 @@ class _Asked:
     def timed(self, origin: str, schedule: Schedule) -> _Found:
         stages = schedule.stage_placement.num_stages(self.num_ranks)
         timeline = simulate(schedule, self.costs_on(schedule.stage_placement))
-        held = tuple(Fraction(each * self.num_stages, stages) for each in timeline.peak_activations)
+        held = tuple(each * self.num_stages / stages for each in timeline.peak_activations)
         return _Found(timeline.makespan, held, origin, schedule)
 
 
@@ -315,7 +315,7 @@ def _searched(placement: StagePlacement, asked: _Asked, cap: Cap, search: _Searc
     yield "capped" if one_way else "groups", schedule_of_slots(anyway, slots)
     if placement == BIDIRECTIONAL:
         both = zbv_both_ways(P, N)
-        if all(held <= most for held, most in zip(peak_activations(both), caps, strict=True)):
+        if all(held <= most for held, most in zip(held_at_most(both, costs.keeps), caps, strict=True)):
             yield both.name, both
     twice = placement == BIDIRECTIONAL and N % 2 == 1
     problem = make_problem(placement, P, N + twice, costs, caps, folded)
@@ -359,7 +359,8 @@ def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, .
 
     @cache
     def bound(count: int) -> int:
-        least = _lower_bound(placement, P, resized(problem, count).num_micro_batches, costs, max(problem.caps))
+        most = Fraction(max(problem.caps), problem.whole)
+        least = _lower_bound(placement, P, resized(problem, count).num_micro_batches, costs, most)
         return math.ceil(least / problem.unit)
 
     key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort)

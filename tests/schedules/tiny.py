@@ -15,7 +15,7 @@ Ends = dict[Action, int]
 
 
 def best_makespan(
-    placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int
+    placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs, cap: Fraction | int
 ) -> Fraction | None:
     """The shortest makespan of all legal schedules under the cap, with pairs of any independent actions, or None."""
     search = _Search(placement, num_ranks, num_micro_batches, costs, cap)
@@ -27,9 +27,10 @@ class _Search:
     """Actions are made once and compared by identity of value; times are whole multiples of `unit`."""
 
     def __init__(
-        self, placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int
+        self, placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs, cap: Fraction | int
     ) -> None:
         self.costs, self.cap = costs, cap
+        self.holds = {"F": Fraction(1), "B": Fraction(-1), "I": costs.keeps - 1, "W": -costs.keeps}
         self.best: int | None = None
         self.last = placement.num_stages(num_ranks) - 1
         cells = [(s, m) for s in range(self.last + 1) for m in range(num_micro_batches)]
@@ -66,7 +67,7 @@ class _Search:
         pairs = [pair if pair in self.times else pair[::-1] for pair in pairs]
         for step in [*(pair for pair in pairs if pair in self.times), *((action,) for action in ready)]:
             rank = self.rank[step[0]]
-            held = sum((a.kind == "F") - (a.kind in "BW") for a in ends if self.rank[a] == rank)
+            held = sum(self.holds[a.kind] for a in ends if self.rank[a] == rank)
             start = max(free[rank], *(self.arrival(a, ends) for a in step))
             if start >= now and held + sum(a.kind == "F" for a in step) <= self.cap:
                 end = start + self.times[step]
