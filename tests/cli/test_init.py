@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from dsl.formatter import formatted
 from dsl.load import load
 from dsl.rules import train_refusals
 from dsl.source import Source
+from tests import forks
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "specs").glob("*.dsc"))
@@ -53,13 +51,7 @@ def test_the_starter_is_laid_out_and_speaks_of_its_file() -> None:
 def test_the_starter_trains() -> None:
     """Two steps, in processes; the whole of it takes less than a minute on two cores."""
     assert main(["init", "tiny.dsc"]) == 0
-    done = subprocess.run(
-        (sys.executable, "-m", "compiler.cli", "train", "tiny.dsc", "--steps", "2"),
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forks.run("compiler.cli", ["train", "tiny.dsc", "--steps", "2"], Path.cwd())
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in Path("runs/tiny/metrics.jsonl").read_text("utf-8").splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2]

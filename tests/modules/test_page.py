@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from compiler.ops.torch_calls import is_torch_call
-from tests import progress
+from tests import forks
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "custom-layers.md"
@@ -18,9 +16,7 @@ PAGE = ROOT / "docs" / "custom-layers.md"
 
 def dsc(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command in a folder."""
-
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return progress.run([sys.executable, "-m", "compiler.cli", *words], folder, environment)
+    return forks.run("compiler.cli", words, folder)
 
 
 def test_the_example_trains(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from compiler.emit.segment_cache import Segments
 from dsl.load import load
 from runtime.checkpoint.publish import Checkpoint
 from runtime.checkpoint.publish import load as load_checkpoint
-from tests import progress
+from tests import forks, progress
 from tests.progress import children
 from tests.runtime.processes import is_gone, started, wait_for
 
@@ -126,15 +126,24 @@ class Place:
         write_build(build, compile_spec(load(self.write(settings, file)), segments=self.segments).files)
         return build
 
-    def dsc(self, *words: object, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run `dsc` to its end, which must be with exit code `code`."""
-        return run((*DSC, *map(str, words)), code, cwd or self.folder)
+    def dsc(
+        self, *words: object, code: int = 0, cwd: Path | None = None, anew: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `dsc` to its end, which must be with exit code `code`. anew: as a user starts it, where a test is of
+        that; else in forks (tests/forks.py), for most of the time of a short run is that of importing torch."""
+        folder, arguments = cwd or self.folder, [*map(str, words)]
+        if anew:
+            return run((*DSC, *arguments), code, folder)
+        return ended(forks.run("compiler.cli", arguments, folder), code)
 
     @contextmanager
-    def started(self, *words: object) -> Iterator[Running]:
-        """`dsc` while it runs; afterwards nothing of it is left, whatever the test did."""
-        with (self.folder / "stdout").open("w") as out, (self.folder / "stderr").open("w") as err:
-            process = subprocess.Popen([*DSC, *map(str, words)], cwd=self.folder, stdout=out, stderr=err)
+    def started(self, *words: object, anew: bool = False) -> Iterator[Running]:
+        """`dsc` while it runs; afterwards nothing of it is left, whatever the test did. anew: as a user starts it."""
+        start = forks.start_anew if anew else forks.start
+        out, err = self.folder / "stdout", self.folder / "stderr"
+        out.write_bytes(b"")
+        err.write_bytes(b"")
+        process = start("compiler.cli", list(map(str, words)), self.folder, out, err)
         running = Running(process, self.folder)
         try:
             yield running
@@ -146,7 +155,10 @@ class Place:
 
 
 def run(command: tuple[str, ...], code: int, cwd: Path) -> subprocess.CompletedProcess[str]:
-    done = progress.run(command, cwd)
+    return ended(progress.run(command, cwd), code)
+
+
+def ended(done: subprocess.CompletedProcess[str], code: int) -> subprocess.CompletedProcess[str]:
     assert done.returncode == code, f"exit code {done.returncode}, expected {code}\n{done.stdout}{done.stderr}"
     return done
 
@@ -155,7 +167,7 @@ def run(command: tuple[str, ...], code: int, cwd: Path) -> subprocess.CompletedP
 class Running:
     """A `dsc train` and the processes below it."""
 
-    process: subprocess.Popen[bytes]
+    process: forks.Started
     folder: Path
     _seen: dict[int, int] = field(default_factory=dict)  # process id → when it started
 

@@ -35,7 +35,7 @@ def test_compile_and_train(place: Place) -> None:
     manifest = place.folder / "build" / "tiny" / "manifest.json"
     metrics = place.folder / "runs" / "tiny" / "metrics.jsonl"
 
-    done = place.dsc("compile")
+    done = place.dsc("compile", anew=True)
     assert done.stdout.endswith("build: build/tiny\n") and "schedule: 1f1b, 8 micro-batches" in done.stdout
     compiled = made(manifest)
     done = place.dsc("train", "--steps", 2)
@@ -51,7 +51,7 @@ def test_compile_and_train(place: Place) -> None:
     assert metrics.read_bytes() == trained
 
     spec.write_text(spec_text(dict(ONE_RANK, rate="1e-3")), "utf-8")
-    done = place.dsc("train", "--out", "again", "-s", "train.steps=3", "-s", "train.seed=7")
+    done = place.dsc("train", "--out", "again", "-s", "train.steps=3", "-s", "train.seed=7", anew=True)
     assert "proven" in done.stdout and made(manifest) != compiled, "the spec has changed"
     assert [row["rate"] for row in rows(place.folder / "again")] == [0.5e-3, 1e-3, 1e-3]
     assert rows(place.folder / "again")[0]["loss"] != rows(metrics.parent)[0]["loss"], "the seed has changed"
@@ -112,7 +112,7 @@ def test_one_run_of_several(shop: Place) -> None:
     done = shop.dsc("train", code=2)
     assert "both.dsc has several runs" in done.stderr
     assert "`both.dsc:first`, `both.dsc:second`" in done.stderr.replace(f"{shop.folder}/", "")
-    done = shop.dsc("train", "both.dsc:second", "--steps", 1)
+    done = shop.dsc("train", "both.dsc:second", "--steps", 1, anew=True)
     assert done.stdout.endswith("report: runs/second/report.html\nrun: runs/second\n")
     assert [row["rate"] for row in rows(shop.folder / "runs" / "second")] == [0.5e-3]
     assert "no run `third`" in shop.dsc("train", "both.dsc:third", code=2).stderr
@@ -122,7 +122,7 @@ def test_a_build_from_elsewhere(shop: Place, tmp_path: Path) -> None:
     """A build is enough; its data is found below --data, and nothing is written beside the spec."""
     before = sorted(shop.folder.rglob("*"))
     words = (shop.folder / "build" / "first", "--data", shop.folder, "--steps", 1, "--out", "run of mine")
-    done = shop.dsc("train", *words, cwd=tmp_path)
+    done = shop.dsc("train", *words, cwd=tmp_path, anew=True)
     assert done.stdout.endswith("run: run of mine\n")
     assert saved(tmp_path / "run of mine").step == 1
     assert sorted(shop.folder.rglob("*")) == before

@@ -200,7 +200,7 @@ def test_ended_while_the_spec_is_compiled(place: Place, number: signal.Signals) 
     name = f"uncompiled_{number.name}"
     place.write(slow_data(place, name), f"{name}.dsc")
     run = place.folder / name
-    with place.started("train", f"{name}.dsc", "--out", run) as running:
+    with place.started("train", f"{name}.dsc", "--out", run, anew=True) as running:
         wait_for_preparation(place, run)
         assert len(running.seen()) == 4, "the command, the compiler, the launcher, the preparation"
         running.process.send_signal(number)
@@ -218,7 +218,7 @@ def test_a_killed_compiler_or_launcher(place: Place, which: int) -> None:
     name = f"bereft_{which}"
     place.write(slow_data(place, name), f"{name}.dsc")
     run = place.folder / name
-    with place.started("train", f"{name}.dsc", "--out", run) as running:
+    with place.started("train", f"{name}.dsc", "--out", run, anew=True) as running:
         wait_for_preparation(place, run)
         _, compiler, launcher, _ = running.seen()
         os.kill((0, compiler, launcher)[which], signal.SIGKILL)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import progress
+from tests import forks
 from tests.specs.shipped import SPECS, shipped
 
 LAPTOP = ("tiny", "quickstart", "laptop-gqa", "laptop-v2")
@@ -29,7 +28,7 @@ def trained(name: str, folder: Path, *words: str) -> list[dict[str, Any]]:
         shutil.copy(Path(sysconfig.get_paths()["stdlib"]) / f"{module}.py", corpus)
     command = ["train", str(SPECS / f"{name}.dsc"), "--data", str(folder), "--out", "run", *words]
     command += ["-s", f"data.source={corpus}/*.py", "-s", "data.tokenizer=train(300)"]
-    done = progress.run((sys.executable, "-P", "-m", "compiler.cli", *command), folder)
+    done = forks.run("compiler.cli", command, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
 

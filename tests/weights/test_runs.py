@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from runtime.checkpoint import publish
 from runtime.checkpoint.loading import load
 from runtime.data import tokenizer as tokenizers
 from runtime.state import build_state
+from tests import forks
 from tests.training.samples import weight
 from tests.training.specs import MOE, gqa, model, spec
 from tests.weights.published import export, import_, loaded, random_model, weights
@@ -42,8 +42,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def dsc(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "compiler.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return forks.run("compiler.cli", arguments, Path.cwd())
 
 
 def test_import_train_export(imported: Path) -> None:

@@ -1,0 +1,16 @@
+"""Imports what commands and ranks need, for the process that tests fork (tests/forks.py)."""
+
+import gc
+import pkgutil
+from importlib import import_module
+
+MODULES = ("torch", "safetensors.torch", "tokenizers", "compiler.build", "runtime.launch.launcher", "runtime.loop")
+
+gc.disable()  # as where a run imports them (runtime/train.py)
+for name in MODULES:
+    import_module(name)
+for found in pkgutil.iter_modules(import_module("compiler.commands").__path__):
+    if found.name != "lsp":  # asks for a package that need not be there
+        import_module(f"compiler.commands.{found.name}")
+gc.freeze()
+gc.enable()
