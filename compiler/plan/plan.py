@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+from operator import attrgetter
 
 from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
@@ -130,7 +133,10 @@ def stages_of_tensors(stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
     return {tensor: tuple(users) for tensor, users in found.items()}
 
 
-def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, owners: Sequence[int]) -> list[Replica]:
+@lru_cache(maxsize=8192)  # plans of a search have most rows in common; DeepSeek-V3 has 925 tensors
+def replicas_of(
+    tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, owners: tuple[int, ...]
+) -> tuple[Replica, ...]:
     """A row for each logical parameter of a tensor, or for each of its slices; an expert's are on its owner. Equal
     holders are one value."""
 
@@ -145,11 +151,11 @@ def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, own
         assert len(slices) == mesh.etp, f"{tensor.name} is not split as experts are"
         group, places = mesh.expert_group, tuple(owners)
     holders = [every(group, place) for place in range(group)]
-    return [
+    return tuple(
         Replica(name, tensor.name, *row, holders[place * len(slices) + at], tensor.uniform, of)
         for name, place in zip(names, places, strict=True)
         for at, of in enumerate(slices)
-    ]
+    )
 
 
 def buckets(
@@ -161,8 +167,10 @@ def buckets(
     are grouped by them, too.
     """
     grouped: dict[tuple[Holders, tuple[int, ...], tuple[str, ...]], list[Replica]] = defaultdict(list)
-    for replica in replicas:
-        grouped[replica.holders, stages[replica.tensor], sites.get(replica.tensor, ())].append(replica)
+    for tensor, rows in groupby(replicas, key=attrgetter("tensor")):
+        readers = stages[tensor], sites.get(tensor, ())
+        for holders, held in groupby(rows, key=attrgetter("holders")):
+            grouped[holders, *readers].extend(held)
     return tuple(
         Bucket(members[0].key, holders, used_by, tuple(r.key for r in members), sites=read_by)
         for (holders, used_by, read_by), group in grouped.items()

@@ -33,6 +33,8 @@ def dividing_sites(stages: Sequence[Stage], replicas: Sequence[Replica], zero: i
 
 def sharded_segments(spec: Spec, replicas: Sequence[Replica], buckets: Sequence[Bucket]) -> dict[str, Sharded]:
     """What the segments put together, by site. Expert ranks hold as much as one another: the first stands for all."""
+    if spec.parallel.zero < 2:
+        return {}
     of_replica = {replica.key: replica for replica in replicas}
     found: dict[str, dict[frozenset[str], Bucket]] = defaultdict(dict)
     for bucket in buckets:
