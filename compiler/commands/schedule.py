@@ -5,6 +5,7 @@ dsc schedule --name 1f1b --ranks 4 --micro-batches 8 --format json   docs/json.m
 dsc schedule --name dualpipe --ranks 8 --micro-batches 20 --costs F=1,I=1,W=1,FB=1.8   and what it takes, on stderr
 dsc schedule --name dualpipe --ranks 16 --micro-batches 120 --costs deepseek-v3-low     with a table of costs
 dsc schedule --name auto --ranks 8 --micro-batches 20 --costs FB=1.8 --cap 9            search for a better one
+dsc schedule --compare zb1p,auto --ranks 8 --micro-batches 20 --costs memory.json --memory 80GB     a cap in bytes
 dsc schedule --compare dualpipe,1f1b,auto --ranks 8 --micro-batches 20 --costs FB=1.8   a table, side by side
 dsc schedule --name dualpipe --ranks 8 --micro-batches 20 --format html -o timeline.html   zoom, hover; or svg, png
 dsc schedule --compare dualpipe,1f1b --ranks 4 --micro-batches 10 --format terminal     drawn on one time axis
@@ -37,6 +38,7 @@ from compiler.commands.schedule_formats import FORMATS, summary
 from compiler.commands.schedule_input import WrongError, answer_to
 from compiler.picture.output import TooMuchError
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
+from compiler.schedules.memory import parse_bytes
 from dsl.schedules import CHUNKED, in_words
 
 
@@ -61,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--order", action="store_true", help="search an order of micro-batches of unequal costs")
     parser.add_argument("--cap", type=_cap, metavar="C", help="most activations that a rank may hold at once: 9, 8.5")
     parser.add_argument(
+        "--memory",
+        type=_memory,
+        metavar="BYTES",
+        help="most bytes that a rank may hold: 80GB",
+    )
+    parser.add_argument(
         "--copies", type=int, choices=(1, 2), help="ranks that may hold a stage, under auto; default: 2"
     )
     parser.add_argument(
@@ -76,6 +84,14 @@ def _cap(text: str) -> Fraction:
     if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?|[0-9]{1,12}/[1-9][0-9]{0,5}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"invalid value {text[:40]!r}: use a number such as 9 or 8.5")
     return Fraction(text)
+
+
+def _memory(text: str) -> Fraction:
+    """Bytes as a spec writes them."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> int:

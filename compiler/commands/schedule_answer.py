@@ -9,6 +9,7 @@ from fractions import Fraction
 from compiler.picture.drawing import Lanes
 from compiler.schedules.costs import Costs
 from compiler.schedules.measure import Measured
+from compiler.schedules.memory import gigabytes
 from compiler.schedules.schedule import Schedule
 
 COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "gap", "one-copy bound", "excess")
@@ -43,14 +44,21 @@ class Answer:
     costs: Costs | None
     compared: bool = False
     cap: Fraction | None = None
+    memory: Fraction | None = None  # the bytes that a rank may hold, where these are the cap
     unit: str = ""  # of times, where it is known
     layout: str | None = None  # of a spec's stages, in Megatron's words
     notes: tuple[str, ...] = ()  # what a picture says below it
     lanes: Callable[[Schedule], tuple[Lanes, ...]] | None = None  # of each rank, what its bodies communicate when
 
 
+def columns(costs: Costs) -> tuple[str, ...]:
+    """The columns of a table under some costs: with the bytes of the fullest rank, where they are known."""
+    return (*COLUMNS, "memory") if costs.bytes.activation else COLUMNS
+
+
 def cells(measured: Measured) -> tuple[str, ...]:
-    """What `COLUMNS` has behind the name. Activations are counted in those of 1/P of the model."""
+    """What `columns` has behind the name. Activations are counted in those of 1/P of the model."""
+    held = measured.peak_bytes
     return (
         shown(measured.makespan),
         percent(measured.idle),
@@ -60,6 +68,7 @@ def cells(measured: Measured) -> tuple[str, ...]:
         percent(measured.gap),
         shown(measured.one_copy_bound),
         shown(measured.excess),
+        *((gigabytes(max(held)),) if held else ()),
     )
 
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from compiler.commands.schedule_answer import COLUMNS, Answer, Entry, cells, percent, shown
+from compiler.commands.schedule_answer import Answer, Entry, cells, columns, percent, shown
 from compiler.picture.output import TooMuchError
 from compiler.schedules.costs import Costs
+from compiler.schedules.memory import gigabytes
 from compiler.schedules.torch_csv import to_torch_csv
 
 
@@ -31,8 +32,9 @@ def as_json(answer: Answer) -> str:
         assert answer.costs is not None
         cap = None if answer.cap is None else number(answer.cap)
         each = [_compared_value(entry) for entry in answer.entries]
-        value = {"costs": costs_value(answer.costs), "unit": answer.unit or None, "cap": cap, "schedules": each}
-        return json.dumps(value) + "\n"
+        memory = None if answer.memory is None else number(answer.memory)
+        value = {"costs": costs_value(answer.costs), "unit": answer.unit or None, "cap": cap, "memory": memory}
+        return json.dumps({**value, "schedules": each}) + "\n"
     entry = answer.entries[0]
     assert entry.schedule is not None
     value = json.loads(entry.schedule.to_json())
@@ -42,6 +44,7 @@ def as_json(answer: Answer) -> str:
             "makespan": number(measured.makespan),
             "bubble": [number(idle) for idle in measured.timeline.idle],
             "peak_activations": [number(Fraction(each, entry.parts)) for each in measured.timeline.peak_activations],
+            "peak_bytes": [number(each) for each in measured.peak_bytes],
             "parts": entry.parts,
             "lower_bound": number(measured.lower_bound),
             "gap": number(measured.gap),
@@ -104,14 +107,21 @@ def summary(answer: Answer) -> list[str]:
     unit, N = f" {answer.unit}" if answer.unit else "", measured.schedule.num_micro_batches
     pair, parts = measured.costs.two("FB") * measured.stages_a_rank, entry.parts
     held, cap = (shown(Fraction(each, parts)) for each in (measured.peak_activations, measured.cap))
+    most = f"{cap} activations" if answer.memory is None else gigabytes(answer.memory)
     lines = [
         f"makespan {shown(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
         f" {held} activations on the fullest rank",
         f"lower bound {shown(measured.lower_bound)}{unit} for placement {measured.schedule.stage_placement} and at most"
-        f" {cap} activations · gap {percent(measured.gap)}" + (", so none is shorter" if not measured.gap else ""),
+        f" {most} · gap {percent(measured.gap)}" + (", so none is shorter" if not measured.gap else ""),
         f"one-copy bound {shown(measured.one_copy_bound)}{unit} for every placement with one copy of the parameters",
         f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
     ]
+    if held_bytes := measured.peak_bytes:
+        rank = held_bytes.index(max(held_bytes))
+        beside = gigabytes(measured.costs.bytes.of_rank(rank))
+        lines.append(
+            f"memory {gigabytes(held_bytes[rank])} on rank {rank}, the fullest, {beside} of it beside activations"
+        )
     if entry.unordered is not None:
         gain = percent(1 - measured.makespan / entry.unordered)
         lines.append(f"order {' '.join(map(str, entry.order))}")
@@ -126,10 +136,12 @@ def summary(answer: Answer) -> list[str]:
 
 def table(answer: Answer) -> list[str]:
     """The schedules side by side, a line each; why there is none behind its name."""
-    rows: list[tuple[str, ...]] = [COLUMNS]
+    assert answer.costs is not None
+    head = columns(answer.costs)
+    rows: list[tuple[str, ...]] = [head]
     for entry in answer.entries:
         rows.append((entry.name, *(cells(entry.measured) if entry.measured else ())))
-    widths = [max(len(row[k]) for row in rows if len(row) > k) for k in range(len(COLUMNS))]
+    widths = [max(len(row[k]) for row in rows if len(row) > k) for k in range(len(head))]
     lines = [_line(row, widths) for row in rows]
     faults = {entry.name: entry.fault for entry in answer.entries if entry.fault}
     lines[1:] = [
@@ -161,6 +173,10 @@ def costs_value(costs: Costs) -> dict[str, Any]:
         "pairs": {"".join(sorted(kinds, key="FBIW".index)): number(time) for kinds, time in costs.pairs},
         "latency": number(costs.latency),
         "keeps": number(costs.keeps),
+        "bytes": {
+            "activation": number(costs.bytes.activation),
+            "beside": [number(each) for each in costs.bytes.beside],
+        },
         "stages": [number(weight) for weight in costs.stages],
         "ranks": [number(weight) for weight in costs.ranks],
         "micro_batches": [number(weight) for weight in costs.micro_batches],
@@ -176,7 +192,7 @@ def _compared_value(entry: Entry) -> dict[str, Any]:
     measured = entry.measured
     if measured is None:
         bounds = ("lower_bound", "gap", "one_copy_bound")
-        keys = ("placement", "makespan", "idle", "peak_activations", "copies", *bounds, "excess")
+        keys = ("placement", "makespan", "idle", "peak_activations", "peak_bytes", "copies", *bounds, "excess")
         return {"schedule": entry.name, **dict.fromkeys(keys), **_order_value(entry), "fault": entry.fault}
     return {
         "schedule": entry.name,
@@ -184,6 +200,7 @@ def _compared_value(entry: Entry) -> dict[str, Any]:
         "makespan": number(measured.makespan),
         "idle": number(measured.idle),
         "peak_activations": number(Fraction(measured.peak_activations, measured.stages_a_rank)),
+        "peak_bytes": number(max(measured.peak_bytes)) if measured.peak_bytes else None,
         "copies": measured.copies,
         "lower_bound": number(measured.lower_bound),
         "gap": number(measured.gap),

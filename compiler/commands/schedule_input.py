@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 from compiler.commands.common import progress
 from compiler.commands.output_files import is_file
-from compiler.commands.schedule_answer import Answer, Entry, shown
-from compiler.commands.schedule_tried import ANYTHING, MAX_CHUNKS, Tried, tried_of
+from compiler.commands.schedule_answer import Answer, Entry
+from compiler.commands.schedule_sizes import Sizes, WrongError
+from compiler.commands.schedule_tried import MAX_CHUNKS, tried_of
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.costs import (
     MOST_BYTES,
@@ -31,9 +31,8 @@ from compiler.schedules.costs import (
 from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
 from compiler.schedules.measure import measure
 from compiler.schedules.schedule import Schedule, ScheduleError
-from compiler.schedules.simulate import held_at_most
 from compiler.schedules.torch_csv import NO_COPIES
-from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V
+from compiler.stage_placement import BIDIRECTIONAL, V
 from compiler.textfile import read_text
 from dsl.schedules import CHUNKED, PLAIN, in_words
 
@@ -42,32 +41,6 @@ SIZES = "--ranks 8 --micro-batches 20"
 MAX_MICRO_BATCHES = 65_536
 PARTS_OF_AUTO = 8  # it tries all the others, which takes about as long as a schedule of so many stages a rank
 MAX_CAP = 100_000_000
-
-
-class WrongError(Exception):
-    """The command line asks for what is not there; the message says what to change."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """What schedules are asked for. `costs` are those of one of `num_stages` stages, or if None of any action.
-
-    For `auto` they are those of 1/P of the model, and so is the cap; `held_by` is the stage placement that the ranks
-    have, if they have one already.
-    """
-
-    num_ranks: int
-    num_micro_batches: int
-    chunks: int
-    cap: Fraction | None
-    costs: Costs | None
-    num_stages: int | None = None
-    held_by: StagePlacement | None = None
-    tried: Tried = ANYTHING
 
 
 def answer_to(args: argparse.Namespace) -> Answer | None:
@@ -100,16 +73,17 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
         tried = tried_of(args, names)
     except ValueError as error:
         raise WrongError(str(error)) from None
-    sizes = _Sizes(args.ranks, args.micro_batches, chunks, args.cap, costs_of(args), tried=tried)
+    sizes = Sizes(args.ranks, args.micro_batches, chunks, args.cap, costs_of(args), tried=tried)
     _check_sizes(args, sizes)
+    sizes = sizes.within(args.memory)
     if args.format == "torch-csv" and names == (AUTO,):
         sizes = _in_torch(sizes)
     if args.compare is not None:
         return _compared(names, sizes, _unit(args))
-    return Answer((_named(names[0], sizes),), sizes.costs, unit=_unit(args))
+    return Answer((_named(names[0], sizes),), sizes.costs, memory=sizes.memory, unit=_unit(args))
 
 
-def _in_torch(sizes: _Sizes) -> _Sizes:
+def _in_torch(sizes: Sizes) -> Sizes:
     """What `auto` searches for torch: a V, for it has no copies, and with no pairs but F&B."""
     costs = sizes.costs or Costs()
     pairs = tuple(pair for pair in costs.pairs if pair[0] == "BF")
@@ -152,12 +126,14 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     given = costs_of(args)
     # what is given is of the schedule at hand, as without a spec; the plan's costs are of the stages that it has
     costs, stages, unit = (run.costs(), run.num_stages, run.unit) if given is None else (given, None, _unit(args))
-    cap = args.cap if args.cap is not None or run.cap is None else Fraction(run.cap)
-    sizes = _Sizes(run.num_ranks, run.num_micro_batches, run.chunks, cap, costs, stages)
+    capped = args.cap is not None or args.memory is not None
+    cap = args.cap if capped or run.cap is None else Fraction(run.cap)
+    sizes = Sizes(run.num_ranks, run.num_micro_batches, run.chunks, cap, costs, stages)
     _check_sizes(args, sizes)
+    sizes = sizes.within(args.memory)
     if args.compare is not None:
         return _compared(names, sizes, unit)
-    searched = run.name == AUTO and (given is not None or args.cap is not None)  # not for what the run would take
+    searched = run.name == AUTO and (given is not None or capped)  # not for what the run would take
     if searched and args.name is None:
         entry = _named(AUTO, replace(sizes, held_by=run.plan.stage_placement))
     elif args.name is None:
@@ -167,7 +143,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     else:
         entry = _named(names[0], sizes)
     layout, lanes, notes = (None, None, ()) if args.name else (run.layout, run.lanes, run.notes)
-    return Answer((entry,), costs, unit=unit, layout=layout, lanes=lanes, notes=notes)
+    return Answer((entry,), costs, memory=sizes.memory, unit=unit, layout=layout, lanes=lanes, notes=notes)
 
 
 def _is_spec(argument: str) -> bool:
@@ -187,9 +163,10 @@ def _of_file(args: argparse.Namespace) -> Answer:
         schedule = read_schedule(Path(args.spec))
     except ScheduleError as error:
         raise WrongError(str(error)) from None
-    sizes = _Sizes(schedule.num_ranks, schedule.num_micro_batches, DEFAULT_CHUNKS, args.cap, costs_of(args))
+    sizes = Sizes(schedule.num_ranks, schedule.num_micro_batches, DEFAULT_CHUNKS, args.cap, costs_of(args))
     _check_sizes(args, sizes)
-    return Answer((_entry(schedule, sizes),), sizes.costs, unit=_unit(args))
+    sizes = sizes.within(args.memory)
+    return Answer((_entry(schedule, sizes),), sizes.costs, memory=sizes.memory, unit=_unit(args))
 
 
 def costs_of(args: argparse.Namespace) -> Costs | None:
@@ -247,12 +224,12 @@ def _names(args: argparse.Namespace) -> tuple[str, ...]:
     return names
 
 
-def _check_sizes(args: argparse.Namespace, sizes: _Sizes) -> None:
+def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
     for option, value, most in (
         ("--ranks", sizes.num_ranks, MAX_RANKS),
         ("--micro-batches", sizes.num_micro_batches, MAX_MICRO_BATCHES),
         ("--chunks", sizes.chunks, MAX_CHUNKS),
-        ("--cap", sizes.cap, MAX_CAP),
+        ("--cap", args.cap, MAX_CAP),
     ):
         if value is not None and not 1 <= value <= most:
             raise WrongError(f"{option} {value} is out of bounds: use 1 to {most}")
@@ -274,7 +251,7 @@ def _check_sizes(args: argparse.Namespace, sizes: _Sizes) -> None:
 # ---------------------------------------------------------------- schedules
 
 
-def _named(name: str, sizes: _Sizes, parts: int = 1) -> Entry:
+def _named(name: str, sizes: Sizes, parts: int = 1) -> Entry:
     """The schedule of a name, checked; `WrongError` for a size it does not have, or one that the cap does not hold.
 
     The cap counts activations of so many `parts`, each that of one of its stages, and of `auto` those of 1/P.
@@ -289,7 +266,7 @@ def _named(name: str, sizes: _Sizes, parts: int = 1) -> Entry:
     return _entry(schedule, sizes, parts)
 
 
-def _searched(sizes: _Sizes) -> Entry:
+def _searched(sizes: Sizes) -> Entry:
     """`auto`, always measured. ValueError for a cap that nothing fits, and for weights of other numbers."""
     from compiler.solver import Solver
 
@@ -306,14 +283,14 @@ def _searched(sizes: _Sizes) -> Entry:
             found = Solver(_cut(sizes, P), cap, report=report).solve(P, N, tried.chunks, tried.copies, tried.placement)
         else:
             stages = held_by.num_stages(P)
-            of_stage = None if cap is None else cap * stages / P
+            of_stage = sizes.cap_of(Fraction(stages, P))
             found = Solver(_cut(sizes, stages), of_stage, report=report).solve_on(held_by, P, N)
     found.schedule.check()
     measured = found.measured()
     return Entry(AUTO, found.schedule, measured, parts=measured.stages_a_rank)
 
 
-def _searched_unequal(sizes: _Sizes, costs: Costs) -> Entry:
+def _searched_unequal(sizes: Sizes, costs: Costs) -> Entry:
     """`auto` where micro-batches have weights: searched for at their mean, or if one is shorter, a named schedule."""
     P, N = sizes.num_ranks, sizes.num_micro_batches
     mean = sum(costs.micro_batches, Fraction(0)) / len(costs.micro_batches)
@@ -339,15 +316,7 @@ def searching() -> Iterator[Callable[[str], None]]:
         tell("")
 
 
-def _check_cap(schedule: Schedule, cap: Fraction | None, parts: int, keeps: Fraction) -> None:
-    """`WrongError` where a rank holds more than the cap of activations that have so many parts."""
-    if cap is not None and (held := max(held_at_most(schedule, keeps)) / parts) > cap:
-        sizes_said = f"{schedule.num_ranks} ranks with {schedule.num_micro_batches} micro-batches"
-        edit = f"use --cap {math.ceil(held)} or more, or auto"
-        raise WrongError(f"{schedule.name} on {sizes_said} holds {shown(held)} activations: {edit}")
-
-
-def _cut(sizes: _Sizes, stages: int) -> Costs:
+def _cut(sizes: Sizes, stages: int) -> Costs:
     """Costs where the model is cut into so many stages; what is given for `auto` is of as many as there are ranks."""
     costs, had = sizes.costs or Costs(), sizes.num_stages or sizes.num_ranks
     try:
@@ -357,25 +326,25 @@ def _cut(sizes: _Sizes, stages: int) -> Costs:
     return costs.recut(had, stages)
 
 
-def _entry(schedule: Schedule, sizes: _Sizes, parts: int = 1) -> Entry:
+def _entry(schedule: Schedule, sizes: Sizes, parts: int = 1) -> Entry:
     """A schedule that is not searched for here, measured where there are costs; `WrongError` where it holds too much.
 
     The cap counts activations of so many `parts`, each that of one of its stages.
     """
     stages = schedule.num_stages
-    cap = None if sizes.cap is None else sizes.cap * parts
-    _check_cap(schedule, sizes.cap, parts, (sizes.costs or Costs()).keeps)
+    sizes.check_cap(schedule, parts)
     if sizes.costs is None:
         return Entry(schedule.name, schedule)
     try:
         costs = sizes.costs if sizes.num_stages is None else sizes.costs.recut(sizes.num_stages, stages)
-        most = None if cap is None else costs.in_parts(cap)
+        cap = sizes.cap_of(parts)
+        most = tuple(map(costs.in_parts, cap)) if isinstance(cap, tuple) else cap and costs.in_parts(cap)
         return Entry(schedule.name, schedule, measure(schedule, costs, most), parts=parts)
     except ValueError as error:  # weights of another number of stages
         raise WrongError(str(error)) from None
 
 
-def _compared(names: Sequence[str], sizes: _Sizes, unit: str) -> Answer:
+def _compared(names: Sequence[str], sizes: Sizes, unit: str) -> Answer:
     """One entry for each name. Costs are those of 1/P of the model, and the cap counts activations of that much."""
     base = _cut(sizes, sizes.num_ranks)
     entries = []
@@ -388,7 +357,8 @@ def _compared(names: Sequence[str], sizes: _Sizes, unit: str) -> Answer:
             entries.append(Entry(name, fault=str(error)))
     if all(entry.fault for entry in entries):
         raise WrongError(entries[0].fault)
-    return Answer(tuple(entries), base, compared=True, cap=sizes.cap, unit=unit)
+    cap = sizes.cap if isinstance(sizes.cap, Fraction) else None
+    return Answer(tuple(entries), base, compared=True, cap=cap, memory=sizes.memory, unit=unit)
 
 
 def _parts(name: str, chunks: int) -> int:

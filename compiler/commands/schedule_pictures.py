@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from compiler.commands.schedule_answer import COLUMNS, Answer, Entry, cells, percent, shown
+from compiler.commands.schedule_answer import Answer, Entry, cells, columns, percent, shown
 from compiler.picture import Panel, Picture, panel_of
 from compiler.picture.formats import check_size, render
 from compiler.schedules.costs import Costs
@@ -43,7 +43,7 @@ def _panel(entry: Entry, answer: Answer) -> Panel:
     if measured is None:
         return panel_of(schedule, Costs())
     if answer.compared:
-        facts = tuple(zip(COLUMNS[1:], cells(measured), strict=True))
+        facts = tuple(zip(columns(measured.costs)[1:], cells(measured), strict=True))
         kept = Fraction(1, measured.stages_a_rank)
         return panel_of(
             schedule, measured.costs, name=entry.name, facts=facts, activation=kept, timeline=measured.timeline

@@ -15,6 +15,7 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
+from compiler.schedules.memory import UNKNOWN, Bytes, parse_bytes
 from runtime.actions import KINDS, Action, Step
 
 PAIR_KINDS = tuple(sorted("".join(sorted(pair)) for pair in combinations_with_replacement(KINDS, 2)))  # BB, BF, …
@@ -39,6 +40,7 @@ class Costs:
     is not there takes the sum of its two actions. `stages`, `ranks` and `micro_batches` are factors of the actions of a
     stage, of a pipeline rank and on a micro-batch; empty means 1 for all. `latency` is what a message takes to the next
     stage on another rank. `keeps` is the share of an activation that is held from the end of its I to the end of its W.
+    `bytes` says what an activation takes, and what ranks hold beside activations.
     """
 
     F: Fraction = Fraction(1)
@@ -51,6 +53,7 @@ class Costs:
     ranks: tuple[Fraction, ...] = ()
     micro_batches: tuple[Fraction, ...] = ()
     keeps: Fraction = Fraction(1)
+    bytes: Bytes = UNKNOWN
 
     def __post_init__(self) -> None:
         assert all(kinds in PAIR_KINDS for kinds, _ in self.pairs), self.pairs
@@ -131,7 +134,7 @@ class Costs:
             return self
         by = Fraction(had, wanted)
         stages = tuple(_share_of(self.stages, by * k, by * (k + 1)) for k in range(wanted if self.stages else 0))
-        return replace(self.longer(by), stages=stages)
+        return replace(self.longer(by), stages=stages, bytes=self.bytes.longer(by))
 
     def longer(self, by: Fraction) -> Costs:
         """Costs of actions that take so many times as long; messages do not."""
@@ -145,6 +148,7 @@ class Costs:
             ("stages", self.stages, num_stages),
             ("ranks", self.ranks, num_ranks),
             ("micro-batches", self.micro_batches, num_micro_batches),
+            ("ranks beside activations", self.bytes.beside[1:] and self.bytes.beside, num_ranks),
         ):
             if weights and count is not None and len(weights) != count:
                 raise ValueError(f"the costs have weights of {len(weights)} {what}, the schedule has {count}")
@@ -205,7 +209,7 @@ def costs_of_json(text: str) -> Costs:
     lanes = isinstance(value, dict) and "lanes" in value
     forms = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
     more: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list}
-    more |= {"latency": Fraction, "keeps": Fraction}
+    more |= {"latency": Fraction, "keeps": Fraction, "bytes": dict}
     table = _object(value, forms | more, "the table")
     one, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
     if missing := {"F", "I", "W"} - one.keys():
@@ -220,6 +224,7 @@ def costs_of_json(text: str) -> Costs:
         ranks=_weights(table.get("ranks", []), "ranks"),
         micro_batches=_weights(table.get("micro_batches", []), "micro_batches"),
         keeps=_share(table.get("keeps", Fraction(1))),
+        bytes=_bytes(table.get("bytes", {})),
     )
 
 
@@ -304,6 +309,21 @@ def _fault(text: str) -> str:
 def _time(value: Any, name: str) -> Fraction:
     if not isinstance(value, Fraction):
         raise ValueError(f"{name[:40]!r} must be a number")
+    return value
+
+
+def _bytes(value: Any) -> Bytes:
+    said = _object(value, {"activation": object, "beside": object}, '"bytes"')
+    beside = said.get("beside", [])
+    each = beside if isinstance(beside, list) else [beside]
+    return Bytes(_amount(said.get("activation", Fraction(0))), tuple(map(_amount, each)))
+
+
+def _amount(value: Any) -> Fraction:
+    if isinstance(value, str):
+        return parse_bytes(value)
+    if not isinstance(value, Fraction):
+        raise ValueError('"bytes" has numbers of bytes, or texts as "80GB"')
     return value
 
 

@@ -20,7 +20,7 @@ class Measured:
     schedule: Schedule
     costs: Costs  # of its actions
     timeline: Timeline
-    cap: Fraction  # activations a rank may hold: what was asked for, or what this schedule holds
+    cap: Fraction  # activations a rank may hold, the one that may most: what was asked for, or this schedule holds
     lower_bound: Fraction  # of every schedule of this placement and these sizes within `cap`
 
     @property
@@ -62,6 +62,12 @@ class Measured:
         return max(self.timeline.peak_activations)
 
     @property
+    def peak_bytes(self) -> tuple[Fraction, ...]:
+        """By rank, the most that it holds, with what is beside activations; () where nobody knows."""
+        held = self.costs.bytes.held(self.timeline.peak_activations)
+        return held if self.costs.bytes.activation else ()
+
+    @property
     def stages_a_rank(self) -> int:
         """Parts into which the model's share of a rank is cut: 1 where a rank has two copies of other stages."""
         return self.schedule.stage_placement.stages_per_rank
@@ -72,16 +78,16 @@ class Measured:
         return self.schedule.stage_placement.copies
 
 
-def measure(schedule: Schedule, costs: Costs, cap: Fraction | None = None) -> Measured:
+def measure(schedule: Schedule, costs: Costs, cap: Fraction | tuple[Fraction, ...] | None = None) -> Measured:
     """Simulate a checked schedule and bound what could be; ScheduleError where its ranks wait in a circle.
 
-    `cap` None: the bound is that of schedules that hold no more than this one.
+    `cap`: of every rank, or one for each. None: the bound is that of schedules that hold no more than this one.
     """
     timeline = simulate(schedule, costs)
     held = max(timeline.peak_activations) if cap is None else cap
     sizes = schedule.stage_placement, schedule.num_ranks, schedule.num_micro_batches, costs
     bound = bound_of_unequal(*sizes) if costs.micro_batches else lower_bound(*sizes, held)
-    return Measured(schedule, costs, timeline, held, bound)
+    return Measured(schedule, costs, timeline, max(held) if isinstance(held, tuple) else held, bound)
 
 
 def _load(schedule: Schedule, costs: Costs, rank: int, stage: int) -> Fraction:

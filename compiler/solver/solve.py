@@ -96,7 +96,8 @@ class _Asked:
 
     def bound(self, placement: StagePlacement, cap: Cap | None) -> Fraction:
         P, N = self.num_ranks, self.num_micro_batches
-        return _lower_bound(placement, P, N, self.costs_on(placement), self.cap_on(placement, cap))
+        of_ranks = self.caps_on(placement, cap) if isinstance(cap, tuple) else self.cap_on(placement, cap)
+        return _lower_bound(placement, P, N, self.costs_on(placement), of_ranks)
 
     def timed(self, origin: str, schedule: Schedule) -> _Found:
         stages = schedule.stage_placement.num_stages(self.num_ranks)

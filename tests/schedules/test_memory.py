@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
+from pathlib import Path
 
 import pytest
 
+from compiler.cli import main
 from compiler.schedules import SCHEDULES
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs, costs_of_json, parse_costs
 from compiler.schedules.measure import measure
+from compiler.schedules.memory import parse_bytes
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, peak_activations, simulate
 from compiler.solver import Solver
 from compiler.solver.exact import prove
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from runtime.actions import actions_of
+from tests.cli.forms import parsed
 from tests.schedules.test_simulate import random_costs
 from tests.schedules.tiny import best_makespan
 
@@ -118,3 +123,48 @@ def test_a_search_uses_the_room_that_an_input_gradient_frees() -> None:
     ]
     assert makespans[1].makespan < makespans[0].makespan
     assert [max(simulate(each.schedule, each.costs).peak_activations) for each in makespans] == [1, 1]
+
+
+# ---------------------------------------------------------------- bytes
+
+TABLE = (
+    '{"F": 1, "I": 1, "W": 1, "keeps": 0.5,'
+    ' "bytes": {"activation": "2GB", "beside": ["34GB", "30GB", "30GB", 33000000000]}}'
+)
+
+
+def test_bytes_become_caps_by_rank() -> None:
+    costs = costs_of_json(TABLE)
+    assert costs.bytes.caps(Fraction(41 * 10**9), 4) == (Fraction(7, 2), Fraction(11, 2), Fraction(11, 2), 4)
+    halves = costs.recut(4, 8)
+    assert halves.bytes.activation == 10**9 and halves.bytes.beside == costs.bytes.beside
+    one_for_all = costs_of_json('{"F": 1, "I": 1, "W": 1, "bytes": {"activation": "1GiB", "beside": 0}}')
+    assert one_for_all.bytes.caps(Fraction(2**31), 3) == (2, 2, 2)
+    with pytest.raises(ValueError, match="rank 0 holds 34GB beside activations, which take 2GB each: use 36GB or more"):
+        costs.bytes.caps(Fraction(35 * 10**9), 4)
+    with pytest.raises(ValueError, match="the costs have weights of 4 ranks beside activations, the schedule has 2"):
+        costs.check(2, 2)
+
+
+@pytest.mark.parametrize("text", ("80", "80 GB", "GB", "1e99GB", "80GB/s", "80Gb"))
+def test_what_is_no_memory_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no amount of memory: write it as 80GB or"):
+        parse_bytes(text)
+
+
+def test_schedules_stay_within_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "memory.json"
+    file.write_text(TABLE)
+    asked = ["schedule", "--ranks", "4", "--micro-batches", "6", "--costs", str(file), "--memory"]
+    assert main([*asked, "41GB", "--compare", "1f1b,auto", "--format", "json"]) == 0
+    value = parsed(capsys.readouterr().out, "compared")
+    named, found = value["schedules"]
+    assert named["fault"] == "1f1b holds 42GB on rank 0: use --memory 42GB or more, or auto"
+    assert found["peak_bytes"] <= 41 * 10**9 == value["memory"] and value["cap"] is None
+    assert main([*asked, "42GB", "--name", "1f1b", "--format", "json"]) == 0
+    value = parsed(capsys.readouterr().out, "simulated")
+    beside = costs_of_json(TABLE).bytes.beside
+    assert value["peak_bytes"] == [held + 2 * 10**9 * (4 - rank) for rank, held in enumerate(beside)]
+    assert replace(costs_of_json(json.dumps(value["costs"])), B=None) == costs_of_json(TABLE)
+    assert main([*asked, "42GB", "--name", "1f1b", "--cap", "9"]) == 2
+    assert "both say what a rank may hold: leave one of them out" in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""Bytes of activations, and those that a rank holds beside them: from a cap in bytes to one in activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from dsl import units
+
+GIGA = 10**9
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What one stage's activation of one micro-batch takes; by rank, what is held beside activations, or one for all.
+
+    `activation` 0: nobody knows.
+    """
+
+    activation: Fraction = Fraction(0)
+    beside: tuple[Fraction, ...] = ()
+
+    def longer(self, by: Fraction) -> Bytes:
+        """Bytes where a stage is so many times as large; what is beside is of the rank, whatever its stages."""
+        return replace(self, activation=self.activation * by)
+
+    def of_rank(self, rank: int) -> Fraction:
+        """What a rank holds beside activations."""
+        return self.beside[rank if len(self.beside) > 1 else 0] if self.beside else Fraction(0)
+
+    def held(self, activations: Sequence[Fraction]) -> tuple[Fraction, ...]:
+        """By rank, the bytes of so many activations and of what is beside them."""
+        return tuple(self.of_rank(rank) + count * self.activation for rank, count in enumerate(activations))
+
+    def caps(self, memory: Fraction, num_ranks: int) -> tuple[Fraction, ...]:
+        """By rank, the activations for which there is room; ValueError where there is none for a single one."""
+        if not self.activation:
+            raise ValueError(
+                "a cap in bytes needs those of an activation: write "
+                '"bytes": {"activation": "2GB", "beside": "30GB"} in a file of costs'
+            )
+        caps = tuple((memory - self.of_rank(rank)) / self.activation for rank in range(num_ranks))
+        if min(caps) < 1:
+            rank = caps.index(min(caps))
+            holds = f"{gigabytes(self.of_rank(rank))} beside activations, which take {gigabytes(self.activation)}"
+            least = max(self.of_rank(rank) for rank in range(num_ranks)) + self.activation
+            raise ValueError(f"rank {rank} holds {holds} each: use {gigabytes(least)} or more")
+        return caps
+
+
+UNKNOWN = Bytes()
+
+
+def parse_bytes(text: str) -> Fraction:
+    """Bytes as a spec writes them, `80GB` or `79.1GiB`; ValueError for what is none."""
+    found = units.quantity(text) if units.NUMBER.fullmatch(text) else None
+    if len(text) > 40 or found is None or found.dimension != (("byte", 1),) or found.value > 10**18:
+        raise ValueError(f"{text[:40]!r} is no amount of memory: write it as 80GB or 79.1GiB")
+    return found.value
+
+
+def gigabytes(value: Fraction) -> str:
+    """Bytes for people, never fewer than they are: 71.25GB."""
+    return f"{float(Fraction(-(-value * 1000 // GIGA), 1000)):g}GB"
