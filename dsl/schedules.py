@@ -122,7 +122,8 @@ FACTS: dict[str, ScheduleFacts] = {
 }
 SEARCHED = ScheduleFacts(
     "searched for: the shortest one found for the costs at hand, under `cap`; two copies of the stages if `pipeline` "
-    "is even, else two stages a rank in the form of a V if there are layers for it",
+    "is even, else two stages a rank in the form of a V if there are layers for it, unless `placement` or `copies` are "
+    "given",
     overlaps=True,
 )
 NAMES = (*FACTS, AUTO)

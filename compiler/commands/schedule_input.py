@@ -118,7 +118,10 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     if args.chunks is not None:
         raise WrongError("--chunks goes with --ranks: of a spec, change `schedule.chunks`", "-s schedule.chunks=4")
     if args.copies is not None or args.placement is not None:
-        raise WrongError("--copies and --placement go with --ranks: the stages of a spec are cut already")
+        raise WrongError(
+            "--copies and --placement go with --ranks: of a spec, change `schedule.copies` and `schedule.placement`",
+            "-s schedule.placement=v",
+        )
     names = () if args.name is None and args.compare is None else _names(args)
     run = run_of(chosen.spec)
     if args.format == "torch-csv" and args.name is None and run.plan.stage_placement == BIDIRECTIONAL:
@@ -128,7 +131,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     costs, stages, unit = (run.costs(), run.num_stages, run.unit) if given is None else (given, None, _unit(args))
     capped = args.cap is not None or args.memory is not None
     cap = args.cap if capped or run.cap is None else Fraction(run.cap)
-    sizes = Sizes(run.num_ranks, run.num_micro_batches, run.chunks, cap, costs, stages)
+    sizes = Sizes(run.num_ranks, run.num_micro_batches, run.chunks, cap, costs, stages, tried=run.tried)
     _check_sizes(args, sizes)
     sizes = sizes.within(args.memory)
     if args.compare is not None:

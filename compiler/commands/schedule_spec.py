@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+from compiler.commands.schedule_tried import ANYTHING, Tried
 from compiler.ir import Plan, Use
 from compiler.lower import Lowering
 from compiler.lower.estimate import rank_times, stage_costs
@@ -15,7 +16,7 @@ from compiler.picture.drawing import Lanes
 from compiler.plan import make_plan
 from compiler.predict.comm_lane import lanes_of
 from compiler.rates.rank_rates import rank_rates
-from compiler.schedules import DEFAULT_CHUNKS
+from compiler.schedules import AUTO, DEFAULT_CHUNKS
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
 from dsl import ramp
@@ -61,6 +62,14 @@ class Run:
     @property
     def cap(self) -> int | None:
         return self.spec.schedule.cap
+
+    @property
+    def tried(self) -> Tried:
+        """What `auto` may try where it is compared with other schedules."""
+        schedule, placement = self.spec.schedule, self.plan.stage_placement
+        if schedule.name != AUTO:
+            return ANYTHING
+        return Tried(None, schedule.copies or 2, placement if schedule.placement else None)
 
     @property
     def layout(self) -> str:

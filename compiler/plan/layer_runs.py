@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from compiler.schedules import DEFAULT_CHUNKS, stage_placement_of
+from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.spec_files import schedule_of_file
-from compiler.stage_placement import StagePlacement
+from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from dsl.schema import Spec
-from dsl.stages import is_folded
+from dsl.stages import fewest_stages_of_rank, is_folded, is_mirrored
 
 Cost = tuple[int, ...]  # nanoseconds on each lane that goes on at the same time; a load is the largest of its sums
 Runs = tuple[tuple[int, int], ...]  # (begin, end) of the layers of each stage
@@ -26,7 +26,9 @@ def stage_placement_of_spec(spec: Spec) -> StagePlacement:
         return schedule.stage_placement
     name, chunks = spec.schedule.name, spec.schedule.chunks
     assert name is not None
-    return stage_placement_of(name, spec.parallel.pipeline, chunks or DEFAULT_CHUNKS, is_folded(spec))
+    if name != AUTO:
+        return SCHEDULES[name].stage_placement(chunks or DEFAULT_CHUNKS)
+    return BIDIRECTIONAL if is_mirrored(spec) else V if is_folded(spec) else loop(fewest_stages_of_rank(spec.schedule))
 
 
 @dataclass(frozen=True)

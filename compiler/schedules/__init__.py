@@ -1,7 +1,7 @@
 """Pipeline schedules: pure functions from sizes to a `Schedule`, one file each, and the table of them.
 
 What is known of a schedule before it is made is its row in `dsl.schedules`. `auto` is in neither table: it is solved
-for (compiler/solver), on the placement that `stage_placement_of` says.
+for (compiler/solver), on the placement that `stage_placement_of_spec` says.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from compiler.schedules.vmin import vmin
 from compiler.schedules.zb1p import zb1p
 from compiler.schedules.zbh2 import zbh2
 from compiler.schedules.zbv import zbv, zbv_both_ways
-from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
+from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from dsl.schedules import AUTO, DEFAULT_CHUNKS, FACTS, ScheduleFacts
 
-__all__ = ["AUTO", "DEFAULT_CHUNKS", "SCHEDULES", "NamedSchedule", "schedule_of", "stage_placement_of", "stand_in"]
+__all__ = ["AUTO", "DEFAULT_CHUNKS", "SCHEDULES", "NamedSchedule", "schedule_of", "stand_in"]
 
 MAKERS: dict[str, Callable[..., Schedule]] = {  # of (num_ranks, num_micro_batches), and chunks where a run chooses them
     "gpipe": gpipe,
@@ -71,16 +71,6 @@ class NamedSchedule:
 
 
 SCHEDULES: dict[str, NamedSchedule] = {name: NamedSchedule(FACTS[name], make) for name, make in MAKERS.items()}
-
-
-def stage_placement_of(name: str, num_ranks: int, chunks: int = DEFAULT_CHUNKS, folded: bool = True) -> StagePlacement:
-    """Where the stages are under a schedule of the language.
-
-    `auto` mirrors the stages where it can, P being even; else it folds them, two a rank, if there are so many.
-    """
-    if name == AUTO:
-        return BIDIRECTIONAL if num_ranks % 2 == 0 else V if folded else ONE_STAGE
-    return SCHEDULES[name].stage_placement(chunks)
 
 
 def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Schedule:

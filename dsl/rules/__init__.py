@@ -143,7 +143,11 @@ RULES: tuple[Row, ...] = (
         ("parallel.layout", "parallel.pipeline", "schedule", f"{LAYERS}.first", f"{LAYERS}.last", "model.mtp.depth"),
         parallel.layout_is_of_the_model,
     ),
-    (tuple(f"schedule.{key}" for key in ("name", "file", "chunks", "cap")), parallel.options_of_schedules),
+    (
+        tuple(f"schedule.{key}" for key in ("name", "file", "chunks", "cap", "placement", "copies")),
+        parallel.options_of_schedules,
+    ),
+    (("schedule.placement", "schedule.copies", "schedule.name"), parallel.copies_are_placed),
     (("parallel.placement", "parallel.expert", f"{LAYERS}.ffn.experts"), parallel.placement_has_experts),
     (
         (

@@ -116,12 +116,15 @@ def _fits(spec: Spec) -> bool:
 
 def even_pipeline(spec: Spec) -> Iterator[Finding]:
     """A schedule that feeds the pipeline from both ends has stages r and P−1−r on rank r."""
-    pipeline = spec.parallel.pipeline
-    if facts_of(spec.schedule.name).even and pipeline % 2:
-        message = f"{spec.schedule.name} needs an even pipeline, pipeline = {pipeline} is odd"
+    pipeline, name = spec.parallel.pipeline, spec.schedule.name
+    placed = name == AUTO and spec.schedule.placement == "bidirectional"
+    if (facts_of(name).even or placed) and pipeline % 2:
+        who = "placement = bidirectional" if placed else name
+        message = f"{who} needs an even pipeline, pipeline = {pipeline} is odd"
         even = f"write `pipeline = {pipeline - 1}`, or " if pipeline > 1 else "write "
-        hint = f"{even}`schedule {{ name = {PLAIN} }}`"
-        yield Finding("E0804", message, "parallel.pipeline", hint, (("the schedule", "schedule.name"),))
+        hint = f"{even}{'`placement = v`' if placed else f'`schedule {{ name = {PLAIN} }}`'}"
+        note = ("the placement", "schedule.placement") if placed else ("the schedule", "schedule.name")
+        yield Finding("E0804", message, "parallel.pipeline", hint, (note,))
 
 
 def one_schedule(spec: Spec) -> Iterator[Finding]:
@@ -135,18 +138,35 @@ def one_schedule(spec: Spec) -> Iterator[Finding]:
 
 
 def options_of_schedules(spec: Spec) -> Iterator[Finding]:
-    """Chunks are of schedules that let a run choose them, a cap is for the search."""
-    name, chunks, cap = spec.schedule.name, spec.schedule.chunks, spec.schedule.cap
-    for key, value, readers, reads in (
-        ("chunks", chunks, CHUNKED, facts_of(name).is_chunked),
-        ("cap", cap, (AUTO,), name == AUTO),
+    """Chunks are of schedules that let a run choose them; a cap, a placement and copies are for the search."""
+    schedule, searched = spec.schedule, spec.schedule.name == AUTO
+    chunked = facts_of(schedule.name).is_chunked or (searched and schedule.placement == "loop")
+    for key, readers, reads in (
+        ("chunks", CHUNKED, chunked),
+        ("cap", (AUTO,), searched),
+        ("placement", (AUTO,), searched),
+        ("copies", (AUTO,), searched),
     ):
-        if value is not None and not reads:
-            who = f"schedule {name}" if name is not None else "a schedule of a file"
-            message = f"{key} = {value} is for {in_words(readers)}; {who} does not read it"
-            hint = f"remove `{key}`, or write `name = {readers[0]}`"
-            notes = (("the schedule", "schedule.name" if name is not None else "schedule.file"),)
-            yield Finding("E0814", message, f"schedule.{key}", hint, notes)
+        value = getattr(schedule, key)
+        if value is None or reads:
+            continue
+        named = schedule.name is not None
+        message = (
+            f"{key} = {value} is for {in_words(readers)}; "
+            f"{f'schedule {schedule.name}' if named else 'a schedule of a file'} does not read it"
+        )
+        other = "placement = loop" if searched else f"name = {readers[0]}"
+        notes = (("the schedule", "schedule.name" if named else "schedule.file"),)
+        yield Finding("E0814", message, f"schedule.{key}", f"remove `{key}`, or write `{other}`", notes)
+
+
+def copies_are_placed(spec: Spec) -> Iterator[Finding]:
+    """Both directions of a pipeline need two copies of each stage."""
+    schedule = spec.schedule
+    if schedule.name == AUTO and schedule.placement == "bidirectional" and schedule.copies == 1:
+        message = "copies = 1, and placement = bidirectional has two copies of every stage"
+        note = ("the placement", "schedule.placement")
+        yield Finding("E0814", message, "schedule.copies", "remove `copies`, or write `placement = v`", (note,))
 
 
 def batch_is_of_micro_batches(spec: Spec) -> Iterator[Finding]:
@@ -245,7 +265,8 @@ def stages_have_layers(spec: Spec) -> Iterator[Finding]:
         each = f", {per_rank} on each of {spec.parallel.pipeline} ranks," if per_rank > 1 else ""
         message = f"{stages} stages{each} for {layers} layers, of which only the first and the last may have none"
         most = (layers + 2) // per_rank
-        most -= most % facts_of(spec.schedule.name).multiple if most > 1 else 0
+        even = facts_of(spec.schedule.name).even or spec.schedule.placement == "bidirectional"
+        most -= most % 2 if even and most > 1 else 0
         hint = f"write `pipeline = {most}`" if most else f"write `schedule {{ name = {PLAIN} }}`"
         yield Finding("E0808", message, "parallel.pipeline", hint)
 

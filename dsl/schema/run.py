@@ -40,7 +40,12 @@ class Schedule(Node):
     ] = None
     chunks: Annotated[
         int | None,
-        Field(ge=2, le=MAX_CHUNKS, description=f"stages a rank has, of {in_words(CHUNKED)}", examples=["chunks = 2"]),
+        Field(
+            ge=2,
+            le=MAX_CHUNKS,
+            description=f"stages a rank has, of {in_words(CHUNKED)}, and of {AUTO} with `placement = loop`",
+            examples=["chunks = 2"],
+        ),
         Derived(f"{DEFAULT_CHUNKS} under {in_words(CHUNKED)}, else none"),
     ] = None
     cap: Annotated[
@@ -52,6 +57,23 @@ class Schedule(Node):
             f"of {AUTO}; each is that of 1/pipeline of the model",
             examples=["cap = 9"],
         ),
+    ] = None
+    placement: Annotated[
+        Literal["v", "loop", "bidirectional"] | None,
+        Field(description=f"where the stages are that {AUTO} orders", examples=["placement = v"]),
+        Choices(
+            {
+                "v": "two stages a rank, r and 2P-1-r",
+                "loop": "stage s on rank s mod P: one stage a rank, or `chunks` of them",
+                "bidirectional": "one stage a rank, and a second copy of it on rank P-1-r",
+            }
+        ),
+        Quiet(),
+    ] = None
+    copies: Annotated[
+        int | None,
+        Field(ge=1, le=2, description=f"most ranks that hold a stage, of {AUTO}", examples=["copies = 1"]),
+        Quiet(),
     ] = None
     file: Annotated[
         str | None,

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES, schedule_of, stage_placement_of, stand_in
+from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES, schedule_of, stand_in
 from compiler.schedules.costs import Costs
 from compiler.schedules.interleaved import group_sizes
 from compiler.schedules.simulate import Timeline, simulate
@@ -283,17 +283,11 @@ def test_every_phase_runs_on_the_stages_of_the_plan(name: str, ranks: int) -> No
         schedule = schedule_of(name, ranks, micro_batches)
         schedule.check()
         simulate(schedule, UNIT)
-        assert stage_placement_of(name, ranks).supports(schedule.stage_placement, ranks)
+        placement = SCHEDULES[name].stage_placement()
+        assert placement.supports(schedule.stage_placement, ranks)
         is_few = micro_batches < SCHEDULES[name].facts.fewest * ranks
         other = {BIDIRECTIONAL: "zbv", V: "zbv", ONE_STAGE: "zb1p"}
-        assert schedule.name == (other[stage_placement_of(name, ranks)] if is_few else name), "and its name says so"
-
-
-def test_storage_of_auto() -> None:
-    """Mirrored where there is a mirror, else folded where there are layers for it."""
-    for folded, placement in ((True, V), (False, ONE_STAGE)):
-        assert {stage_placement_of(AUTO, ranks, folded=folded) for ranks in (1, 3, 7)} == {placement}
-        assert {stage_placement_of(AUTO, ranks, folded=folded) for ranks in (2, 4, 16)} == {BIDIRECTIONAL}
+        assert schedule.name == (other[placement] if is_few else name), "and its name says so"
 
 
 def test_the_language_has_the_same_names() -> None:

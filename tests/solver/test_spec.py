@@ -45,6 +45,30 @@ def test_each_size_of_a_ramp_has_its_own_schedule(tmp_path: Path) -> None:
     assert {schedule.name for schedule in trained} == {"auto"}
 
 
+@pytest.mark.parametrize(
+    ("ranks", "keys", "placement"),
+    [
+        (2, ("copies=1",), "v"),
+        (2, ("copies=2",), "bidirectional"),
+        (2, ("placement=bidirectional",), "bidirectional"),
+        (2, ("placement=v",), "v"),
+        (2, ("placement=loop",), "loop(1)"),
+        (2, ("placement=loop", "chunks=3"), "loop(3)"),
+        (3, ("placement=loop",), "loop(1)"),
+        (3, ("placement=loop", "chunks=2", "copies=1"), "loop(2)"),
+        (1, ("placement=loop", "chunks=2"), "loop(2)"),
+    ],
+)
+def test_a_run_says_where_its_stages_are(ranks: int, keys: tuple[str, ...], placement: str) -> None:
+    sizes = (f"cluster.node.devices={ranks}", f"parallel.pipeline={ranks}", "parallel.expert=1", "train.batch=8")
+    spec = load(QUICKSTART, overrides=[*sizes, "schedule.name=auto", *(f"schedule.{key}" for key in keys)])
+    lowered = lower_spec(spec)
+    assert str(lowered.plan.stage_placement) == placement
+    assert {str(schedule.stage_placement) for schedule in lowered.schedules.values()} == {placement}
+    assert {schedule.name for name, schedule in lowered.schedules.items() if name.startswith("train")} == {"auto"}
+    assert lowered.certificates.keys() == lowered.schedules.keys()
+
+
 THREE = ("cluster.node.devices=3", "parallel.pipeline=3", "parallel.expert=1", "schedule.name=auto")
 
 
