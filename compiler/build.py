@@ -128,7 +128,10 @@ class _Emission:
             for file in (kernel, *(each.kernel for each in of_few_bits.values()))
             if file
         }
-        return files | {f"program/{name}.json": program_json(p) for name, p in lowered.programs.items()}
+        orders = lowered.micro_batch_orders
+        return files | {
+            f"program/{name}.json": program_json(p, orders.get(name, ())) for name, p in lowered.programs.items()
+        }
 
     def _segment_files(self) -> dict[str, str]:
         files = {}

@@ -13,6 +13,7 @@ from compiler.lower.scheduler import Progress, Scheduler
 from compiler.plan import make_plan
 from compiler.plan.blocks import held
 from compiler.predict.memory_state import proven_memories
+from compiler.predict.micro_batch_order import micro_batch_orders
 from compiler.proof import Certificate, Prover
 from compiler.proof.start import check_start
 from compiler.rates.rank_rates import rank_rates
@@ -36,6 +37,7 @@ class Lowered:
     certificates: Mapping[str, Certificate]
     openings: tuple[Opening, ...]  # the channels of all ranks, in the order in which they are opened
     memories: tuple[Memory, ...]  # of a device of every pipeline rank, at the peak of the fullest of the programs
+    micro_batch_orders: Mapping[str, tuple[int, ...]]  # by program, where micro-batches go by their cost
 
     @property
     def plan(self) -> Plan:
@@ -74,4 +76,5 @@ def lower_spec(
     openings = opening_order(plan, programs.values())
     check_start(plan, openings, programs.values())
     memories = proven_memories(spec, plan, certificates.values())
-    return Lowered(lowering, batches, num_steps, schedules, programs, certificates, openings, memories)
+    ordered = micro_batch_orders(spec, lowering, schedules)
+    return Lowered(lowering, batches, num_steps, schedules, programs, certificates, openings, memories, ordered)

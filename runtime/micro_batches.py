@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -30,6 +30,27 @@ class DocumentSource(Source, Protocol):
     """Samples that say where in them the document of each token begins."""
 
     def starts(self, index: int) -> np.ndarray: ...
+
+
+@runtime_checkable
+class WeighedSource(DocumentSource, Protocol):
+    """Samples that say how much attention computes for them: how many pairs of tokens see each other."""
+
+    def seen(self, index: int) -> int: ...
+
+
+def by_cost(source: Source, samples: Indices, order: Sequence[int]) -> Indices:
+    """The samples of a step, put so that those of one micro-batch of all data ranks cost attention about the same.
+
+    `order`: at each position of the schedule, the rank of its micro-batch among all, the cheapest being 0. It is a
+    function of the samples alone, so every rank of a run finds the same. Every second micro-batch has them in falling
+    order, so that no data rank has the dearest of each.
+    """
+    assert isinstance(source, WeighedSource), source
+    seen = np.array([source.seen(int(index)) for index in samples])
+    ranked = samples[np.argsort(seen, kind="stable")].reshape(len(order), -1)
+    ranked[1::2] = ranked[1::2, ::-1].copy()
+    return ranked[list(order)].reshape(-1)
 
 
 def unravel(column: int, mesh: contract.Mesh) -> tuple[int, int, int]:

@@ -27,7 +27,7 @@ from runtime.contract import Collective, Program
 from runtime.contract.mesh import Columns, columns_with
 from runtime.executor import Board, Executor
 from runtime.ledger import Ledger
-from runtime.micro_batches import Indices, Source, micro_batches
+from runtime.micro_batches import Indices, Source, by_cost, micro_batches
 from runtime.offload import Staging
 from runtime.ops.wide import wide_dtype
 from runtime.optimizers import update_of
@@ -222,9 +222,9 @@ class Trainer:
         size = len(samples)
         dp, micro_batch = self.plan.mesh.dp, self.plan.train.micro_batch
         count = size // (dp * micro_batch)
-        self.executor.data = self._load(source, samples)
         self.program = f"{kind}_{count}"
         program = self.programs[self.program]
+        self.executor.data = self._load(source, by_cost(source, samples, program.order) if program.order else samples)
         targets, mtp_targets = self._collect(program.prologue, {"targets": self._count_targets})["targets"]
         counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": torch.tensor(size, device=self.device)}
         self.executor.constants = self._tangents(counts)

@@ -133,8 +133,8 @@ def _bias(replica: Replica) -> contract.Bias:
     return contract.Bias(replica.name, replica.shape, tuple(replica.holders))
 
 
-def program_json(program: Program) -> str:
-    """The program as the runtime reads it: the calls of each pipeline rank."""
+def program_json(program: Program, order: tuple[int, ...] = ()) -> str:
+    """The program as the runtime reads it: the calls of each pipeline rank. `order`: of micro-batches by cost."""
     ranks = tuple(
         tuple([contract.Call(body, ks, _ends(posts), _ends(releases)) for body, ks, posts, releases in invocations])
         for invocations in program.invocations
@@ -146,7 +146,7 @@ def program_json(program: Program) -> str:
     )
     reductions = tuple(tuple(contract.Reduction(*each) for each in row) for row in program.reductions)
     count = program.num_micro_batches
-    lists = prologue, epilogue, update, reductions
+    lists = prologue, epilogue, update, reductions, order
     return contract.Program(program.name, count, placement, ranks, *lists).to_json()
 
 

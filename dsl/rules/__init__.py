@@ -148,6 +148,7 @@ RULES: tuple[Row, ...] = (
         parallel.options_of_schedules,
     ),
     (("schedule.placement", "schedule.copies", "schedule.name"), parallel.copies_are_placed),
+    (("schedule.order", "data.chat", "data.documents"), data.micro_batches_differ),
     (("parallel.placement", "parallel.expert", f"{LAYERS}.ffn.experts"), parallel.placement_has_experts),
     (
         (

@@ -42,3 +42,11 @@ def documents_reach_attention(spec: Spec) -> Iterator[Finding]:
             note = (("tokens see all documents of their sequence here", path),)
             yield Finding("E1007", message, key, f"write `{hint}`", note)
             return
+
+
+def micro_batches_differ(spec: Spec) -> Iterator[Finding]:
+    """Where each token sees all of its sequence, all sequences cost the same, and have no order by cost."""
+    if spec.schedule.order == "cost" and not spec.data.masks_documents:
+        message = "order = cost: a token sees all before it in its sequence, so all micro-batches cost the same"
+        key, edit = ("data.chat", "chat { pack = true }") if spec.data.chat else ("data", "documents = masked")
+        yield Finding("E0814", message, "schedule.order", f"remove `order`, or write `{edit}`", (("the data", key),))

@@ -75,6 +75,17 @@ class Schedule(Node):
         Field(ge=1, le=2, description=f"most ranks that hold a stage, of {AUTO}", examples=["copies = 1"]),
         Quiet(),
     ] = None
+    order: Annotated[
+        Literal["drawn", "cost"],
+        Field(description="which micro-batch of a step goes first", examples=["order = cost"]),
+        Choices(
+            {
+                "drawn": "they go as their samples are drawn",
+                "cost": "they go as is best for the schedule, by what attention computes for their documents",
+            }
+        ),
+        Quiet(),
+    ] = "drawn"
     file: Annotated[
         str | None,
         FilePath(),

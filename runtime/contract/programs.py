@@ -58,6 +58,8 @@ class Program:
 
     `prologue`: before the first call; `epilogue`: after the last one; `update`: with the update of the weights;
     `reductions`: what each pipeline rank starts to sum between its calls, nothing where a program does not train.
+    `order`: at each position, how many micro-batches of a step cost less than the one that goes there; empty where they
+    go in the order of the data.
     """
 
     schedule: str
@@ -68,6 +70,7 @@ class Program:
     epilogue: tuple[Collective, ...]
     update: tuple[Collective, ...]
     reductions: tuple[tuple[Reduction, ...], ...]
+    order: tuple[Amount, ...] = ()
 
     @staticmethod
     def from_json(text: str | bytes) -> Program:
@@ -91,6 +94,7 @@ class Program:
             f' "ranks": [\n{rows}\n ]',
             *(_listed(name, getattr(self, name)) for name in ("prologue", "epilogue", "update")),
             _reductions(self.reductions),
+            *([f' "order": {json.dumps(self.order)}'] if self.order else []),
         ]
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -121,6 +125,8 @@ def check_programs(plan: Plan, programs: Mapping[str, Program]) -> None:
     for name, program in programs.items():
         fits = len(program.ranks) == plan.mesh.pp and name.endswith(f"_{program.micro_batches}")
         demand(fits and program.placement == plan.placement, f"program/{name}.json: its sizes")
+        ordered = plan.data.masks_documents and sorted(program.order) == [*range(program.micro_batches)]
+        demand(ordered or not program.order, f"program/{name}.json: its order")
 
 
 class Exchanged(NamedTuple):

@@ -63,6 +63,13 @@ class Samples:
         documents = np.searchsorted(self.reader.starts, tokens, "right") - 1
         return np.maximum(self.reader.starts[documents] - first, 0)
 
+    def seen(self, index: int) -> int:
+        """How many pairs of a token and one that it sees the sequence of sample `index` has."""
+        first = self.window(index) * self.sequence
+        end = first + self.sequence
+        a, b = np.searchsorted(self.reader.starts, (first + 1, end))
+        return _pairs(np.diff([first, *self.reader.starts[a:b], end]))
+
 
 class Survey:
     """The rows of one split of conversations, and what becomes of each under a sequence: it is a sample, or in one with
@@ -168,6 +175,16 @@ class RowSamples:
         ends = np.cumsum(sizes)
         sizes = np.append(sizes, self.sequence + self.extra - ends[-1])
         return np.repeat(np.insert(ends, 0, 0), sizes)
+
+    def seen(self, index: int) -> int:
+        """How many pairs of a token and one that it sees the sequence of sample `index` has. Padding is as a row."""
+        sizes = np.minimum(self.survey.reader.sizes[self.rows(self.window(index))], self.sequence)
+        return _pairs(np.append(sizes, self.sequence - sizes.sum()))
+
+
+def _pairs(lengths: npt.NDArray[np.int64]) -> int:
+    """Pairs of a token and itself or one before it, in documents of these lengths."""
+    return int((lengths * (lengths + 1) // 2).sum())
 
 
 def samples_of(

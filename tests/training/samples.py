@@ -26,6 +26,10 @@ class RandomSamples:
         begins[0] = True
         return np.maximum.accumulate(begins * np.arange(self.sequence + 2))
 
+    def seen(self, index: int) -> int:
+        """Pairs of a token of the sequence and one that it sees."""
+        return int((np.arange(self.sequence) - self.starts(index)[: self.sequence] + 1).sum())
+
 
 def weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """Norms around one, biases wide enough to change choices, the rest of the size that keeps activations alive."""

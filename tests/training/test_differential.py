@@ -229,22 +229,24 @@ def test_training_other_models_equals_autograd(
     check(tmp_path, segments, specs, pp * dp)
 
 
-# As above: latent and grouped attention with experts and MTP, a window with sinks, a rotation in front of attention.
+# As above: latent and grouped attention with experts and MTP, a window with sinks, a rotation in front of attention;
+# micro-batches as they are drawn, and by what their documents cost.
 DOCUMENTS = [
-    ("v3", "dualpipe", 2, 2, 2, 0),
-    ("llama", "1f1b", 1, 1, 1, 0),
-    ("everything", "1f1b", 1, 1, 2, 1),
-    ("yarn", "zbv", 2, 1, 2, 1),
+    ("v3", "dualpipe", 2, 2, 2, 0, "cost"),
+    ("llama", "1f1b", 1, 1, 1, 0, "drawn"),
+    ("everything", "1f1b", 1, 1, 2, 1, "drawn"),
+    ("yarn", "zbv", 2, 1, 2, 1, "cost"),
 ]
 
 
-@pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero"), DOCUMENTS)
+@pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero", "order"), DOCUMENTS)
 def test_training_on_documents_that_see_themselves_alone(
-    tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+    tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int, order: str
 ) -> None:
-    """The reference has attention on each document by itself."""
-    specs = {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, documents="masked")}
-    check(tmp_path, segments, specs, pp * dp)
+    """The reference has attention on each document by itself, and all samples of a step in one batch."""
+    chosen = spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, documents="masked")
+    chosen = chosen.model_copy(update={"schedule": chosen.schedule.model_copy(update={"order": order})})
+    check(tmp_path, segments, {"only": chosen}, pp * dp)
 
 
 def compare(

@@ -1,0 +1,54 @@
+"""Which micro-batch of a step goes where in its schedule, where documents make them cost differently.
+
+What a micro-batch costs is known when its samples are: a sequence of short documents has little attention. The plan
+knows how much that can be: all of attention, whose share of a step's FLOPs is counted. So the order is searched for
+costs that lie evenly between none of attention and all of it, and says of each position the rank of its micro-batch
+among those of the step. The runtime ranks them (runtime/micro_batches.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+
+from compiler.lower import Lowering
+from compiler.lower.estimate import stage_costs
+from compiler.predict.flops import flops_per_token
+from compiler.schedules.schedule import Schedule
+from dsl.schema import Spec
+
+_EFFORT = 0.1  # of the search for the largest batch: a second or two; others take the best of its starts
+
+
+def weights_between(share: float, count: int) -> tuple[Fraction, ...]:
+    """Weights of micro-batches, ascending: evenly from all but this share of a step to all of it, to a thousandth."""
+    least, gap = 1 - share, share / max(1, count - 1)
+    return tuple(Fraction(max(1, round(1000 * (least + gap * k))), 1000) for k in range(count))
+
+
+def attention_share(lowering: Lowering) -> float:
+    """The attention core's part of the FLOPs of a step."""
+    plan = lowering.plan
+    flops = flops_per_token([step for stage in plan.stages for step in stage.steps], 1)
+    return (flops.full - flops.causal) / flops.causal
+
+
+def micro_batch_orders(spec: Spec, lowering: Lowering, schedules: Mapping[str, Schedule]) -> dict[str, tuple[int, ...]]:
+    """By program, the rank of the micro-batch at each position, the cheapest being 0; none where they go as drawn."""
+    trained = {name: each for name, each in schedules.items() if name.startswith("train")}
+    if spec.schedule.order != "cost":
+        return {}
+    if spec.parallel.pipeline == 1:  # one rank takes as long in any order
+        return {name: tuple(range(each.num_micro_batches)) for name, each in trained.items()}
+    from compiler.schedules.order import best_order  # it brings numpy
+
+    costs, share = stage_costs(lowering), attention_share(lowering)
+    costs = replace(costs, stages=tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages))
+    largest = max(each.num_micro_batches for each in trained.values())
+    found = {}
+    for name, schedule in trained.items():
+        weights = weights_between(share, schedule.num_micro_batches)
+        effort = _EFFORT if schedule.num_micro_batches == largest else 0.0
+        found[name] = tuple(best_order(schedule, replace(costs, micro_batches=weights), effort))
+    return found
