@@ -297,9 +297,6 @@ def test_bad_sizes_say_what_to_change(
         ((QUICK, "--compare", ""), "unknown schedule ''"),
         ((QUICK, "--compare", "1f1b", "--name", "1f1b"), "leave --name out"),
         ((QUICK, "--chunks", "3"), "change `schedule.chunks`"),
-        ((*EIGHT, "--compare", "auto,zbv", "--format", "torch-csv"), "--format torch-csv is of one schedule"),
-        ((QUICK, "--compare", "auto", "--format", "torch-csv"), "torch-csv is of one schedule: leave --compare out"),
-        ((*DUALPIPE, "--format", "megatron-layout"), "a layout is of a model's layers: name a SPEC"),
         ((QUICK, "--cap", "1", "--name", "dualpipe"), "--cap 3 or more"),
     ],
 )

@@ -90,3 +90,16 @@ def test_both_ends_are_refused_for_torch_before_a_search(capsys: Captured) -> No
     run = ["specs/quickstart.dsc", "-s", "schedule.name=auto", "-s", "parallel.pipeline=2"]
     assert main(["schedule", *run, "--format", "torch-csv"]) == 2
     assert "torch has no bidirectional placement: use dualpipev" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--compare", "auto,zbv", *SIZES, "--format", "torch-csv"], "--format torch-csv is of one schedule"),
+        (["specs/quickstart.dsc", "--compare", "auto", "--format", "torch-csv"], "leave --compare out"),
+        (["--name", "auto", *SIZES, "--format", "megatron-layout"], "a layout is of a model's layers: name a SPEC"),
+    ],
+)
+def test_a_format_of_one_schedule_is_refused_before_a_search(words: list[str], said: str, capsys: Captured) -> None:
+    assert main(["schedule", *words]) == 2
+    assert said in capsys.readouterr().err
