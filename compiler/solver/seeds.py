@@ -103,10 +103,10 @@ def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def capped(problem: Problem) -> Slots:
-    """1f1b of one chunk under any cap: a rank starts with no more forwards than it may hold."""
+    """1f1b of one chunk under any cap: a rank starts with no more forwards than it and those before it may hold."""
     rows = []
     for rank in range(problem.num_ranks):
-        warm_up = min(problem.room[rank], problem.num_ranks - rank, problem.count) - 1
+        warm_up = min(*problem.room[: rank + 1], problem.num_ranks - rank, problem.count) - 1
         rows.append((F,) * warm_up + (F, B) * (problem.count - warm_up) + (B,) * warm_up)
     return tuple(rows)
 

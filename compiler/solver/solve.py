@@ -96,8 +96,8 @@ class _Asked:
 
     def bound(self, placement: StagePlacement, cap: Cap | None) -> Fraction:
         P, N = self.num_ranks, self.num_micro_batches
-        of_ranks = self.caps_on(placement, cap) if isinstance(cap, tuple) else self.cap_on(placement, cap)
-        return _lower_bound(placement, P, N, self.costs_on(placement), of_ranks)
+        caps = None if cap is None else self.caps_on(placement, cap)
+        return _lower_bound(placement, P, N, self.costs_on(placement), caps)
 
     def timed(self, origin: str, schedule: Schedule) -> _Found:
         stages = schedule.stage_placement.num_stages(self.num_ranks)
@@ -358,10 +358,11 @@ def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, .
     if 2 * problem.num_rows * problem.num_chunks * count > _MOST_ACTIONS or problem.num_chunks > MOST_CHUNKS:
         return None
 
+    caps = tuple(Fraction(problem.caps[problem.row_of(rank)], problem.whole) for rank in range(P))
+
     @cache
     def bound(count: int) -> int:
-        most = Fraction(max(problem.caps), problem.whole)
-        least = _lower_bound(placement, P, resized(problem, count).num_micro_batches, costs, most)
+        least = _lower_bound(placement, P, resized(problem, count).num_micro_batches, costs, caps)
         return math.ceil(least / problem.unit)
 
     key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort)

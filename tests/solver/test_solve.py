@@ -246,6 +246,12 @@ def test_the_bound_is_that_of_the_placement_and_the_cap() -> None:
     assert found.lower_bound == lower_bound(BIDIRECTIONAL, 4, 8, PAIRED, 5)
 
 
+def test_the_bound_knows_the_cap_of_each_rank() -> None:
+    caps = (1, 3, 3, 3)  # the first rank alone sets the pace
+    bounds = [Solver(Costs(), cap, effort=LEAST).solve_on(ONE_STAGE, 4, 8).lower_bound for cap in (caps, 3)]
+    assert bounds[0] == lower_bound(ONE_STAGE, 4, 8, Costs(), caps) > 2 * bounds[1]
+
+
 def test_without_a_cap_a_rank_holds_as_much_as_under_dualpipe() -> None:
     assert default_cap(8) == max(peak_activations(SCHEDULES["dualpipe"].generate(8, 16)))
 
