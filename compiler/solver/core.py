@@ -9,6 +9,7 @@ from itertools import islice
 from compiler.solver.anneal import anneal
 from compiler.solver.cycle import Period, marked, unrolled
 from compiler.solver.exact_period import has_or_tools, shortest
+from compiler.solver.filled import anneal_filled, filled, fills_pauses
 from compiler.solver.line import FIXED
 from compiler.solver.periods import COPIES, makespan_of, stretched, with_periods
 from compiler.solver.problem import Problem, resized
@@ -18,14 +19,16 @@ from compiler.solver.waves import waves
 
 Report = Callable[[float], None]  # told the share of the work that is done
 Bound = Callable[[int], int]  # by count: no slots end sooner
+_Heats = tuple[tuple[float, float], ...]  # at the start and at the end of a run, in F
 # Work is counted in microseconds of one core of 2024 by what is done, so that no clock decides what is found.
 _WORK_A_SLOT, _LEAST_WORK, _MOST_WORK = 60_000, 300_000, 15_000_000
 _STEADY = 0.25  # share of the work for a better steady state, where that of the starts is not at the bound
 _FIRST_ROUND = 0.65  # share of the rest
 _RUN = 12_000  # work a slot of a run of the first round: shorter ones end high, longer ones are too few
 _KEPT, _WORTH = 3, 1.02  # starts of the first round: so many, of at most so much of the best one's makespan
-_HEATS = ((0.2, 0.02), (0.1, 0.1), (0.1, 0.01), (0.05, 0.02))  # at the start and at the end of a run, in F
-_LAST_HEATS = ((0.05, 0.01), (0.1, 0.02))
+_HEATS: _Heats = ((0.2, 0.02), (0.1, 0.1), (0.1, 0.01), (0.05, 0.02))
+_LAST_HEATS: _Heats = ((0.05, 0.01), (0.1, 0.02))
+_FILLED_HEATS: _Heats = ((0.4, 0.04), (0.3, 0.02))  # of the first round where W fill pauses
 _WAVES = 8  # of those found, the shortest
 _EXACT_WORK, _EXACT_SIZE = 2.0, 32  # deterministic seconds for the shortest period, and chunks of all rows at most
 _DOZENS, _FEW = 0.05, 3  # an effort that is worth starts by the dozen, and how many greedy ones another has
@@ -66,14 +69,16 @@ def solve_core(
     best = starts[0]
     goal = bound(best.problem.count)
     pool = list(dict.fromkeys(core.slots for core in starts if core.value <= _WORTH * best.value))[:_KEPT]
-    runs = max(1, round(_FIRST_ROUND * work / (_RUN * size)))
-    rounds = ((runs, _FIRST_ROUND, _HEATS), (len(_LAST_HEATS), 1 - _FIRST_ROUND, _LAST_HEATS))
+    runs, heats, walk = max(1, round(_FIRST_ROUND * work / (_RUN * size))), _HEATS, anneal
+    if fills_pauses(best.problem):
+        runs, heats, walk = len(_FILLED_HEATS), _FILLED_HEATS, anneal_filled
+    rounds = ((runs, _FIRST_ROUND, heats, walk), (len(_LAST_HEATS), 1 - _FIRST_ROUND, _LAST_HEATS, anneal))
     seed, done = 0, 0.0
-    for runs, share, heats in rounds:
+    for runs, share, heats, walk in rounds:
         found: list[Core] = []
         for run in range(runs):
             seed, start, heat = seed + 1, pool[run % len(pool)], heats[run % len(heats)]
-            slots = anneal(best.problem, start, work * share / runs, heat, seed, goal).slots
+            slots = walk(best.problem, start, work * share / runs, heat, seed, goal).slots
             core = _core("search", best.problem, slots)
             assert core is not None
             found.append(core)
@@ -99,8 +104,17 @@ def _starts(problem: Problem, periodic: bool, bound: Bound, effort: float) -> It
         if not periodic and any(core.value <= bound(problem.count) for core in found):
             return
         more = list(make(problem, periodic, effort))
+        more += list(_with_filled_pauses(more))
         yield from more
         found += more
+
+
+def _with_filled_pauses(cores: Sequence[Core]) -> Iterator[Core]:
+    for core in cores:
+        slots = filled(core.problem, core.slots) if fills_pauses(core.problem) else None
+        better = slots and _core("search", core.problem, slots)
+        if better and better.value < core.value:
+            yield better
 
 
 def _named_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:

@@ -31,7 +31,7 @@ def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
         for schedule in (one_f_one_b(P, N), zb1p(P, N)):
             yield schedule.name, slots_of_schedule(problem, schedule)
         yield "capped", capped(problem)
-        if max(problem.room) > P:
+        if max(problem.room) > P and pair(F, B) in frozenset.intersection(*problem.offered):
             yield "paired", _paired(problem)
         return
     if problem.placement not in (V, BIDIRECTIONAL):
