@@ -143,9 +143,9 @@ def in_tiles(sizes: Sizes, pow2: bool, special: bool) -> None:
 
 def moves_tiles_once() -> None:
     """What is quantised is written once, and what was kept is read once, instead of the wide numbers."""
-    sizes = 1, 256, 2, 128, 16, 128
+    sizes = 1, 256, 1, 128, 16, 128
     q, kv, k_rope, *more = mla_operands(torch.bfloat16, sizes)
-    do = random(256, 2 * 128, dtype=torch.bfloat16, seed=4)
+    do = random(256, 128, dtype=torch.bfloat16, seed=4)
 
     def bytes_moved(op: str, *arguments: Any) -> tuple[int, tuple[Tensor, ...]]:
         with moved() as count:
@@ -229,7 +229,7 @@ def moves_what_windows_need() -> None:
         queue = 4 * (2 * LEGS * NUM_SMS + S // M + 1)
         return count[0] - turn - queue - bytes_of(args[0], o, lse), S // M
 
-    for S in (512, 1024):
+    for S in (256, 512):
         found, blocks = forward(S)
         reached = 4 * blocks - 2  # blocks of keys: two of its own and two before, which the first has not
         assert found == 2 * C * N * (reached + reached + blocks), S  # keys, values, the last keys again
@@ -365,7 +365,7 @@ def moves_what_tiles_need() -> None:
     """Whole blocks move: in the forward queries and results once, keys and values once per block of 128 queries; in the
     backward also queries and their gradients once per block of 128 keys.
     """
-    B, S, H, nope, rope, value = sizes = 2, 512, 2, 32, 16, 32
+    B, S, H, nope, rope, value = sizes = 2, 256, 2, 32, 16, 32
     T, blocks = B * S, B * H * (S // 128)
     q, kv, k_rope, *more = mla_operands(torch.bfloat16, sizes)
     turn = 2 * 2 * T * (H + 1) * rope + 2 * 4 * T * rope  # what turns, read and written; angles of q, of k_rope

@@ -120,7 +120,7 @@ def bits_are_equal(op: str, sizes: Any, lengths: Lengths) -> None:
 def moves_what_ranks_need(context: int, rank: int) -> None:
     """Blocks of keys up to the position of a block's last row, and blocks of queries from the first that sees a key:
     no block that has nothing to see, on any rank, with 128 rows a block that divide a chunk."""
-    B, S, _, nope, rope, value = sizes = 1, 512 * context, 1, 16, 16, 16
+    B, S, _, nope, rope, value = sizes = 1, 256 * context, 1, 16, 16, 16
     q, kv, k_rope, *more, _ = mla_operands(torch.bfloat16, sizes)
     some = of_context(B, S, context, rank)
     q, positions = some_rows(q, B, S, some), some[1]
@@ -160,7 +160,7 @@ def moves_what_windows_need() -> None:
         told = 4 * (2 * LEGS * NUM_SMS + 1 + blocks * (2 * 128 + 4 + 1))
         return (count[0] - bytes_of(q, o, lse) - told) / (2 * C * 64)
 
-    for S in (512, 1024, 2048):
+    for S in (512, 1024):
         blocks = S // 2 // 128
         reached = 4 * blocks - 2  # blocks of 64 keys: two of its own and two before, which the first has not
         assert keys(S) == reached + reached + blocks, S  # keys, values, the last keys again

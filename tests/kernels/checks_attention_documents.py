@@ -15,8 +15,8 @@ CHECKED = ("gqa_attention", "gqa_attention_dgrad")
 def moves_what_documents_need() -> None:
     """Blocks of keys from that of a block's first document on, and of queries up to the end of its last: of documents
     that are 128 tokens long, those on the diagonal."""
-    B, S, G, group, C = sizes = 2, 512, 1, 2, 32
-    q, k, v, *more = *gqa_operands(torch.bfloat16, sizes), *starts_of(B, S, (128,) * 3)
+    B, S, G, group, C = sizes = 2, 256, 1, 2, 32
+    q, k, v, *more = *gqa_operands(torch.bfloat16, sizes), *starts_of(B, S, (128,))
     T, blocks = B * S, B * G * group * (S // 128)
     told = 4 * 2 * T  # where documents begin, for what turns
     turn = 2 * 2 * T * (group + G) * C + 2 * 4 * T * C + told
