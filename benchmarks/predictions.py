@@ -71,22 +71,36 @@ def page() -> str:
     spec = resolve(ROOT / fixed["run"], overrides=fixed["overrides"]).spec
     v2 = resolve(ROOT / fixed["published_v2"]["run"]).spec
     tables = [table["name"] for table in fixed["tables"]]
-    found = {name: predict(spec, rates=rates_of(spec, name)) for name in tables}
+    found = predictions(fixed, spec)
     second = {name: predict(v2, rates=rates_of(v2, name)) for name in tables}
     parts = (
-        _head(fixed, found),
-        _step(fixed, found),
-        _classes(fixed, spec),
-        _ranks(found[tables[-1]]),
-        _flops(fixed, found),
-        _memory(fixed, found[tables[-1]]),
-        _bytes(fixed, found[tables[-1]]),
+        of_v3(fixed, spec, found),
         _v2(fixed, found, second),
         _longer(fixed["published_longer"], tables),
         _others(),
         _method(),
     )
     return "\n\n".join(parts) + "\n"
+
+
+def predictions(fixed: Mapping[str, Any], spec: Spec) -> dict[str, Prediction]:
+    """Of DeepSeek-V3, by each table of rates."""
+    return {table["name"]: predict(spec, rates=rates_of(spec, table["name"])) for table in fixed["tables"]}
+
+
+def of_v3(fixed: Mapping[str, Any], spec: Spec, found: Mapping[str, Prediction]) -> str:
+    """The beginning of the page, which is of DeepSeek-V3 alone."""
+    calibrated = found[fixed["tables"][-1]["name"]]
+    parts = (
+        _head(fixed, found),
+        _step(fixed, found),
+        _classes(fixed, spec),
+        _ranks(calibrated),
+        _flops(fixed, found),
+        _memory(fixed, calibrated),
+        _bytes(fixed, calibrated),
+    )
+    return "\n\n".join(parts)
 
 
 def _flow(*words: str) -> str:

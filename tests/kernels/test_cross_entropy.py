@@ -29,7 +29,7 @@ def test_cross_entropy(interpret: Interpret, dtype: torch.dtype, rows: int, voca
         (70, 61, 40),  # one tile, partly filled either way
         (300, 1000, 72),  # several tiles either way
         (1100, 60, 8),  # in FP32 more rows of tiles than a band is high
-        (9, 8192 + 300, 24),  # more columns than a chunk
+        (9, 8192 + 300, 8),  # more columns than a chunk
         (5, 3 * 8192, 8),  # a first chunk, one between, and a last
     ],
 )

@@ -45,10 +45,15 @@ def both(base: Spec, folder: Path, precision: Precision, of: Model, **changes: A
     return plain, emitted
 
 
+def of_two_layers(of: Model) -> Model:
+    """The model with one layer of each kind: more of them run the same kernels."""
+    return of.model_copy(update={"layers": (of.layers[0], of.layers[1].model_copy(update={"last": 1}))})
+
+
 @pytest.mark.parametrize("documents", ["joined", "masked"])
 def test_a_step_with_kernels_is_a_step_with_reference_ops(tmp_path: Path, documents: str) -> None:
     data = spec(1, 1, 1, 2).data.model_copy(update={"documents": documents})
-    plain, emitted = both(spec(1, 1, 1, 2), tmp_path, BUILT_IN["fp32"], MODELS["v3"], data=data)
+    plain, emitted = both(spec(1, 1, 1, 2), tmp_path, BUILT_IN["fp32"], of_two_layers(MODELS["v3"]), data=data)
     told = [path.stem for path in (tmp_path / "build" / "kernels").iterdir() if path.stem.endswith("_documents")]
     assert ["_dgrad_" in name for name in sorted(told)] == [True, False] * (documents == "masked")
     for name, expected in plain.items():
@@ -68,8 +73,7 @@ def test_a_step_in_blocks_of_fp8(
     sizes = HeadDim(nope=16, rope=16, value=128)  # a tile wide
     attention = Mla(heads=2, query_rank=32, kv_rank=16, head_dim=sizes, rope=Rope(theta=100.0))
     of = model(attention, Dense(inner=128), experts, mtp=True).model_copy(update={"hidden": 64})
-    layers = (of.layers[0], of.layers[1].model_copy(update={"last": 1}))
-    of = of.model_copy(update={"layers": layers})
+    of = of_two_layers(of)
     precision = BUILT_IN["fp8_block"].model_copy(update={"attention_output": kept})
     base = spec(1, 1, 1, num_micro_batches)
     plain, emitted = both(base, tmp_path, precision, of, recompute=recompute)

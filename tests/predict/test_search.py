@@ -43,10 +43,10 @@ def written(path: str, value: object) -> str:
 @pytest.mark.parametrize(
     ("file", "opened", "given"),
     [
-        ("moe-8gpu.dsc", ("parallel.tensor", "parallel.context"), ("train.batch=16", "train.sequence=8192")),
-        ("quickstart.dsc", SMALL, ()),
         ("quickstart.dsc", SMALL[:3], ("cluster.node.device.memory=0.09GB", "schedule.name=1f1b")),
+        ("quickstart.dsc", SMALL, ()),
         ("moe-8gpu.dsc", ("parallel.expert", "recompute"), ("train.batch=64", "cluster.node.device.memory=70GiB")),
+        ("moe-8gpu.dsc", ("parallel.tensor", "parallel.context"), ("train.batch=16", "train.sequence=8192")),
     ],
 )
 def test_the_best_by_trying_all(file: str, opened: tuple[str, ...], given: tuple[str, ...]) -> None:

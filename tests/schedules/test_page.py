@@ -16,12 +16,14 @@ TEXT = PAGE.read_text("utf-8")
 TABLES = TEXT.split(BEGIN)[1].split(END)[0]
 
 
-def test_tables_are_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = re.findall(r"```\n\$ dsc (.*)\n(schedule .*\n(?:.*\n)*?)```", TEXT)
-    assert len(shown) == 2
-    for command, table in shown:
-        assert main(shlex.split(command)) == 0
-        assert capsys.readouterr().out == table
+SHOWN = re.findall(r"```\n\$ dsc (.*)\n(schedule .*\n(?:.*\n)*?)```", TEXT)
+
+
+@pytest.mark.parametrize("searches", [False, True])
+def test_tables_are_what_is_printed(searches: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    ((command, table),) = (shown for shown in SHOWN if ("auto" in shown[0]) == searches)
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == table
 
 
 def test_the_tables_of_costs_are_read() -> None:
