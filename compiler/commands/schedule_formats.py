@@ -13,6 +13,7 @@ from typing import Any
 from compiler.commands.schedule_answer import Answer, Entry, cells, columns, percent, shown
 from compiler.picture.output import TooMuchError
 from compiler.schedules.costs import Costs
+from compiler.schedules.links import ALIKE
 from compiler.schedules.memory import gigabytes
 from compiler.schedules.torch_csv import to_torch_csv
 
@@ -171,7 +172,7 @@ def costs_value(costs: Costs) -> dict[str, Any]:
     return {
         **{kind: number(costs.one(kind)) for kind in "FIWB"},
         "pairs": {"".join(sorted(kinds, key="FBIW".index)): number(time) for kinds, time in costs.pairs},
-        "latency": number(costs.latency),
+        "latency": number(costs.latency) if costs.links == ALIKE else _links_value(costs),
         "keeps": number(costs.keeps),
         "bytes": {
             "activation": number(costs.bytes.activation),
@@ -181,6 +182,12 @@ def costs_value(costs: Costs) -> dict[str, Any]:
         "ranks": [number(weight) for weight in costs.ranks],
         "micro_batches": [number(weight) for weight in costs.micro_batches],
     }
+
+
+def _links_value(costs: Costs) -> dict[str, Any]:
+    links = costs.links
+    table = [[number(time) for time in row] for row in links.table]
+    return {"inside": number(costs.latency), "node": links.node, "between": number(links.between), "table": table}
 
 
 def _order_value(entry: Entry) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from compiler.schedules.costs import (
     shipped_names,
 )
 from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
+from compiler.schedules.links import ALIKE
 from compiler.schedules.measure import measure
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.torch_csv import NO_COPIES
@@ -189,7 +190,7 @@ def costs_of(args: argparse.Namespace) -> Costs | None:
         costs = any_pairs(costs)
     if args.latency is not None:
         try:
-            costs = replace(costs, latency=parse_time(args.latency))
+            costs = replace(costs, latency=parse_time(args.latency), links=ALIKE)
         except ValueError as error:
             raise WrongError(f"--latency {error}") from None
     return costs

@@ -42,7 +42,7 @@ def panel_of(
         )
         for rank in range(schedule.num_ranks)
     )
-    messages = _messages(schedule, spans, float(costs.latency))
+    messages = _messages(schedule, spans, costs)
     return Panel(name or default, rows, directions_of(schedule), messages, facts)
 
 
@@ -69,11 +69,11 @@ def cells_of(schedule: Schedule, rank: int, spans: tuple[tuple[float, float], ..
 
 
 def _messages(
-    schedule: Schedule, spans: tuple[tuple[tuple[float, float], ...], ...], latency: float
+    schedule: Schedule, spans: tuple[tuple[tuple[float, float], ...], ...], costs: Costs
 ) -> tuple[Message, ...]:
     """What crosses between ranks, by rank and in the order of sending."""
     last = schedule.num_stages - 1
-    found = []
+    found, times = [], dict[tuple[int, int], float]()
     for rank, steps in enumerate(schedule.actions):
         for step, (_, end) in zip(steps, spans[rank], strict=True):
             for action in actions_of(step):
@@ -82,7 +82,9 @@ def _messages(
                     continue
                 target = schedule.rank_of(to, action.micro_batch)
                 if target != rank:
+                    if (rank, target) not in times:
+                        times[rank, target] = float(costs.message(rank, target))
                     tint = schedule.direction(action.micro_batch)
                     kind: ActionKind = "F" if action.kind == "F" else "B"
-                    found.append(Message(str(action), kind, tint, rank, target, end, end + latency))
+                    found.append(Message(str(action), kind, tint, rank, target, end, end + times[rank, target]))
     return tuple(found)

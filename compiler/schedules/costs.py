@@ -15,6 +15,7 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
+from compiler.schedules.links import ALIKE, Links
 from compiler.schedules.memory import UNKNOWN, Bytes, parse_bytes
 from runtime.actions import KINDS, Action, Step
 
@@ -40,7 +41,8 @@ class Costs:
     is not there takes the sum of its two actions. `stages`, `ranks` and `micro_batches` are factors of the actions of a
     stage, of a pipeline rank and on a micro-batch; empty means 1 for all. `latency` is what a message takes to the next
     stage on another rank. `keeps` is the share of an activation that is held from the end of its I to the end of its W.
-    `bytes` says what an activation takes, and what ranks hold beside activations.
+    `links` says where messages take another time than `latency`, and `bytes` what an activation takes, and what ranks
+    hold beside activations.
     """
 
     F: Fraction = Fraction(1)
@@ -54,6 +56,7 @@ class Costs:
     micro_batches: tuple[Fraction, ...] = ()
     keeps: Fraction = Fraction(1)
     bytes: Bytes = UNKNOWN
+    links: Links = ALIKE
 
     def __post_init__(self) -> None:
         assert all(kinds in PAIR_KINDS for kinds, _ in self.pairs), self.pairs
@@ -118,8 +121,14 @@ class Costs:
         return Fraction(int(cap * self.keeps.denominator), self.keeps.denominator)
 
     def message(self, source: int, target: int) -> Fraction:
-        """Time of a message from a pipeline rank to another: the same between all."""
-        return self.latency
+        """Time of a message from a pipeline rank to another; where all are alike, also to itself."""
+        return self.links.time(source, target, self.latency)
+
+    def is_mirrored(self, num_ranks: int) -> bool:
+        """Whether a rank and its neighbour cost what their mirrored ones do, as seen from the other end."""
+        last, ranks = num_ranks - 1, range(num_ranks - 1)
+        links = all(self.message(r, r + 1) == self.message(last - r, last - r - 1) for r in ranks)
+        return links and self.ranks == self.ranks[::-1]
 
     def gains(self) -> frozenset[str]:
         """The kinds of pairs that take less than their two actions one after the other, alphabetical."""
@@ -148,6 +157,7 @@ class Costs:
             ("stages", self.stages, num_stages),
             ("ranks", self.ranks, num_ranks),
             ("micro-batches", self.micro_batches, num_micro_batches),
+            ("ranks in the table of latency", self.links.table, num_ranks),
             ("ranks beside activations", self.bytes.beside[1:] and self.bytes.beside, num_ranks),
         ):
             if weights and count is not None and len(weights) != count:
@@ -209,7 +219,7 @@ def costs_of_json(text: str) -> Costs:
     lanes = isinstance(value, dict) and "lanes" in value
     forms = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
     more: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list}
-    more |= {"latency": Fraction, "keeps": Fraction, "bytes": dict}
+    more |= {"latency": object, "keeps": Fraction, "bytes": dict}
     table = _object(value, forms | more, "the table")
     one, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
     if missing := {"F", "I", "W"} - one.keys():
@@ -217,9 +227,11 @@ def costs_of_json(text: str) -> Costs:
     measured = {_key(name): _time(time, name) for name, time in table.get("pairs", {}).items()}
     if odd := [name for name in measured if len(name) == 1]:
         raise ValueError(f'"pairs" has {odd[0]}, which is no pair')
+    latency, links = _latency(table.get("latency", Fraction(0)))
     return replace(
         _costs(one, pairs | measured),
-        latency=table.get("latency", Fraction(0)),
+        latency=latency,
+        links=links,
         stages=_weights(table.get("stages", []), "stages"),
         ranks=_weights(table.get("ranks", []), "ranks"),
         micro_batches=_weights(table.get("micro_batches", []), "micro_batches"),
@@ -310,6 +322,23 @@ def _time(value: Any, name: str) -> Fraction:
     if not isinstance(value, Fraction):
         raise ValueError(f"{name[:40]!r} must be a number")
     return value
+
+
+def _latency(value: Any) -> tuple[Fraction, Links]:
+    """A number; an object of `inside` a `node` of so many ranks and `between` nodes; or an object with a `table`."""
+    if isinstance(value, Fraction):
+        return value, ALIKE
+    said = _object(value, {"inside": Fraction, "node": Fraction, "between": Fraction, "table": list}, '"latency"')
+    inside, node, between = (said.get(key, Fraction(0)) for key in ("inside", "node", "between"))
+    if node.denominator != 1:
+        raise ValueError('"latency": "node" must be a whole number of ranks')
+    table = said.get("table", [])
+    rows = tuple(tuple(row) for row in table if isinstance(row, list) and all(isinstance(t, Fraction) for t in row))
+    square = all(len(row) == len(table) for row in rows) and len(rows) == len(table)
+    if not square or rows != tuple(zip(*rows, strict=True)) or any(row[k] for k, row in enumerate(rows)):
+        raise ValueError('"latency": "table" must have a time for each rank and rank, the same both ways, 0 to itself')
+    links = Links(int(node), between, rows)
+    return (links.least(len(rows), inside) if rows else inside), links
 
 
 def _bytes(value: Any) -> Bytes:

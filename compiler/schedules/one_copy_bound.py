@@ -5,7 +5,8 @@ Costs and cap are those of 1/P of the model; a stage takes 1/v of them. What rem
 - Each rank runs N micro-batches through 1/P of the model. The program of its four phases (bound.py) counts steps in
   real numbers, so v steps of 1/v each are one step to it.
 - A backward can only start when a micro-batch has been through the whole model: all of its forwards, and a message
-  wherever it changes rank, which are at least P − 1. Until then a rank runs forwards of at most `cap` activations.
+  wherever it changes rank, at least those of the shortest tree that joins all ranks. Until then a rank runs forwards
+  of at most `cap` activations.
 - Behind a rank's last forward there is still the whole way back.
 - The first forward can start at once, and nothing need follow a rank's last backward: with v the stages before and
   behind shrink to nothing. Only the rank of the first stage is without a message, though; ranks of equal weight have
@@ -38,14 +39,14 @@ def one_copy_bound(num_ranks: int, num_micro_batches: int, costs: Costs, cap: in
     ranks = costs.ranks or (Fraction(1),) * P
     stages = costs.stages or (Fraction(1),) * P
     there, back = costs.quickest("F"), min(costs.quickest("B"), costs.quickest("I"))
-    messages = (P - 1) * costs.latency
+    messages = costs.links.visit_all(P, costs.latency)
     if len(set(stages)) > 1:
         shared = N * costs.least_work()
         way = (there + back) * sum(stages) * min(ranks) + 2 * messages
         return max(way, shared * sum(stages) / sum(1 / weight for weight in ranks))
     weight, equal = stages[0], P > 1 and len(set(ranks)) == 1
     whole = weight * sum(ranks)
-    end = costs.latency if equal else Fraction(0)
+    end = costs.links.least(P, costs.latency) if equal else Fraction(0)
     held = Fraction(N * P, 2) * (there + back) * weight * min(ranks)
     each = (
         Rank(((weight * rank, N),), end, there * whole + messages, back * whole + messages, end, cap, Fraction(0))

@@ -30,7 +30,11 @@ def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batche
         weights = [costs.micro_batches[m] for m in side]
         ranks = [placement.rank_of(num_ranks, num_micro_batches, stage, side[0]) for stage in range(num_stages)]
         stages = [costs.weight(stage, rank) for stage, rank in enumerate(ranks)]
-        hops = [*accumulate((costs.latency * (a != b) for a, b in pairwise(ranks)), initial=Fraction(0))]
+        hops = [
+            *accumulate(
+                (costs.message(a, b) if a != b else Fraction(0) for a, b in pairwise(ranks)), initial=Fraction(0)
+            )
+        ]
         heads = [*accumulate(stages, initial=Fraction(0))]
         for stage, rank in enumerate(ranks):
             begin[rank] = min(begin[rank], heads[stage] * forward * min(weights) + hops[stage])

@@ -87,7 +87,8 @@ class Waits:
     def unit(self) -> Fraction:
         """The unit of all times."""
         times = {time.denominator for steps in self._steps for _, time in steps}
-        return Fraction(1, math.lcm(self.costs.latency.denominator, *times))
+        messages = (time.denominator for time in self._hop.values())
+        return Fraction(1, math.lcm(self.costs.latency.denominator, *messages, *times))
 
     @cached_property
     def steps(self) -> list[list[tuple[tuple[Item, ...], int]]]:
@@ -138,8 +139,12 @@ class Waits:
     @cached_property
     def hop(self) -> dict[Slot, int]:
         """The time of a message between a slot and that of the next stage, both ways."""
-        latency = int(self.costs.latency / self.unit)
-        return {(d, s): latency * (self.rank[d, s] != self.rank[d, s + 1]) for d, s in self.rank if s < self.last}
+        return {slot: int(time / self.unit) for slot, time in self._hop.items()}
+
+    @cached_property
+    def _hop(self) -> dict[Slot, Fraction]:
+        ends = {(d, s): (self.rank[d, s], self.rank[d, s + 1]) for d, s in self.rank if s < self.last}
+        return {slot: self.costs.message(a, b) if a != b else Fraction(0) for slot, (a, b) in ends.items()}
 
     @cached_property
     def room(self) -> list[tuple[Slot, Slot, int, int]]:

@@ -164,7 +164,7 @@ def _edges(problem: Problem, period: Period) -> tuple[int, list[_Edge]]:
                 for k, at in enumerate(makers):
                     periods, number = divmod(behind + k, period.size)
                     maker = places[source[0]][source[1]][number]
-                    time = times[source[0]][maker - begin[source[0]]] + problem.latency
+                    time = times[source[0]][maker - begin[source[0]]] + problem.delays[source[0]][source[1]]
                     edges.append((maker, at, time, -periods))
     return begin[-1], edges
 

@@ -45,7 +45,7 @@ def prove(schedule: Schedule, costs: Costs, cap: Fraction | int, work: float) ->
     ValueError where OR-tools is missing.
     """
     P, N = schedule.num_ranks, schedule.num_micro_batches
-    mirrored = schedule.stage_placement == BIDIRECTIONAL and costs.ranks == costs.ranks[::-1] and N % 2 == 0
+    mirrored = schedule.stage_placement == BIDIRECTIONAL and costs.is_mirrored(P) and N % 2 == 0
     problem = make_problem(schedule.stage_placement, P, N, costs, cap, mirrored)
     found = exact(problem, slots_of_schedule(problem, schedule), work)
     best = schedule_of_slots(problem, found.slots)
@@ -175,7 +175,7 @@ class _Row:
                 row, made = divmod(need // count, 2 * C)
                 stays = row == self.row and not problem.folded  # there, the middle is between two ranks
                 end = rows[row].end[made if made < C else B + made - C, k]
-                self.model.add(begin >= end + (0 if stays else problem.latency))
+                self.model.add(begin >= end + (0 if stays else problem.delays[row][made]))
 
     def hint(self, slots: Sequence[int], starts: Sequence[int]) -> None:
         """Give the solver these slots to begin with."""

@@ -48,7 +48,7 @@ def shortest(problem: Problem, size: int, work: float, start: Period | None = No
     lone = max(
         sum(times[slot + chunk] for slot in (F, B) for chunk in range(problem.num_chunks)) for times in problem.times
     )
-    ways = problem.num_rows * 2 * (lone + problem.num_chunks * problem.latency)
+    ways = problem.num_rows * 2 * (lone + problem.num_chunks * max(problem.delay))
     begun = aligned(problem, start) if start else None
     most = begun[2] if begun else ways * size
     if most * size * (2 * problem.num_rows * problem.num_chunks + 2) > MOST_TIME:  # the unit is too fine
@@ -196,7 +196,7 @@ class _Row:
         for kind in range(2 * C):
             source = source_of(self.problem, self.row, kind)
             if source:
-                self._wait(kind, rows[source[0]], source[1], self.problem.latency)
+                self._wait(kind, rows[source[0]], source[1], self.problem.delays[source[0]][source[1]])
             elif kind >= C:
                 self._wait(kind, self, kind - C, 0)
 

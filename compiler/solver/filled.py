@@ -162,7 +162,7 @@ def _timed(
     """The rows timed on from the last state; None where rows wait for ever, a forward finds no room, or a row is sure
     to end after `limit`."""
     state = states[-1].copy()
-    events, latency, kept, rows = state.events, problem.latency, problem.kept, range(len(bare.rows))
+    events, delays, kept, rows = state.events, problem.delays, problem.kept, range(len(bare.rows))
     total = [sum(table[slot][0] for slot in row) for table, row in zip(steps, bare.rows, strict=True)]
     for row in rows:
         total[row] += sum(bare.spare[row]) * problem.times[row][W]
@@ -207,7 +207,7 @@ def _timed(
                         return None
                 time += length
                 if kind >= 0:
-                    events[make[kind]] = time + latency
+                    events[make[kind]] = time + delays[row][kind]
                     make[kind] += 1
                     need[kind] += 1
                 held += holds

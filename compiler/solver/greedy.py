@@ -135,7 +135,8 @@ class _Row:
                 freed += kept
                 continue
             kind = self._kind(token)
-            events[self.makes[kind] + self.done[kind]] = self.now + self.problem.latency
+            made = self.makes[kind] + self.done[kind]
+            events[made] = self.now + self.problem.delay[made]
             self.done[kind] += 1
             self.held += whole * (token < B)
             freed += 0 if token < B else whole if token < I else whole - kept

@@ -44,10 +44,11 @@ class Problem:
     whole: int  # parts of an activation,
     kept: int  # and of them those that are held from its I to its W
     unit: Fraction  # of the whole times
-    latency: int
+    delays: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: of the messages that its events send
     times: tuple[dict[int, int], ...] = field(repr=False)  # [row][slot, its W written with their chunks]
     offered: tuple[frozenset[int], ...] = field(repr=False)  # [row]: lone tokens, and pairs that gain
     one_w: bool  # whether a W takes the same time whichever chunk's it is
+    delay: tuple[int, ...] = field(repr=False)  # [event]
     needs: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one waits for
     makes: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one makes
     counts: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][chunk]: its micro-batches
@@ -120,8 +121,15 @@ def make_problem(
     for row, key in enumerate(keys):
         if key not in tables:
             tables[key] = _times([stage for stage, _ in _homes(placement, P, row)], row, costs)
+    messages = [_messages(placement, P, row, costs) for row in range(rows)]
+    denominators = (time.denominator for row in messages for time in row)
     unit = Fraction(
-        1, math.lcm(costs.latency.denominator, *(t.denominator for table in tables.values() for t in table.values()))
+        1,
+        math.lcm(
+            costs.latency.denominator,
+            *denominators,
+            *(t.denominator for table in tables.values() for t in table.values()),
+        ),
     )
     times = {key: {slot: int(time / unit) for slot, time in table.items()} for key, table in tables.items()}
     offered = {
@@ -137,10 +145,11 @@ def make_problem(
         whole,
         kept,
         unit,
-        int(costs.latency / unit),
+        tuple(tuple(int(time / unit) for time in row) for row in messages),
         tuple(times[key] for key in keys),
         tuple(offered[key] for key in keys),
         all(len(set(key)) == 1 for key in keys),
+        (),
         (),
         (),
         (),
@@ -169,7 +178,29 @@ def resized(problem: Problem, count: int) -> Problem:
     needs = tuple((*(need(*home, -1) for home in homes[row]), *(need(*home, 1) for home in homes[row])) for row in rows)
     makes = tuple(tuple(problem.event(row, kind) for kind in range(2 * C)) for row in rows)
     counts = tuple(tuple(count - (problem.odd and direction) for _, direction in homes[row]) for row in rows)
-    return replace(problem, needs=needs, makes=makes, counts=counts)
+    delay = [0] * problem.num_events
+    for row, each in enumerate(problem.delays):
+        for kind, time in enumerate(each):
+            first = problem.event(row, kind)
+            delay[first : first + count] = [time] * count
+    return replace(problem, delay=tuple(delay), needs=needs, makes=makes, counts=counts)
+
+
+def _messages(placement: StagePlacement, num_ranks: int, row: int, costs: Costs) -> list[Fraction]:
+    """By kind of event of a row, the time of the message to the rank that waits for it; 0 where none does."""
+    homes = _homes(placement, num_ranks, row)
+    found = []
+    for step in (1, -1):
+        for stage, direction in homes:
+            end = stage + step
+            inside = 0 <= end < placement.num_stages(num_ranks)
+            found.append(costs.message(row, _rank_of(placement, num_ranks, end, direction)) if inside else Fraction(0))
+    return found
+
+
+def _rank_of(placement: StagePlacement, num_ranks: int, stage: int, direction: int) -> int:
+    """The rank of a stage on micro-batches of a direction."""
+    return placement.rank_of(num_ranks, 2, stage, direction if placement == BIDIRECTIONAL else 0)
 
 
 def _homes(placement: StagePlacement, num_ranks: int, rank: int) -> tuple[_Home, ...]:

@@ -309,7 +309,7 @@ def _searched(placement: StagePlacement, asked: _Asked, cap: Cap, search: _Searc
     """What a search finds on a placement, and what runs there under any cap; one at a time, as they may be large."""
     P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(placement)
     caps = asked.caps_on(placement, cap)
-    folded = placement == BIDIRECTIONAL and costs.ranks == costs.ranks[::-1] and caps == caps[::-1]
+    folded = placement == BIDIRECTIONAL and costs.is_mirrored(P) and caps == caps[::-1]
     one_way = placement in (BIDIRECTIONAL, ONE_STAGE)
     anyway = make_problem(ONE_STAGE if one_way else placement, P, N, costs, caps)
     slots = capped(anyway) if one_way else in_groups(anyway)

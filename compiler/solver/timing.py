@@ -65,7 +65,8 @@ def starts_of(problem: Problem, timing: Timing, lines: Sequence[Line]) -> list[l
         start = max(now[row], events[wait], events[other])
         starts[row].append(start)
         now[row] = start + time
-        events[makes] = events[also] = now[row] + problem.latency
+        events[makes] = now[row] + problem.delay[makes]
+        events[also] = now[row] + problem.delay[also]
     return starts
 
 
@@ -91,7 +92,7 @@ def retimed(problem: Problem, old: Timing, lines: Sequence[Line], first: int, li
     """
     mark = old.marks[first]
     events, at, now = mark.events[:], mark.at[:], mark.now[:]
-    latency, rows = problem.latency, range(len(lines))
+    delay, rows = problem.delay, range(len(lines))
     steps = [line.steps for line in lines]
     work = [line.work for line in lines]
     total = [line.work[-1] for line in lines]
@@ -117,7 +118,8 @@ def retimed(problem: Problem, old: Timing, lines: Sequence[Line], first: int, li
             start += time
             now[row] = start
             at[row] = place + 1
-            events[makes] = events[also] = start + latency
+            events[makes] = start + delay[makes]
+            events[also] = start + delay[also]
             order.append(row)
         if limit is not None:
             for row in rows:
@@ -137,7 +139,8 @@ def retimed(problem: Problem, old: Timing, lines: Sequence[Line], first: int, li
                     break
                 now[row] = max(now[row], ready, more) + time
                 at[row] += 1
-                events[makes] = events[also] = now[row] + latency
+                events[makes] = now[row] + delay[makes]
+                events[also] = now[row] + delay[also]
                 order.append(row)
                 left -= 1
         if left == before:
@@ -155,7 +158,7 @@ def is_longer(
     wait for ever, as in nearly all cases it does.
     """
     begin, end = old.marks[first], old.marks[last]
-    events, at, now, latency = begin.events[:], begin.at[:], begin.now[:], problem.latency
+    events, at, now, delay = begin.events[:], begin.at[:], begin.now[:], problem.delay
     order = old.order[begin.timed : end.timed]
     for row, count in more.items():
         order += [row] * count
@@ -179,7 +182,8 @@ def is_longer(
             start += time
             now[row] = start
             at[row] += 1
-            events[makes] = events[also] = start + latency
+            events[makes] = start + delay[makes]
+            events[also] = start + delay[also]
         if len(later) == len(order):
             return True
         order = later
@@ -192,9 +196,9 @@ def is_longer(
 
 def _tails(problem: Problem, timing: Timing, lines: Sequence[Line], mark: int, more: dict[int, int]) -> list[int]:
     """The tails of the rows at a mark; `lines` are those of the timing behind it, with so many slots more before."""
-    tails, marks, latency = timing.tails, timing.marks, problem.latency
+    tails, marks, delay = timing.tails, timing.marks, problem.delay
     if not tails:
-        timing.behind = [-latency] * problem.num_events  # of what nobody waits for
+        timing.behind = [-each for each in delay]  # of what nobody waits for
     behind = timing.behind
     while len(marks) - len(tails) > mark:
         at_mark = len(marks) - 1 - len(tails)
@@ -207,10 +211,10 @@ def _tails(problem: Problem, timing: Timing, lines: Sequence[Line], mark: int, m
             at[row] -= 1
             time, wait, other, makes, also = lines[row].steps[at[row]]
             tail = rows[row]
-            if behind[makes] + latency > tail:
-                tail = behind[makes] + latency
-            if behind[also] + latency > tail:
-                tail = behind[also] + latency
+            if behind[makes] + delay[makes] > tail:
+                tail = behind[makes] + delay[makes]
+            if behind[also] + delay[also] > tail:
+                tail = behind[also] + delay[also]
             rows[row] = behind[wait] = behind[other] = tail + time
         tails.append(rows)
     return tails[len(marks) - 1 - mark]

@@ -121,7 +121,7 @@ def _wave(problem: Problem, path: list[_Place], order: Order, time: int, delay: 
         ready = begin
         if before >= 0:
             ready = begins[before][source][1] + periods[before][source] * time
-            ready += problem.latency if before != row or source != kind - problem.num_chunks else 0
+            ready += problem.delays[before][source] if before != row or source != kind - problem.num_chunks else 0
         periods[row][kind] = -((begin - ready) // time)
     most = max(map(max, periods))
     done = tuple(tuple(most - later for later in row) for row in periods)

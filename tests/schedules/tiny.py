@@ -46,9 +46,10 @@ class _Search:
                 time = costs.of(Pair(a, b), self.rank[a])
                 if time < times[a,] + times[b,]:
                     times[a, b] = time
-        self.unit = Fraction(1, 2 * math.lcm(costs.latency.denominator, *(t.denominator for t in times.values())))
+        ranks = range(num_ranks)
+        delays = (costs.message(a, b).denominator for a in ranks for b in ranks if a != b)
+        self.unit = Fraction(1, 2 * math.lcm(*delays, *(t.denominator for t in times.values())))
         self.times = {step: int(time / self.unit) for step, time in times.items()}
-        self.latency = int(costs.latency / self.unit)
         self.share = {a: min(t // len(step) for step, t in self.times.items() if a in step) for a in self.rank}
         self.seen: set[tuple[object, ...]] = set()
 
@@ -108,4 +109,5 @@ class _Search:
             return 0
         row = self.cells[stage, action.micro_batch]
         other = next(a for a in (row[:1] if action.kind == "F" else row[1:3]) if a in ends)
-        return ends[other] + self.latency * (self.rank[other] != self.rank[action])
+        a, b = self.rank[other], self.rank[action]
+        return ends[other] + (int(self.costs.message(a, b) / self.unit) if a != b else 0)

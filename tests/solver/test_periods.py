@@ -164,7 +164,7 @@ def _many(problem: Problem, period: Period) -> Fraction | None:
                     if number >= period.done[source[0]][source[1]]:  # those before are there at the start
                         if (*source, number) not in ends:
                             break
-                        start = max(start, ends[*source, number] + problem.latency)
+                        start = max(start, ends[*source, number] + problem.delays[source[0]][source[1]])
                 else:
                     now[row] = start + problem.times[row][slots[place]]
                     for kind in kinds:
