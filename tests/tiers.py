@@ -246,6 +246,7 @@ SOAK = (
     Row("tests/predict/test_plan_command.py::test_what_does_not_fit", 2),
     Row("tests/predict/test_why.py", 5),
     Row("tests/schedules/test_optima.py::test_stored", 10),
+    Row("tests/schedules/test_known_best.py::test_the_order_takes", 13),
     Row("tests/schedules/test_order.py::test_an_order_takes_less", 3),
     Row("tests/schedules/test_page.py::test_tables", 2),
     Row("tests/schedules/test_page.py::test_one_column", 0, "tests/schedules/test_page.py::test_tables"),

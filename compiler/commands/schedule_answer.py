@@ -21,7 +21,8 @@ class Entry:
 
     `parts`: how many activations of this schedule make one of those that the cap counts, and a single schedule shows.
     `order`: where one was searched for, the micro-batch of the data at each position; `measured` is of it, and
-    `unordered` is the makespan in the order of the data.
+    `unordered` is the makespan in the order of the data. `candidates`: schedules of which another may be the shortest
+    once each has an order of its own.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Entry:
     parts: int = 1
     order: tuple[int, ...] = ()
     unordered: Fraction | None = None
+    candidates: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True)

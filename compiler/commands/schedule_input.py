@@ -296,18 +296,20 @@ def _searched(sizes: Sizes) -> Entry:
 
 def _searched_unequal(sizes: Sizes, costs: Costs) -> Entry:
     """`auto` where micro-batches have weights: searched for at their mean, or if one is shorter, a named schedule."""
-    P, N = sizes.num_ranks, sizes.num_micro_batches
+    P, N, tried = sizes.num_ranks, sizes.num_micro_batches, sizes.tried
     mean = sum(costs.micro_batches, Fraction(0)) / len(costs.micro_batches)
     found = _searched(replace(sizes, costs=replace(costs, micro_batches=()).longer(mean))).schedule
     assert found is not None
     of_all = replace(sizes, num_stages=sizes.num_stages or P)
     entries = [_entry(found, of_all, found.stage_placement.stages_per_rank)]
     for row in SCHEDULES.values() if sizes.held_by is None else ():
-        if row.has(P, N):
+        placement = row.stage_placement(sizes.chunks)
+        if row.has(P, N) and tried.takes(placement, P):
             schedule = replace(row.generate(P, N, sizes.chunks), name=AUTO)
             with suppress(WrongError):  # it holds too much
-                entries.append(_entry(schedule, of_all, schedule.stage_placement.stages_per_rank))
-    return min(entries, key=lambda entry: entry.measured.makespan)  # type: ignore[union-attr]
+                entries.append(_entry(schedule, of_all, placement.stages_per_rank))
+    best = min(entries, key=lambda entry: entry.measured.makespan)  # type: ignore[union-attr]
+    return replace(best, candidates=tuple(entries))
 
 
 @contextmanager

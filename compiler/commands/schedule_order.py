@@ -23,6 +23,9 @@ def in_best_order(answer: Answer) -> Answer:
 
 
 def _ordered(entry: Entry, progress: Callable[[str], None]) -> Entry:
+    if entry.candidates:
+        found = [_ordered(each, progress) for each in entry.candidates]
+        return min(found, key=lambda each: each.measured.makespan)  # type: ignore[union-attr]
     measured = entry.measured
     if measured is None:
         return entry

@@ -20,6 +20,11 @@ class Tried:
     copies: int = 2
     placement: StagePlacement | None = None
 
+    def takes(self, placement: StagePlacement, num_ranks: int) -> bool:
+        """Whether a schedule on these stages may be the answer."""
+        held = self.placement is None or self.placement.supports(placement, num_ranks)
+        return held and placement.copies <= self.copies
+
 
 ANYTHING = Tried()
 

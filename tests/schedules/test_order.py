@@ -157,6 +157,25 @@ def test_auto_is_not_above_the_named_ones(table: str, capsys: pytest.CaptureFixt
     assert auto["makespan"] <= min(each["makespan"] for each in others)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_auto_in_its_order_is_not_above_the_named_ones_in_theirs(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Random costs; under the placement that is asked for, `auto` stays there."""
+    monkeypatch.setattr("compiler.schedules.order._ROUNDS", (4, 12))
+    rng = random.Random(seed)
+    drawn = {"FB": rng.choice([1.6, 2])}
+    table = {"F": 1, "I": rng.choice([0.5, 1, 2]), "W": 1, "pairs": drawn, "latency": rng.choice([0, 0.25])}
+    path = tmp_path / "batch.json"
+    path.write_text(json.dumps(table | {"micro_batches": [float(each) for each in weights(4, 0.6, seed)]}))
+    said = ["schedule", "--ranks", "2", "--micro-batches", "4", "--costs", str(path), "--order", "--format", "json"]
+    assert main([*said, "--compare", ",".join((*SCHEDULES, "auto"))]) == 0
+    *others, auto = json.loads(capsys.readouterr().out)["schedules"]
+    assert auto["makespan"] <= min(each["makespan"] for each in others if each["fault"] is None)
+    assert main([*said, "--name", "auto", "--placement", "v"]) == 0
+    assert json.loads(capsys.readouterr().out)["placement"] == "v"
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -224,7 +224,10 @@ def test_slots_of_an_aligned_period_start_within_it() -> None:
 def test_equal_arguments_give_equal_schedules_whatever_the_hash_seed() -> None:
     program = (
         "from compiler.solver import Solver; from compiler.schedules.costs import parse_costs;"
-        "print(Solver(parse_costs('FB=1.8'), 3, effort=0.02).solve(4, 40).schedule.to_text())"
+        "from compiler.stage_placement import BIDIRECTIONAL, V, loop;"
+        "print(Solver(parse_costs('FB=1.8'), 3, effort=0.02).solve(4, 40).schedule.to_text());"
+        "solver = Solver(parse_costs('FB=1.8,FF=1.9'), 3, effort=0.02);"
+        "[print(solver.solve(2, 7, placement=p).schedule.to_text()) for p in (V, loop(2), loop(3), BIDIRECTIONAL)]"
     )
     texts = {
         subprocess.run(
@@ -236,4 +239,6 @@ def test_equal_arguments_give_equal_schedules_whatever_the_hash_seed() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(texts) == 1 and "ranks=4 micro_batches=40" in texts.pop()
+    text = texts.pop()
+    assert not texts and "ranks=4 micro_batches=40" in text
+    assert all(f"placement={each}\n" in text for each in ("v", "loop(2)", "loop(3)", "bidirectional"))
