@@ -84,7 +84,7 @@ def page() -> str:
 
 
 def predictions(fixed: Mapping[str, Any], spec: Spec) -> dict[str, Prediction]:
-    """Of DeepSeek-V3, by each table of rates."""
+    """Predict DeepSeek-V3 by each table of rates."""
     return {table["name"]: predict(spec, rates=rates_of(spec, table["name"])) for table in fixed["tables"]}
 
 
