@@ -248,7 +248,7 @@ SOAK = (
     Row("tests/schedules/test_optima.py::test_stored", 10),
     Row("tests/schedules/test_known_best.py::test_the_order_takes", 13),
     Row("tests/schedules/test_order.py::test_an_order_takes_less", 3),
-    Row("tests/schedules/test_page.py::test_tables", 2),
+    Row("tests/schedules/test_page.py::test_tables", 3),
     Row("tests/schedules/test_page.py::test_one_column", 0, "tests/schedules/test_page.py::test_tables"),
     Row("tests/schedules/test_page.py::test_the_smallest_rows", 3),
     Row("tests/schedules/test_family.py", 2),
