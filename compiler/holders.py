@@ -19,6 +19,14 @@ class Holders(Sequence[int]):
     columns: range  # ascending, within range(width)
     width: int
 
+    def on(self, pipeline_rank: int) -> Holders:
+        """Those of one pipeline rank."""
+        return Holders((pipeline_rank,), self.columns, self.width)
+
+    def at(self, column: int) -> Holders:
+        """Those of one column, which is one of theirs."""
+        return Holders(self.pipeline_ranks, range(column, column + 1), self.width)
+
     def __len__(self) -> int:
         return len(self.pipeline_ranks) * len(self.columns)
 

@@ -57,7 +57,7 @@ CODES = {
     "E0807": "the batch is a multiple of data·micro_batch",
     "E0808": "a stage has a layer, the embedding or the head",
     "E0809": "context ranks have equal parts of sequences",
-    "E0810": "zero = 2 and 3 divide what one pipeline rank holds, by elements, and no copies of weights in few bits",
+    "E0810": "zero = 2 and 3 divide state by elements, and no copies of weights in few bits",
     "E0811": "at most 262,144 micro-batches are planned, over all stages and sizes of the batch",
     "E0812": "the memory of a device holds at least its weights, gradients and optimizer state",
     "E0813": "a schedule has a name, or is read from a file",

@@ -119,19 +119,20 @@ def _memory(spec: Spec, held: _Held) -> Memory:
     """Bytes of a device, if its pipeline ranks had even parts of what they hold together."""
     precision, p = spec.precision, spec.parallel
     whole = (Fraction(held.common, p.tensor) + Fraction(held.routed, p.expert_group)) / held.ranks
-    divided = held.owned / (held.ranks * p.columns)
+    owned = held.owned / (held.ranks * p.columns)
+    kept = Fraction(held.common + held.routed) / (held.ranks * p.columns)
 
     size = bytes_per_element(spec)
 
-    def of(itemsize: int, zero: int) -> int:
-        """Bytes of state that is divided over its holders from level `zero` on."""
+    def of(itemsize: int, zero: int, divided: Fraction) -> int:
+        """Bytes of state that is divided from level `zero` on."""
         return int(itemsize * (divided if p.zero >= zero else whole))
 
     tokens = spec.train.micro_batch * spec.train.sequence // (p.tensor * p.context)
     return Memory(
-        weights=of(size.weights, 3),
-        gradients=0 if spec.adapter else of(size.gradients, 2),  # those of adapters alone, which are not counted
-        optimizer=0 if spec.adapter else of(size.optimizer, 1),
+        weights=of(size.weights, 3, kept),
+        gradients=0 if spec.adapter else of(size.gradients, 2, kept),  # those of adapters alone, which are not counted
+        optimizer=0 if spec.adapter else of(size.optimizer, 1, owned),
         activations=tokens * spec.model.hidden * ITEMSIZE[precision.compute],
     )
 

@@ -22,8 +22,8 @@ NORM_ROW = 1024  # elements
 
 
 def start_reduce(bucket: Bucket, sums: Sums) -> Work:
-    """Begin to sum a bucket's gradients over its holders: all of them, or on each holder those that it owns."""
-    return sums.start_reduce(bucket.gradients_name, bucket.holders, bucket.gradients, bucket.shares)
+    """Begin to sum a bucket's gradients over those who keep the same: all, or on each holder those that it owns."""
+    return sums.start_reduce(bucket.gradients_name, bucket.peers, bucket.gradients, bucket.shares_of_peers)
 
 
 def gradient_square(state: State, rank: int) -> Tensor:
@@ -59,8 +59,11 @@ def update(b: Bucket, recipe: Optimizer, by: Op, rate: float, step: int, norm: f
 
 
 def gather_weights(bucket: Bucket, sums: Sums) -> None:
-    """Take the weights that the other holders of a bucket have updated."""
-    sums.gather(bucket.parameters_name, bucket.holders, bucket.parameters, bucket.shares)
+    """Take the weights that the other holders of a bucket have updated, as far as they are kept here."""
+    if bucket.gathered:
+        sums.gather(bucket.parameters_name, bucket.peers, bucket.parameters, bucket.shares_of_peers)
+    else:
+        sums.gather(bucket.parameters_name, bucket.holders, bucket.parameters, bucket.shares)
 
 
 def updates_of(b: Bucket, decay: float, most: int | None) -> Iterator[Update]:

@@ -1,8 +1,8 @@
 """Gradients, and weights, that the data ranks of a pipeline rank divide (zero = 2, 3): put together for one segment.
 
 Each rank keeps its part of them (runtime/state.py). A segment's W adds to zeros that are all of its gradients. These
-are then summed over their holders, and this rank adds its part of the sums to what it keeps. A segment's weights are
-gathered before it runs. Both are values of its stage, between the instructions that make and free them.
+are then summed over those ranks, and each adds its part of the sums to what it keeps. A segment's weights are gathered
+before it runs. Both are values of its stage, between the instructions that make and free them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Sharding:
         for bucket in state.buckets:
             for site in bucket.sites:
                 self._of_site[site].append(bucket)
-        groups = dict.fromkeys(bucket.holders for bucket in state.buckets if bucket.sites)
-        self.parts = {holders: links.parts("reduce", holders) for holders in groups}
+        groups = dict.fromkeys(bucket.dividers for bucket in state.buckets if bucket.sites)
+        self.parts = {dividers: links.parts("reduce", dividers) for dividers in groups}
 
     def zeros(self, site: str) -> Whole:
         """Accumulators of a segment, for one micro-batch."""
@@ -47,9 +47,9 @@ class Sharding:
         return self._whole(site, kept.new_zeros(self._size(site)))
 
     def scatter(self, name: str, site: str, gradients: Whole) -> None:
-        """Start to sum a segment's gradients over their holders."""
+        """Start to sum a segment's gradients over those who divide them."""
         pieces = self._pieces(site, gradients.flat)
-        works = [self.parts[bucket.holders].scatter(name, flat, flat) for bucket, flat in pieces]
+        works = [self.parts[bucket.dividers].scatter(name, flat, flat) for bucket, flat in pieces]
         self.pending[name] = _InFlight(gradients, works)
 
     def wait_scatter(self, name: str, site: str) -> None:
@@ -57,15 +57,15 @@ class Sharding:
         gradients, works = self.pending.pop(name)
         for (bucket, flat), work in zip(self._pieces(site, gradients.flat), works, strict=True):
             work.wait()
-            bucket.gradients.add_(flat[bucket.part])
+            bucket.gradients.add_(flat[bucket.kept])
 
     def gather(self, name: str, site: str) -> None:
         """Start to put the weights of a segment together."""
         kept = self._of_site[site][0].parameters
         weights, works = self._whole(site, kept.new_empty(self._size(site))), list[Work]()
         for bucket, flat in self._pieces(site, weights.flat):
-            flat[bucket.part] = bucket.parameters
-            works.append(self.parts[bucket.holders].gather(name, flat))
+            flat[bucket.kept] = bucket.parameters
+            works.append(self.parts[bucket.dividers].gather(name, flat))
         self.pending[name] = _InFlight(weights, works)
 
     def wait_gather(self, name: str) -> Whole:

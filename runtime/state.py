@@ -62,8 +62,9 @@ class Bucket:
     """Parameters with the same holders and stages. `owned` are the pieces whose optimizer state, master weights among
     it, is on this rank; `shares` says which parts each holder owns, nothing where each of them owns all.
 
-    Of `sites` that divide it, only the part that is owned here is kept, of gradients, and where these are `gathered` of
-    weights: flat tensors of all of it are made for one segment at a time (runtime/sharding.py)."""
+    Where it has `sites`, its `dividers`, who are the holders of a pipeline rank, each keep a part of the gradients, and
+    of weights that are `gathered`: flat tensors of all of it are made for one segment at a time (runtime/sharding.py).
+    The `peers` keep the same part, on a pipeline rank each, and each owns a share of it."""
 
     name: str
     holders: tuple[int, ...]
@@ -76,7 +77,10 @@ class Bucket:
     gradients: Tensor
     mixed: bool  # whether master weights are others than those that segments read
     padded: int  # elements of all of it
+    peers: tuple[int, ...]  # the holders that keep the same gradients
+    kept: slice  # of the gradients, and of weights that are gathered
     sites: tuple[str, ...] = ()
+    dividers: tuple[int, ...] = ()
     gathered: bool = False
 
     @property
@@ -85,22 +89,22 @@ class Bucket:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether its gradients are summed once a step, and not by those who divide them."""
-        return len(self.holders) > 1 and not self.sites
+        """Whether several holders keep the same gradients, which are summed once a step."""
+        return len(self.peers) > 1
 
     @property
-    def part(self) -> slice:
-        """What this rank keeps of something that is divided."""
-        (piece,) = self.owned
-        return piece.part
+    def shares_of_peers(self) -> Shares:
+        """What each of the peers owns of what they keep."""
+        shares = [self.shares[self.holders.index(peer)] for peer in self.peers if self.shares]
+        return tuple(tuple(_within(self.kept, part) for part in share) for share in shares)
 
     def weights_of(self, part: slice) -> Tensor:
         """Elements of the weights that segments read, which are kept here."""
-        return self.parameters[_within(self.part, part) if self.gathered else part]
+        return self.parameters[_within(self.kept, part) if self.gathered else part]
 
     def gradients_of(self, part: slice) -> Tensor:
         """Elements of the gradients, which are kept here."""
-        return self.gradients[_within(self.part, part) if self.sites else part]
+        return self.gradients[_within(self.kept, part)]
 
     def owned_of(self, entry: Entry) -> tuple[slice, Piece, slice] | None:
         """The part of a parameter that is owned here: which of its elements, and in which slice of which piece."""
@@ -115,7 +119,7 @@ class Bucket:
         """Give a parameter the value of the logical one: the master weights whole, what segments read rounded. An
         average begins there."""
         flat = entry.cut(value).reshape(-1)
-        kept = self.part if self.gathered else slice(entry.start, entry.end)
+        kept = self.kept if self.gathered else slice(entry.start, entry.end)
         start, end = max(entry.start, kept.start), min(entry.end, kept.stop)
         if start < end:
             self.weights_of(slice(start, end)).copy_(flat[start - entry.start : end - entry.start])
@@ -213,30 +217,32 @@ def initial_value(seed: int, name: str, shape: Sequence[int], init: float | None
     return values.normal_(0.0, init, generator=generator)
 
 
-def shared_flats(plan: contract.Plan) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Name of every flat tensor that is summed or gathered → its holders and bytes."""
+def shared_flats(plan: contract.Plan, rank: int) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Name of every flat tensor of a rank that is summed or gathered behind the backward → its holders and bytes."""
     flats = {}
-    for bucket in plan.buckets:
-        of_weights, of_gradients = plan.zero and not plan.gathers(bucket), not bucket.sites
-        for name, dtype, there in (
-            ("parameters", plan.precision.parameter, of_weights),
-            ("gradients", plan.precision.gradients, of_gradients),
+    for bucket in (bucket for bucket in plan.buckets if rank in bucket.holders):
+        elements, peers = padded_size(bucket, plan.zero), plan.peers(bucket, rank)
+        of_peers = peers, elements * len(peers) // len(bucket.holders) if bucket.sites else elements
+        of_weights = of_peers if plan.gathers(bucket) else (bucket.holders, elements)
+        for name, dtype, (ranks, size), there in (
+            ("parameters", plan.precision.parameter, of_weights, plan.zero),
+            ("gradients", plan.precision.gradients, of_peers, True),
         ):
-            if len(bucket.holders) > 1 and there:
-                size = padded_size(bucket, plan.zero) * DTYPES[dtype].itemsize
-                flats[f"{name} {bucket.name}"] = (bucket.holders, size)
+            if len(ranks) > 1 and there:
+                flats[f"{name} {bucket.name}"] = (ranks, size * DTYPES[dtype].itemsize)
     return flats
 
 
 def largest_parts(plan: contract.Plan) -> dict[Channel, int]:
-    """The channels of holders that divide buckets → bytes of the largest part of gradients or weights; those of tensor
+    """The channels of those who divide buckets → bytes of the largest part of gradients or weights; those of tensor
     and context groups → bytes of the rows of one rank."""
     size = max(DTYPES[each].itemsize for each in (plan.precision.parameter, plan.precision.gradients))
     found: dict[Channel, int] = {}
     for bucket in plan.buckets:
-        if bucket.sites:
-            part = padded_size(bucket, plan.zero) // len(bucket.holders) * size
-            found["reduce", bucket.holders] = max(found.get(("reduce", bucket.holders), 0), part)
+        of_rank = itertools.groupby(bucket.holders if bucket.sites else (), lambda rank: rank // plan.mesh.columns)
+        for dividers in (tuple(ranks) for _, ranks in of_rank):
+            part = padded_size(bucket, plan.zero) // len(dividers) * size
+            found["reduce", dividers] = max(found.get(("reduce", dividers), 0), part)
     rows = plan.train.micro_batch * plan.train.sequence // (plan.mesh.cp * plan.mesh.tp)
     row = plan.model.hidden * DTYPES[plan.precision.compute].itemsize
     sizes = {"tensor": rows * row, "context": plan.sequence_part, "choices": plan.choices_part}
@@ -260,19 +266,20 @@ def _bucket(
 ) -> Bucket:
     entries = _entries(planned)
     holders, precision, padded = planned.holders, plan.precision, padded_size(planned, plan.zero)
-    shares = _shares(planned, entries, padded) if plan.zero and len(holders) > 1 else ()
+    peers, dividers = plan.peers(planned, rank), plan.dividers(planned, rank)
+    each = len(peers) if planned.sites else 1  # of the parts that holders keep, so many shares
+    shares = _shares(planned, entries, padded, each) if plan.zero and len(holders) > 1 else ()
 
     def zeros(extent: int, dtype: str, name: str = "") -> Tensor:
         placed = allocate(f"{name} {planned.name}", extent, DTYPES[dtype]) if name else None
         return torch.zeros(extent, dtype=DTYPES[dtype], device=device) if placed is None else placed
 
-    gathered = plan.gathers(planned)
-    shard = shares[holders.index(rank)][0] if planned.sites else slice(0, padded)
-
-    def flat(what: str, dtype: str, divided: bool) -> Tensor:
-        return zeros(shard.stop - shard.start, dtype) if divided else zeros(padded, dtype, what)
-
-    parameters = flat("parameters", precision.parameter, gathered)
+    gathered, kept_here = plan.gathers(planned), slice(0, padded)
+    if planned.sites:
+        extent, at = padded // len(dividers), dividers.index(rank)
+        kept_here = slice(at * extent, (at + 1) * extent)
+    there = kept_here if gathered else slice(0, padded)
+    parameters = zeros(there.stop - there.start, precision.parameter, "parameters")
     mixed = precision.master != precision.parameter
 
     def kept(what: str, extent: int, dtype: str) -> Tensor:
@@ -280,7 +287,7 @@ def _bucket(
 
     def piece(part: slice, shape: tuple[int, ...]) -> Piece:
         extent = part.stop - part.start
-        of_weights = parameters if gathered else parameters[part]
+        of_weights = parameters[_within(there, part)]
         master = kept("master", extent, precision.master) if mixed else of_weights
         state = {each.name: kept("moments", extent, each.dtype) for each in plan.optimizer.state}
         average = torch.zeros(extent, dtype=DTYPES[plan.train.ema.dtype]) if plan.train.ema else None
@@ -301,10 +308,13 @@ def _bucket(
         owned=owned,
         shares=shares,
         parameters=parameters,
-        gradients=flat("gradients", precision.gradients, bool(planned.sites)),
+        gradients=zeros(kept_here.stop - kept_here.start, precision.gradients, "gradients"),
         mixed=mixed,
         padded=padded,
+        peers=peers,
+        kept=kept_here,
         sites=planned.sites,
+        dividers=dividers,
         gathered=gathered,
     )
 
@@ -334,6 +344,8 @@ def _frozen(planned: contract.Bucket, plan: contract.Plan, device: torch.device)
         gradients=parameters.new_empty(0),
         mixed=False,
         padded=entries[-1].end,
+        peers=planned.holders,
+        kept=slice(0, 0),
     )
 
 
@@ -347,12 +359,15 @@ def host_zeros(extent: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(extent, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def _shares(planned: contract.Bucket, entries: Sequence[Entry], padded: int) -> Shares:
-    """What each holder owns of a bucket: the parameters of which it is the owner, or an equal part."""
+def _shares(planned: contract.Bucket, entries: Sequence[Entry], padded: int, peers: int = 1) -> Shares:
+    """What each holder owns of a bucket: the parameters of which it is the owner, or an equal part.
+
+    Where it is divided, of the part that a holder keeps: so many `peers`, of a pipeline rank each, have it."""
     count = len(planned.holders)
     if not planned.owners:
-        shard = padded // count
-        return tuple((slice(i * shard, (i + 1) * shard),) for i in range(count))
+        shard, dividers = padded // count, count // peers
+        places = (i % dividers * peers + i // dividers for i in range(count))
+        return tuple((slice(at * shard, (at + 1) * shard),) for at in places)
     parts: list[list[slice]] = [[] for _ in range(count)]
     for entry, owner in zip(entries, planned.owners, strict=True):
         parts[owner].append(slice(entry.start, entry.end))

@@ -75,7 +75,7 @@ class Trainer:
         self.pp_rank, self.column = divmod(rank, mesh.columns)
         self.programs = build.programs
         self.bodies = build.bodies(self.pp_rank)
-        wanted = Wanted(mesh, plan.openings, shared_flats(plan), largest_parts(plan))
+        wanted = Wanted(mesh, plan.openings, shared_flats(plan, rank), largest_parts(plan))
         self.links = endpoint.connect(rank, wanted, board.set_action)
         self.state: State = build_state(plan, rank, self.device, self.links.flat)
         self.buckets = {bucket.name: bucket for bucket in self.state.buckets}

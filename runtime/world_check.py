@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from runtime.certificate import CertificateError
 from runtime.contract import Collective, Opening, Plan, Program
+from runtime.contract.mesh import Columns
 
 TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "records", "norm"))
 
@@ -23,9 +24,11 @@ TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "recor
 def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
     """Raise CertificateError unless every program has the collectives that its plan needs. O(buckets) of each."""
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
-    reduces = {Collective("reduce", bucket.name) for bucket in shared if bucket.is_reduced}
-    gathers = {Collective("gather", bucket.name) for bucket in shared if plan.zero and not plan.gathers(bucket)}
-    groups = {(_pipeline_ranks(plan, bucket.holders), bucket.stages) for bucket in shared if bucket.is_reduced}
+    alike = [bucket for bucket in shared if plan.is_reduced(bucket)]
+    reduces = {Collective("reduce", bucket.name) for bucket in alike}
+    parted = {0: [], 3: alike}.get(plan.zero, shared)
+    gathers = {Collective("gather", bucket.name) for bucket in parted}
+    groups = {(_pipeline_ranks(plan, bucket.holders), bucket.stages) for bucket in alike}
     averaged = plan.train.validate is not None and plan.train.validate.ema
     for name, program in programs.items():
         trains = name.startswith("train_")
@@ -107,9 +110,18 @@ def _used(plan: Plan, programs: Mapping[str, Program]) -> Iterator[Opening]:
             ranks = _pipeline_ranks(plan, bucket.holders)
             held = len(bucket.holders) // len(ranks)
             slices = mesh.tp > 1 and held * mesh.tp == mesh.columns
-            opening = Opening("reduce", ranks, "all" if held == mesh.columns else "slice" if slices else "member")
+            columns: Columns = "slice" if slices else "member"
+            if held in (1, mesh.columns):
+                columns = "each" if held < mesh.columns else "all"
+            opening = Opening("reduce", ranks, columns)
             if opening.channel_of(mesh, bucket.holders[0]) != bucket.holders:
                 raise CertificateError(f"plan.json: bucket {bucket.name} has holders that no channel has")
-            yield opening
+            if not bucket.sites:
+                yield opening
+                continue
+            yield from (Opening("reduce", (rank,), columns) for rank in ranks)
+            if len(ranks) > 1:
+                yield Opening("reduce", ranks, "each")
+                yield from [opening] if plan.zero == 2 else []
     if mesh.world > 1:
         yield Opening("world", tuple(range(mesh.pp)), "all")

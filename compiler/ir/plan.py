@@ -194,9 +194,15 @@ class Bucket:
     sites: tuple[str, ...] = ()  # the segments that read it, where its holders divide gradients (zero = 2, 3)
 
     @property
+    def parts(self) -> int:
+        """Parts of its gradients, of which each holder on a pipeline rank keeps one."""
+        return len(self.holders.columns) if self.sites else 1
+
+    @property
     def is_reduced(self) -> bool:
-        """Whether its gradients are summed once a step: it is shared, and not by those who divide its gradients."""
-        return len(self.holders) > 1 and not self.sites
+        """Whether several holders keep the same gradients, which are summed once a step: of a divided bucket, those of
+        one column on several pipeline ranks."""
+        return len(self.holders) > self.parts
 
 
 @dataclass(frozen=True)
@@ -208,7 +214,7 @@ class Sharded:
     """
 
     tensors: frozenset[str]
-    buckets: tuple[tuple[Holders, int], ...]  # of each: its holders on the first data ranks, and its padded elements
+    buckets: tuple[tuple[Holders, int], ...]  # of each: who divides it, on one pipeline rank; its padded elements
     gradients: Buffer
     weights: Buffer | None  # None: each holder has them whole (zero = 2)
 

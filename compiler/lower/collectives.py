@@ -5,7 +5,7 @@ records are summed (losses, and the load of every expert). Then the sums of each
 started under the backward (compiler/lower/reductions.py), and the squares of all gradients are summed, by which they
 are clipped. Where the holders of a bucket each update a part of it, they gather the rest. Gradients that are divided
 are summed by the bodies that make them, and weights that are divided are gathered by those that read them
-(compiler/actions/sharded.py).
+(compiler/actions/sharded.py): what is left here are the same parts on several pipeline ranks.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
 
     An evaluation gathers weights where it is made again with their moving average, to take it and to put it back.
     """
-    shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
-    reduces = (Collective("reduce", bucket.name, bucket) for bucket in shared if bucket.is_reduced)
-    parted = [bucket for bucket in shared if plan.zero and not (plan.zero == 3 and bucket.sites)]
+    reduces = (Collective("reduce", bucket.name, bucket) for bucket in plan.buckets if bucket.is_reduced)
+    parted = [b for b in plan.buckets if plan.zero and len(b.holders) > 1 and (plan.zero < 3 or b.is_reduced)]
     gathers = tuple(Collective("gather", bucket.name, bucket) for bucket in parted)
     if not trains:
         return {"prologue": (TARGETS,), "epilogue": (RECORDS,), "update": gathers if plan.averaged else ()}

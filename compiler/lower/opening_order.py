@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from compiler.holders import Holders
 from compiler.ir import Plan, Program
 from runtime.contract import Opening
+from runtime.contract.mesh import Columns
 
 
 def edges(programs: Iterable[Program]) -> tuple[tuple[int, int], ...]:
@@ -66,13 +68,24 @@ def _of_experts(plan: Plan, rank: int) -> Iterator[Opening]:
 
 
 def _of_holders(plan: Plan) -> Iterator[Opening]:
-    """Reductions of each bucket: over all columns, or over those at one place of their expert or tensor groups."""
+    """Sums and gathers of each bucket. Of a divided one: of what each pipeline rank has, and of the same parts on
+    several of them; after the update, of whole weights (zero = 2)."""
     for bucket in plan.buckets:
         holders = bucket.holders
-        if len(holders) > 1:
-            every, held = plan.mesh.columns, len(holders.columns)
-            slices = plan.mesh.tp > 1 and held * plan.mesh.tp == every
-            yield Opening("reduce", holders.pipeline_ranks, "all" if held == every else "slice" if slices else "member")
+        groups = [holders.on(rank) for rank in holders.pipeline_ranks] if bucket.sites else [holders]
+        if bucket.sites and bucket.is_reduced:
+            groups += [holders.at(holders.columns.start), *([holders] if plan.zero == 2 else [])]
+        for each in groups:
+            if len(each) > 1:
+                yield Opening("reduce", each.pipeline_ranks, _columns(plan, each))
+
+
+def _columns(plan: Plan, holders: Holders) -> Columns:
+    """All columns, one, or those at one place of their expert or tensor groups."""
+    every, held = plan.mesh.columns, len(holders.columns)
+    if held in (1, every):
+        return "all" if held == every else "each"
+    return "slice" if plan.mesh.tp > 1 and held * plan.mesh.tp == every else "member"
 
 
 def _in_rounds(openings: Sequence[Opening]) -> Iterator[Opening]:

@@ -53,11 +53,11 @@ def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, in
         quantised = {each.param: each.num_bytes for each in model.cuts[use.site].quantised}
         for param, (_, tensor) in zip(use.segment.params, use.params, strict=True):
             groups = p.expert_group if param.stack else p.tensor if param.split else 1
-            holders = copies * p.columns // groups
+            holders = max(1, p.columns // groups)  # on a pipeline rank
             frozen = param.role == "frozen"
             elements = prod(param.shape) if param.grad or frozen else 0
-            part = elements // max(1, holders) if p.zero else elements
-            kept = [part if p.zero >= level else elements for level in (3, 2)]  # of weights, and of gradients
+            part = elements // (copies * holders) if p.zero else elements
+            kept = [elements // holders if p.zero >= level else elements for level in (3, 2)]  # weights, and gradients
             trained = 0 if frozen else kept[1] * size.gradients + part * size.optimizer
             held = kept[0] * size.weights + trained
             found[tensor] = held + quantised.get(param.name, 0)

@@ -48,7 +48,7 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
     mesh = Mesh(*degrees, node, parallel.expert_tensor, spec.sequence_ranks)
     stage_placement = stage_placement_of_spec(spec)
     stages = stages_of(model, runs)
-    uses = (step for stage in stages for step in stage.steps if isinstance(step, Use))
+    uses = [step for stage in stages for step in stage.steps if isinstance(step, Use)]
     users = stages_of_tensors(stages)
     ranks_of = {
         used_by: tuple(sorted({rank for stage in used_by for rank in stage_placement.ranks_of_stage(mesh.pp, stage)}))
@@ -62,6 +62,9 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
         each for row in rows for each in replicas_of(row, ranks_of[users[row.name]], mesh, owned.get(row.name, ()))
     )
     sites = dividing_sites(stages, replicas, parallel.zero)
+    rank_of = {
+        step.site: stage_placement.ranks_of_stage(mesh.pp, stage.index)[0] for stage in stages for step in stage.steps
+    }
     grouped, frozen = (buckets([r for r in replicas if r.role == role], users, sites) for role in HELD)
     grouped = with_owners(grouped, replicas, spec.train.optimizer, parallel.zero)
     return Plan(
@@ -80,7 +83,7 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
             (row.name, slots_of(_owners(row, mesh.ep, owners), mesh.etp)) for row in rows if row.role == "slots"
         ),
         zero=parallel.zero,
-        sharded=sharded_segments(spec, replicas, grouped),
+        sharded=sharded_segments(spec, replicas, grouped, rank_of),
         overlap_reduce=parallel.overlap_reduce,
         averaged=spec.train.validate is not None and spec.train.validate.ema,
     )

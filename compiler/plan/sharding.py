@@ -1,8 +1,8 @@
 """Which tensors data ranks divide among them, and what their segments then put together (zero = 2 and 3).
 
-Gradients, and weights at zero = 3, are divided where all holders are data ranks of one pipeline rank: these run the
-same program in the same order, so what they put together in the middle of it cannot hang. A tensor that two pipeline
-ranks hold is whole on each of them, as at zero = 1 (docs/adr/0024-state-is-divided-by-segment.md).
+Gradients, and weights at zero = 3, are divided over the holders of each pipeline rank: these run the same program in
+the same order, so what they put together in the middle of it cannot hang. Where several pipeline ranks hold a tensor,
+as those of a mirrored stage, each of them has all parts of it (docs/adr/0024-state-is-divided-by-segment.md).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ def dividing_sites(stages: Sequence[Stage], replicas: Sequence[Replica], zero: i
     divided = {
         replica.tensor
         for replica in replicas
-        if zero >= 2 and replica.role == "parameter" and len(replica.holders) > 1
-        if len(replica.holders.pipeline_ranks) == 1
+        if zero >= 2 and replica.role == "parameter" and len(replica.holders.columns) > 1
     }
     found: dict[str, list[str]] = defaultdict(list)
     for use in (step for stage in stages for step in stage.steps if isinstance(step, Use)):
@@ -31,8 +30,12 @@ def dividing_sites(stages: Sequence[Stage], replicas: Sequence[Replica], zero: i
     return {tensor: tuple(sites) for tensor, sites in found.items()}
 
 
-def sharded_segments(spec: Spec, replicas: Sequence[Replica], buckets: Sequence[Bucket]) -> dict[str, Sharded]:
-    """What the segments put together, by site. Expert ranks hold as much as one another: the first stands for all."""
+def sharded_segments(
+    spec: Spec, replicas: Sequence[Replica], buckets: Sequence[Bucket], rank_of: Mapping[str, int]
+) -> dict[str, Sharded]:
+    """What the segments put together, by site. Expert ranks hold as much as one another: the first stands for all.
+
+    `rank_of`: a pipeline rank that runs the segment, by site; the first stands for all of them."""
     if spec.parallel.zero < 2:
         return {}
     of_replica = {replica.key: replica for replica in replicas}
@@ -41,18 +44,18 @@ def sharded_segments(spec: Spec, replicas: Sequence[Replica], buckets: Sequence[
         for site in bucket.sites:
             found[site].setdefault(frozenset(of_replica[name].tensor for name in bucket.replicas), bucket)
     return {
-        site: _sharded(spec, site, of_tensors, {key: each.num_elements for key, each in of_replica.items()})
+        site: _sharded(spec, site, rank_of[site], of_tensors, {key: e.num_elements for key, e in of_replica.items()})
         for site, of_tensors in found.items()
     }
 
 
 def _sharded(
-    spec: Spec, site: str, of_tensors: Mapping[frozenset[str], Bucket], elements: Mapping[str, int]
+    spec: Spec, site: str, rank: int, of_tensors: Mapping[frozenset[str], Bucket], elements: Mapping[str, int]
 ) -> Sharded:
     parts = []
     for bucket in of_tensors.values():
         count = len(bucket.holders)
-        parts.append((bucket.holders, -(-sum(elements[name] for name in bucket.replicas) // count) * count))
+        parts.append((bucket.holders.on(rank), -(-sum(elements[name] for name in bucket.replicas) // count) * count))
     shape, prefix = (sum(size for _, size in parts),), site.replace(".", "_")
     weights = Buffer(f"{prefix}_weights", shape, TORCH_DTYPE[spec.precision.parameter])
     return Sharded(
@@ -79,16 +82,14 @@ def crossing_of(plan: Plan, rank: int, num_micro_batches: int) -> Crossing:
     """What a device of a pipeline rank sends in a step while its actions run: of each tensor that is put together, all
     parts but its own. `num_micro_batches`: of the step, of which the ranks that hold a stage have equal parts."""
     gradients = weights = rows = 0
-    for use in (step for stage in plan.stages_of(rank) for step in plan.stages[stage].steps if isinstance(step, Use)):
-        here = plan.sharded.get(use.site)
-        if here is not None:
-            gathers, scatters = plan.moves_of(use)
-            elements = sum(size - size // len(holders) for holders, size in here.buckets)
-            gradients += num_micro_batches * scatters * elements * ITEMSIZE[here.gradients.dtype]
-            weights += num_micro_batches * gathers * elements * ITEMSIZE[here.weights.dtype] if here.weights else 0
     for stage in plan.stages_of(rank):
         runs = num_micro_batches // len(plan.ranks_of_stage(stage))
         for step in plan.stages[stage].steps:
+            if isinstance(step, Use) and (here := plan.sharded.get(step.site)) is not None:
+                gathers, scatters = plan.moves_of(step)
+                elements = sum(size - size // len(holders) for holders, size in here.buckets)
+                gradients += runs * scatters * elements * ITEMSIZE[here.gradients.dtype]
+                weights += runs * gathers * elements * ITEMSIZE[here.weights.dtype] if here.weights else 0
             if isinstance(step, Communication) and step.moves_rows:
                 forward, backward = (*step.sizes, *step.outputs), (*step.arriving, *step.returned)
                 parts = (forward, backward, *((forward,) if step.again else ()))

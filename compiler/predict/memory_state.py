@@ -26,8 +26,9 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
 
     Parameters with the same holders lie in one flat buffer. With ZeRO it is padded to equal parts, of which each holder
     updates one (arXiv 1910.02054), or holders own whole parameters (compiler/plan/owners.py); of buckets that segments
-    put together, it keeps one part of the gradients (zero = 2), and of the weights (zero = 3). The balancing biases
-    have the dtype of gradients. Weights that products read in eight bits are held so twice more.
+    put together, it keeps the parts of those that it divides them with (`Bucket.parts`), of gradients (zero = 2) and of
+    weights (zero = 3). The balancing biases have the dtype of gradients. Weights that products read in eight bits are
+    held so twice more.
     """
     size = bytes_per_element(spec)
     kept, biases = kept_elements(spec, plan), Counter[int]()
@@ -78,11 +79,12 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
     whole = spec.train.optimizer.unit == "matrix"
     weights, gradients, owned = Counter[int](), Counter[int](), Counter[int]()
     for bucket in plan.buckets:
-        parts = len(bucket.holders) if spec.parallel.zero and not whole else 1
-        part = -(-sum(map(elements.__getitem__, bucket.replicas)) // parts)
+        owners = len(bucket.holders) if spec.parallel.zero and not whole else 1
+        part = -(-sum(map(elements.__getitem__, bucket.replicas)) // owners)
+        kept = part * owners // bucket.parts
         for rank in _pipeline_ranks(plan, bucket.holders):
-            weights[rank] += part if bucket.sites and spec.parallel.zero == 3 else part * parts
-            gradients[rank] += part if bucket.sites else part * parts
+            weights[rank] += kept if spec.parallel.zero == 3 else part * owners
+            gradients[rank] += kept
             owned[rank] += part
     for bucket in plan.frozen:
         for rank in _pipeline_ranks(plan, bucket.holders):

@@ -47,11 +47,15 @@ class Group:
 
     holders: Holders
     stages: tuple[int, ...]
-    elements: int  # on each of them
+    elements: int  # on each of them, if it has them whole
 
-    def is_divided(self, spec: Spec) -> bool:
-        """Whether its holders divide gradients, which are summed by the actions that make them."""
-        return spec.parallel.zero >= 2 and len(self.holders) > 1 and len(self.holders.pipeline_ranks) == 1
+    def kept(self, spec: Spec, zero: int) -> Group:
+        """What a device keeps of something that is divided from level `zero` on, 2 or 3, and who keeps the same: those
+        of its column where the holders of a pipeline rank divide it."""
+        if spec.parallel.zero < zero:
+            return self
+        holders, parts = self.holders, len(self.holders.columns)
+        return Group(holders.at(holders.columns.start), self.stages, -(-self.elements // parts)) if parts > 1 else self
 
 
 def tensors_of(plan: Plan) -> dict[str, Tensor]:
@@ -114,10 +118,10 @@ def reduce_seconds(
     """(pipeline ranks, stages) → seconds in which their gradients are summed; `groups`: of each pipeline rank."""
     size = ITEMSIZE[spec.precision.gradients]
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = defaultdict(float)
-    for group in {each for held in groups for each in held if len(each.holders) > 1 and not each.is_divided(spec)}:
-        found[group.holders.pipeline_ranks, group.stages] += reduce_s(
-            group.elements * size, group.holders, reduction_of(spec)
-        )
+    for group in (each.kept(spec, 2) for each in {each for held in groups for each in held}):
+        if len(group.holders) > 1:
+            seconds = reduce_s(group.elements * size, group.holders, reduction_of(spec))
+            found[group.holders.pipeline_ranks, group.stages] += seconds
     return found
 
 
@@ -132,9 +136,8 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: Work, reduce_
     precision, zero, optimizer = spec.precision, spec.parallel.zero, spec.train.optimizer
     gradient, weight = ITEMSIZE[precision.gradients], ITEMSIZE[precision.parameter]
     update_s = rates.optimizer_time_s
-    summed = [group for group in groups if not group.is_divided(spec)]
-    gathered = [group for group in groups if zero and not (zero == 3 and group.is_divided(spec))]
-    cleared = sum(-(-group.elements // (len(group.holders) if group.is_divided(spec) else 1)) for group in groups)
+    summed, gathered = ([group.kept(spec, level) for group in groups] for level in (2, 3))
+    cleared = sum(group.elements for group in summed)
     sums = reduction_of(spec)
     touched = update_bytes(precision, optimizer)
     if spec.train.ema and not spec.has_hosts:  # a CPU has no time beside the next step
@@ -145,7 +148,7 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: Work, reduce_
     everyone = Holders(tuple(range(mesh.pp)), range(mesh.columns), mesh.columns)
     return Tail(
         reduction_s=sum(reduce_s(group.elements * gradient, group.holders, sums) for group in summed),
-        gather_s=sum(reduce_s(group.elements * weight, group.holders, "all_gather") for group in gathered),
+        gather_s=sum(reduce_s(group.elements * weight, group.holders, "all_gather") for group in gathered if zero),
         norm_s=update_s(work.elements * gradient) + reduce_s(8, everyone, "all_reduce") if clipped else 0.0,
         update_s=update_only_s,
         host_s=host_wait_s(spec, work, update_only_s, rates),

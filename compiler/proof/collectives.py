@@ -25,12 +25,14 @@ def check_collectives(program: Program, plan: Plan, trains: bool) -> None:
 
     Targets are counted before the first body, records are summed after the last one, and in training every gradient
     with several holders is reduced exactly once, before the norm is summed; weights of parts are gathered after it.
-    Bodies scatter the gradients that are divided, and gather the weights that are: those are in no list.
+    Bodies scatter the gradients that are divided, and gather the weights that are: those are in no list, but for parts
+    that several pipeline ranks have.
     """
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
-    reduces = [Collective("reduce", bucket.name, bucket) for bucket in shared if trains and not bucket.sites]
-    whole = [bucket for bucket in shared if plan.zero in (1, 2) or (plan.zero == 3 and not bucket.sites)]
-    gathers = [Collective("gather", bucket.name, bucket) for bucket in whole if trains or plan.averaged]
+    alike = [bucket for bucket in shared if not bucket.sites or len(bucket.holders.pipeline_ranks) > 1]
+    reduces = [Collective("reduce", bucket.name, bucket) for bucket in alike if trains]
+    parted = {0: [], 3: alike}.get(plan.zero, shared)
+    gathers = [Collective("gather", bucket.name, bucket) for bucket in parted if trains or plan.averaged]
     norm = [NORM] if trains else []
     _check("before the first body", program.prologue, [TARGETS])
     _check("after the last body", program.epilogue, [RECORDS, *reduces, *norm])

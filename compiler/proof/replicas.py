@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 
-from compiler.holders import Holders
 from compiler.ir import Param, Plan, Replica, Use
 from compiler.proof.certificate import ProofError
 from runtime.contract.slices import tiling_problem
@@ -101,29 +100,29 @@ def _check_buckets(plan: Plan, stages: Mapping[str, frozenset[int]]) -> None:
 
 
 def _check_divided(plan: Plan) -> None:
-    """A bucket is divided if its holders are data ranks of one pipeline rank. Every segment that reads it, and no
-    other, puts it together, with the padding of equal parts."""
+    """A bucket is divided if several ranks of a pipeline rank hold it. Every segment that reads it, and no other, puts
+    it together, with the padding of equal parts for all holders."""
     readers: dict[str, set[str]] = defaultdict(set)
     for use in plan.uses:
         for _, tensor in use.params:
             readers[tensor].add(use.site)
     of = {replica.key: replica for replica in plan.replicas}
-    sizes: dict[str, dict[Holders, int]] = defaultdict(dict)  # of the buckets of each site, with padding
+    sizes: dict[str, dict[range, int]] = defaultdict(dict)  # of the buckets of each site, by columns, with padding
     tensors: dict[str, set[str]] = defaultdict(set)
     for bucket in plan.buckets:
         members, count = [of[name] for name in bucket.replicas], len(bucket.holders)
-        wanted = plan.zero >= 2 and count > 1 and len(bucket.holders.pipeline_ranks) == 1
+        wanted = plan.zero >= 2 and len(bucket.holders.columns) > 1
         if bool(bucket.sites) != wanted or any(wanted and readers[each.tensor] != {*bucket.sites} for each in members):
             raise ProofError(f"scatter {bucket.name}: bucket is divided among segments {list(bucket.sites)}")
         for site in bucket.sites:
             padded = -(-sum(each.num_elements for each in members) // count) * count
-            sizes[site][bucket.holders] = sizes[site].get(bucket.holders, 0) + padded
+            sizes[site][bucket.holders.columns] = sizes[site].get(bucket.holders.columns, 0) + padded
             tensors[site].update(each.tensor for each in members)
     if plan.sharded.keys() != sizes.keys():
         raise ProofError(f"scatter: segments {sorted(plan.sharded.keys() ^ sizes.keys())} put other tensors together")
     for site, here in plan.sharded.items():
         buffers = [here.gradients, *([here.weights] if here.weights else [])]
-        held = {sum(size for holders, size in sizes[site].items() if each[0] in holders) for each in sizes[site]}
+        held = {sum(size for columns, size in sizes[site].items() if each[0] in columns) for each in sizes[site]}
         shapes = {buffer.shape for buffer in buffers}
         if here.tensors != tensors[site] or shapes != {(size,) for size in held} or len(buffers) != plan.zero - 1:
             raise ProofError(f"scatter {site}: it puts other tensors together than its buckets have")

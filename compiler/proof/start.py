@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from compiler.ir import Plan, Program
+from compiler.holders import Holders
+from compiler.ir import Bucket, Plan, Program
 from compiler.proof.certificate import ProofError
 from runtime.contract import Opening
 
@@ -63,13 +64,22 @@ def used(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
         found |= {Opening("context", (rank,), "context") for rank in range(plan.mesh.pp)}
     if plan.mesh.sq > 1:
         found |= {Opening("choices", (rank,), "sequence") for rank in range(plan.mesh.pp)}
-    buckets = {id(each.bucket): each.bucket for program in programs for each in program.collectives}
+    calls = {(each.kind, id(each.bucket)): each.bucket for program in programs for each in program.collectives}
+    several = {_meeting(plan, kind, bucket) if bucket else None for (kind, _), bucket in calls.items()}
     sites = {i.site for body in bodies.values() for i in body.instructions if i.kind in ("gather", "scatter")}
-    several = {bucket.holders if bucket else None for bucket in buckets.values()}
-    several |= {bucket.holders for bucket in plan.buckets if not sites.isdisjoint(bucket.sites)}
+    for bucket in plan.buckets:
+        if not sites.isdisjoint(bucket.sites):
+            several |= {bucket.holders.on(rank) for rank in bucket.holders.pipeline_ranks}
     for holders in several:
         found |= _of_collective(plan, holders)
     return found
+
+
+def _meeting(plan: Plan, kind: str, bucket: Bucket) -> Holders:
+    """Who sums a bucket's gradients in the epilogue, or gathers its weights with the update: all of its holders, or the
+    holders of the same part, as those of the first column are. Parts of weights are held at zero = 3 alone."""
+    of_parts = bucket.sites and (kind == "reduce" or plan.zero == 3)
+    return bucket.holders.at(bucket.holders.columns.start) if of_parts else bucket.holders
 
 
 def _of_exchanges(plan: Plan, rank: int) -> set[Opening]:
@@ -90,8 +100,9 @@ def _of_collective(plan: Plan, holders: Sequence[int] | None) -> set[Opening]:
     several = list(holders)
     ranks = tuple(sorted({rank // mesh.columns for rank in several}))  # mesh.coordinates, thousands of times
     held = len(several) // len(ranks)
-    slices = mesh.tp > 1 and held == mesh.columns // mesh.tp
-    return {Opening("reduce", ranks, "all" if held == mesh.columns else "slice" if slices else "member")}
+    if held in (1, mesh.columns):
+        return {Opening("reduce", ranks, "each" if held < mesh.columns else "all")}
+    return {Opening("reduce", ranks, "slice" if mesh.tp > 1 and held == mesh.columns // mesh.tp else "member")}
 
 
 def name_of(opening: Opening) -> str:

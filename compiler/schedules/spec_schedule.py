@@ -49,11 +49,6 @@ def schedule_for(spec: Spec, path: Path) -> Schedule:
             f"{path} is of {schedule.num_micro_batches} micro-batches, and a step of {sequences:,} sequences, the "
             f"largest, has {largest} on each data rank"
         )
-    if spec.parallel.zero >= 2 and schedule.stage_placement.copies > 1:
-        raise ScheduleError(
-            f"{path} holds each stage on two pipeline ranks, which cannot divide what zero = {spec.parallel.zero} "
-            "divides: write `zero = 1`"
-        )
     stages = schedule.num_stages
     if stages > spec.model.num_layers + 2:
         raise ScheduleError(f"{path} has {stages} stages, too many for {spec.model.num_layers} layers")

@@ -8,7 +8,7 @@ from functools import partial
 
 from compiler.dtypes import ITEMSIZE
 from compiler.holders import Holders
-from compiler.ir import Communication, Plan, Stage
+from compiler.ir import Communication, Plan, Stage, Use
 from compiler.schedules.schedule import Schedule
 from compiler.topology.fabric import Fabric
 from compiler.topology.messages import receiver
@@ -85,15 +85,17 @@ def _group_levels(fabric: Fabric, first: int, members: int, copied: float) -> di
 
 def _gradients(fabric: Fabric, plan: Plan, schedule: Schedule) -> Counter[str]:
     sent = _summed(plan)
-    for use in plan.uses:
-        here = plan.sharded.get(use.site)
-        if here is not None:
-            gathers, scatters = plan.moves_of(use)
+    for stage in plan.stages:
+        ranks = plan.ranks_of_stage(stage.index)
+        for use in (step for step in stage.steps if isinstance(step, Use) and step.site in plan.sharded):
+            here, (gathers, scatters) = plan.sharded[use.site], plan.moves_of(use)
             of_element = scatters * ITEMSIZE[here.gradients.dtype]
             of_element += gathers * ITEMSIZE[here.weights.dtype] if here.weights else 0
             for holders, elements in here.buckets:
                 groups = plan.mesh.columns // len(holders)
-                sent[holders] += schedule.num_micro_batches * of_element * elements * groups
+                for rank in ranks:
+                    runs = schedule.num_micro_batches // len(ranks)
+                    sent[holders.on(rank)] += runs * of_element * elements * groups
     found: Counter[str] = Counter()
     for holders, num_bytes in sent.items():
         if len(holders) > 1:
@@ -106,9 +108,12 @@ def _gradients(fabric: Fabric, plan: Plan, schedule: Schedule) -> Counter[str]:
 
 def _summed(plan: Plan) -> Counter[Holders]:
     """Bytes of gradients and weights that are summed and gathered behind the last action, by holders."""
-    divided = {name for bucket in plan.buckets if bucket.sites for name in bucket.replicas}
+    of = {replica.key: replica for replica in plan.replicas}
     found: Counter[Holders] = Counter()
-    for replica in (each for each in plan.replicas if each.role == "parameter"):
-        ways = 2 if replica.name not in divided else int(plan.zero == 2)
-        found[replica.holders] += ways * 4 * replica.num_elements
+    for bucket in plan.buckets:
+        num_bytes = 4 * sum(of[name].num_elements for name in bucket.replicas)
+        whole = 2 if not bucket.sites else int(plan.zero == 2)
+        found[bucket.holders] += whole * num_bytes
+        for column in bucket.holders.columns if bucket.sites else ():
+            found[bucket.holders.at(column)] += (2 - whole) * num_bytes // bucket.parts
     return found

@@ -45,7 +45,7 @@ JOINT: tuple[Row, ...] = (
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.enough_micro_batches),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.schedules_are_bounded),
     (("parallel.pipeline", "schedule", f"{LAYERS}.last"), parallel.stages_have_layers),
-    (("parallel.zero", "parallel.pipeline", "schedule", "precision", "train.optimizer"), parallel.zero_runs),
+    (("parallel.zero", "precision", "train.optimizer"), parallel.zero_runs),
     (tuple(f"{LAYERS}.ffn.{key}" for key in ("experts", "groups", "top_groups", "top_k")), model.moe_groups),
     (("model.attention.heads", "model.attention.kv_heads"), model.heads_share_keys),
     (("data.tokenizer", "model.vocab"), model.vocabulary_fits),

@@ -11,9 +11,9 @@ from dsl.layout import LayoutError, stages_of_layout
 from dsl.memory import ITEMSIZE
 from dsl.nodes import group_nodes
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
-from dsl.schedules import AUTO, CHUNKED, FACTS, PLAIN, facts_of, in_words
+from dsl.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
 from dsl.schema import CustomAttention, Moe, Spec
-from dsl.stages import fewest_stages_of_rank, is_mirrored, most_stages, most_stages_of_rank, stages_of_rank
+from dsl.stages import fewest_stages_of_rank, most_stages, most_stages_of_rank, stages_of_rank
 
 MAX_PLANNED = 2**18  # micro-batches of all stages of all ranks and sizes of the batch
 
@@ -295,18 +295,12 @@ def attention_is_split(spec: Spec) -> Iterator[Finding]:
 
 
 def zero_runs(spec: Spec) -> Iterator[Finding]:
-    """Data ranks of one pipeline rank divide gradients and weights, by elements; copies in few bits are whole."""
+    """The data ranks of a pipeline rank divide gradients and weights, by elements; copies in few bits are whole."""
     zero, precision, optimizer = spec.parallel.zero, spec.precision, spec.train.optimizer
     if zero < 2:
         return
     what = "gradients" if zero == 2 else "gradients and weights"
-    if is_mirrored(spec):
-        name = spec.schedule.name
-        message = f"zero = {zero}: {name} holds each stage on two pipeline ranks, which cannot divide its {what}"
-        other = next(each for each, facts in FACTS.items() if facts.is_folded and facts.overlaps)
-        hint = f"write `zero = 1`, or `schedule {{ name = {other} }}`, which holds each stage once"
-        yield Finding("E0810", message, "parallel.zero", hint, (("the schedule", "schedule.name"),))
-    elif optimizer.unit == "matrix":
+    if optimizer.unit == "matrix":
         message = f"zero = {zero}: {optimizer.kind} updates whole matrices, and {what} are divided by elements"
         note = ("the optimizer", "train.optimizer")
         yield Finding("E0810", message, "parallel.zero", "write `zero = 1`", (note,))

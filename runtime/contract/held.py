@@ -58,7 +58,8 @@ class Bucket:
     """Parameters with the same holders that the same stages use: one flat buffer, one reduction.
 
     `owners`: for each parameter, which of the holders has its optimizer state, where each is owned whole. `sites`: the
-    segments that read it, where the holders divide its gradients (zero = 2), and its weights (zero = 3).
+    segments that read it, where the holders of each pipeline rank divide its gradients (zero = 2), and its weights
+    (zero = 3).
     """
 
     name: Name
@@ -67,11 +68,6 @@ class Bucket:
     parameters: tuple[Parameter, ...]
     owners: tuple[Rank, ...] = ()
     sites: tuple[Name, ...] = ()
-
-    @property
-    def is_reduced(self) -> bool:
-        """Whether its gradients are summed once a step, and not by those who divide them."""
-        return len(self.holders) > 1 and not self.sites
 
 
 @dataclass(frozen=True)

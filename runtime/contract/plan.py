@@ -218,6 +218,21 @@ class Plan:
         """Whether the holders of a bucket have parts of its weights, which segments gather."""
         return self.zero == 3 and bool(bucket.sites)
 
+    def peers(self, bucket: Bucket, rank: int) -> tuple[int, ...]:
+        """The holders of a bucket that keep the same of its gradients as one of them: all, or of a divided one those
+        of the same column."""
+        columns = self.mesh.columns
+        return tuple(h for h in bucket.holders if not bucket.sites or (h - rank) % columns == 0)
+
+    def dividers(self, bucket: Bucket, rank: int) -> tuple[int, ...]:
+        """The holders of a bucket on the pipeline rank of one of them, which divide it if it has sites."""
+        columns = self.mesh.columns
+        return tuple(h for h in bucket.holders if h // columns == rank // columns)
+
+    def is_reduced(self, bucket: Bucket) -> bool:
+        """Whether several holders keep the same gradients, which are summed once a step."""
+        return len(self.peers(bucket, bucket.holders[0])) > 1
+
     @property
     def edges(self) -> tuple[tuple[int, ...], ...]:
         """The pipeline ranks that talk: source, destination."""
@@ -272,7 +287,7 @@ def _check_parts(plan: Plan) -> None:
         owners, count = bucket.owners, len(bucket.holders)
         wanted = len(bucket.parameters) if whole and count > 1 else 0
         demand(len(owners) == wanted and all(owner < count for owner in owners), "buckets: owners")
-        divided = plan.zero >= 2 and count > 1 and len({holder // mesh.columns for holder in bucket.holders}) == 1
+        divided = plan.zero >= 2 and len({holder % mesh.columns for holder in bucket.holders}) > 1
         demand(bool(bucket.sites) == divided and not (divided and owners), "buckets: sites")
         demand(bucket.stages and [*bucket.stages] == sorted({*bucket.stages}), "buckets: stages")
     demand(batches and batches[0][0] == 0, "batches")

@@ -10,6 +10,7 @@ import pytest
 from compiler.ir import Body, Program
 from compiler.lower import Lowering
 from compiler.lower.estimate import times_on
+from compiler.lower.opening_order import opening_order
 from compiler.plan import make_plan
 from compiler.proof import prove
 from compiler.rates.rank_rates import rank_rates
@@ -17,7 +18,7 @@ from compiler.schedules import schedule_of
 from dsl.schema import Spec
 from tests.training.specs import spec
 
-SCHEDULES = ("1f1b", "zbv", "dualpipev", "interleaved")
+SCHEDULES = ("1f1b", "zbv", "dualpipev", "dualpipe", "interleaved")
 
 
 def lowering_of(chosen: Spec) -> Lowering:
@@ -89,12 +90,21 @@ def test_nothing_is_divided_among_one() -> None:
     assert "L1.attention" in sharded and "L1.experts" not in sharded
 
 
-def test_weights_on_two_pipeline_ranks_are_summed_after_the_last_action() -> None:
-    """MTP reads the embedding on the last pipeline rank: its gradients are reduced, and its weights gathered, there."""
-    chosen = spec(2, 2, 2, 4, zero=3, schedule="1f1b")
+@pytest.mark.parametrize("zero", [2, 3])
+def test_parts_on_two_pipeline_ranks_are_summed_after_the_last_action(zero: int) -> None:
+    """MTP reads the embedding on the last pipeline rank. Both ranks divide it; what they keep of it is summed between
+    them. Weights that are whole are gathered from all holders."""
+    chosen = spec(2, 2, 2, 4, zero=zero, schedule="1f1b")
     lowering = lowering_of(chosen)
     program, plan = program_of(chosen, lowering), lowering.plan
     assert [str(each) for each in program.epilogue] == ["sum records", "reduce embedding", "sum norm"]
-    assert [str(each) for each in program.update] == ["gather embedding"]
-    assert "embed" not in plan.sharded and plan.sharded["M0.input"].tensors >= {"mtp.0.projection"}
+    gathered = ["embedding"] if zero == 3 else [bucket.name for bucket in plan.buckets if len(bucket.holders) > 1]
+    assert [each.name for each in program.update] == gathered
+    assert "embedding" in plan.sharded["embed"].tensors & plan.sharded["M0.input"].tensors
+    (on_first, padded), (on_last, _) = plan.sharded["embed"].buckets[0], plan.sharded["M0.input"].buckets[0]
+    assert ([*on_first], [*on_last]) == ([0, 1], [2, 3])
+    assert padded % 4 == 0, "parts for both, and shares of each part"
+    openings = opening_order(plan, [program])
+    between = {opening.columns for opening in openings if opening.kind == "reduce" and opening.ranks == (0, 1)}
+    assert between == ({"each"} if zero == 3 else {"each", "all"})
     prove(program, plan)

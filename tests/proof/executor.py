@@ -17,6 +17,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from random import Random
 
 from compiler.actions.node import EXCHANGES
@@ -136,21 +137,28 @@ class Run:
         sums = {(each.key, holder): computed[each.tensor, holder] for each in replicas for holder in each.holders}
         tensors = {replica.key: replica.tensor for replica in replicas}
         totals: dict[tuple[Sum, ...], Sum] = {}
-        for bucket in (*buckets_reduced(self.program), *(each for each in self.plan.buckets if each.sites)):
-            if not bucket.sites:
-                self._check_channel(bucket)
-            for name in bucket.replicas:
-                at = () if bucket.sites else bucket.stages
-                parts = tuple(self._computed(tensors[name], holder, at) for holder in bucket.holders)
+        reduced = buckets_reduced(self.program)
+        assert len({bucket.name for bucket in reduced}) == len(reduced), "a sum that is waited for twice"
+        for bucket in reduced:
+            self._check_channel(bucket)
+        scattered = [each for each in self.plan.buckets if each.sites and each not in reduced]
+        for bucket, at, groups in (
+            *((each, each.stages, [each.holders]) for each in reduced),
+            *((each, (), [each.holders.on(rank) for rank in each.holders.pipeline_ranks]) for each in scattered),
+        ):
+            for name, holders in product(bucket.replicas, groups):
+                parts = tuple(self._computed(tensors[name], holder, at) for holder in holders)
                 if parts not in totals:  # experts that are stacked in one tensor have the same terms
                     totals[parts] = _total(parts)
-                sums |= dict.fromkeys(((name, holder) for holder in bucket.holders), totals[parts])
+                sums |= dict.fromkeys(((name, holder) for holder in holders), totals[parts])
         return frozenset(sums.items())
 
     def _check_channel(self, bucket: Bucket) -> None:
         """Its ranks have started a bucket's reduction, and all others of its channel in one order."""
         ranks = {self.plan.mesh.coordinates(holder)[0] for holder in bucket.holders}
-        here = {b.stages for b in self.plan.buckets if {*b.holders} == {*bucket.holders}}
+        columns = self.plan.mesh.columns
+        channels = _channels(bucket, columns)
+        here = {b.stages for b in self.plan.buckets if not _channels(b, columns).isdisjoint(channels)}
         orders = [[stages for stages in self.started[rank] if stages in here] for rank in ranks]
         assert bucket.stages in orders[0] and all(order == orders[0] for order in orders), "sums that do not meet"
 
@@ -160,6 +168,14 @@ class Run:
         found = self.started[pipeline_rank][stages] if stages else self.gradients[pipeline_rank]
         terms = found.get(tensor, Counter())
         return frozenset(((term, data_rank), k) for term, k in terms.items())
+
+
+def _channels(bucket: Bucket, columns: int) -> set[frozenset[int]]:
+    """The ranks of each channel that sums a bucket behind the backward: of a divided one those of each column."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for holder in bucket.holders:
+        found[holder % columns if bucket.sites else 0].add(holder)
+    return {*map(frozenset, found.values())}
 
 
 def _total(parts: Iterable[Sum]) -> Sum:

@@ -125,6 +125,8 @@ def _collectives(rank: int, listed: Sequence[Collective], plan: Plan, machine: M
         members = each.bucket.holders if each.bucket else range(mesh.world)
         ranks = tuple(sorted({member // mesh.dp for member in members}))
         if rank in ranks and len(members) > 1:
-            columns = "all" if len(members) == len(ranks) * mesh.dp else "member"
+            held = len(members) // len(ranks)
+            of_parts = each.bucket and each.bucket.sites and (each.kind == "reduce" or plan.zero == 3)
+            columns = "each" if of_parts or held == 1 < mesh.dp else "all" if held == mesh.dp else "member"
             yield from machine.use(rank, (f"reduce {columns}" if each.bucket else "world all", ranks))
             yield from machine.meet(rank, (each.kind, each.name), ranks)

@@ -53,7 +53,14 @@ def usual(num_ranks: int) -> StagePlacement:
 
 
 # likewise, where data ranks divide gradients (2), and weights (3)
-DIVIDED = (("zbv", 2, 5, 2), ("interleaved", 2, 4, 3), ("1f1b", 2, 5, 3), ("dualpipev", 2, 5, 3))
+DIVIDED = (
+    ("zbv", 2, 5, 2),
+    ("interleaved", 2, 4, 3),
+    ("1f1b", 2, 5, 3),
+    ("dualpipev", 2, 5, 3),
+    ("dualpipe", 2, 4, 2),
+    ("dualpipe", 2, 4, 3),
+)
 
 
 # likewise, where tensor ranks split the layers of a dense model, context ranks the sequences of one with experts, and

@@ -141,7 +141,10 @@ def test_start_up_that_is_not_that_of_the_programs(tmp_path: Path, files: Files)
     for openings, message in (
         (rest, "the channels `edge` of pipeline ranks 0, 1 are opened 0 times instead of 1"),
         ([first, *rest, first], "the channels `edge` of pipeline ranks 0, 1 are opened 2 times instead of 1"),
-        ([first, *rest, first._replace(kind="reduce")], "the channels `reduce` of pipeline ranks 0, 1 are opened 1"),
+        (
+            [first, *rest, first._replace(kind="reduce", columns="member")],
+            "the channels `reduce` of pipeline ranks 0, 1 are opened 1",
+        ),
     ):
         found = refused(tmp_path, with_plan(files, openings=tuple(openings)))
         assert found.startswith(f"plan.json: {message}"), found

@@ -33,12 +33,19 @@ PLANS = {
     "1f1b on two ranks": dict(ONE_RANK, pipeline=2, devices=2),
     "experts whole": dict(FOUR_RANKS, expert=1),
     "zbv, zero 2": dict(FOUR_RANKS, schedule="zbv", zero=2),
-    "zbv, zero 3": dict(FOUR_RANKS, schedule="zbv", zero=3),
+    "dualpipe, zero 3": dict(FOUR_RANKS, zero=3),
     "1f1b, zero 3, bf16": dict(FOUR_RANKS, schedule="1f1b", zero=3, precision="bf16"),
     "experts over four ranks": dict(FOUR_RANKS, expert=4, devices=8, zero=1, batch=16),
 }
 PLANS = {name: settings | AVERAGE for name, settings in PLANS.items()}
-TRAINED = ("dualpipe", "1f1b, zero 3, bf16", "dualpipe, zero 1, bf16", "dualpipe, zero 1", "zbv, zero 2", "1f1b")
+TRAINED = (
+    "dualpipe",
+    "1f1b, zero 3, bf16",
+    "dualpipe, zero 1, bf16",
+    "dualpipe, zero 1",
+    "zbv, zero 2",
+    "dualpipe, zero 3",
+)
 
 
 class Trained:

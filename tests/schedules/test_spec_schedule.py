@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from compiler.commands.common import load_spec
+from compiler.decide import lower_spec
 from compiler.schedules import SCHEDULES
 from compiler.schedules.schedule import ScheduleError
-from compiler.schedules.spec_schedule import read_schedule, schedule_for
+from compiler.schedules.spec_schedule import read_schedule
 from compiler.schedules.torch_csv import to_torch_csv
 from compiler.spec_files import schedule_of_file
 from dsl.load import load
@@ -109,11 +110,13 @@ def test_it_lies_beside_the_spec_as_it_is_named(tmp_path: Path) -> None:
     assert chosen is not None and schedule_of_file(chosen.spec) == SCHEDULES["zb1p"].generate(2, 4)
 
 
-def test_stages_on_two_ranks_are_not_divided(tmp_path: Path) -> None:
-    """`zero` above 1 takes a file whose stages are held once, as it takes such a named schedule."""
-    spec = load(QUICKSTART, overrides=["schedule.name=1f1b", "parallel.zero=2"])
-    for name in ("dualpipe", "zbv"):
-        (tmp_path / name).write_text(SCHEDULES[name].generate(2, 4).to_text())
-    assert schedule_for(spec, tmp_path / "zbv").name == "zbv"
-    with pytest.raises(ScheduleError, match=r"dualpipe holds each stage on two .* zero = 2 divides: write `zero = 1`"):
-        schedule_for(spec, tmp_path / "dualpipe")
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_file_divides_state_as_its_schedule_does(tmp_path: Path, zero: int) -> None:
+    """A file whose stages are on two pipeline ranks has the programs of the named schedule that wrote it."""
+    named = load(QUICKSTART, overrides=[f"parallel.zero={zero}"])
+    (tmp_path / "mine.schedule").write_text(SCHEDULES["dualpipe"].generate(2, 4).to_text())
+    text = QUICKSTART.read_text("utf-8").replace("name = dualpipe", 'file = "mine.schedule"')
+    (tmp_path / "spec.dsc").write_text(text)
+    of_file, programs = load_spec(str(tmp_path / "spec.dsc"), [f"parallel.zero={zero}"]), lower_spec(named).programs
+    assert of_file is not None and lower_spec(of_file.spec).programs == programs
+    assert any(i.kind == "scatter" for body in programs["train_4"].bodies[0] for i in body.instructions)

@@ -46,8 +46,8 @@ def whole(trainer: Trainer, bucket: Bucket, kept: Tensor) -> Tensor:
     if kept.numel() == bucket.padded:
         return kept
     flat = kept.new_zeros(bucket.padded)
-    flat[bucket.part] = kept
-    trainer.executor.sharding.parts[bucket.holders].gather(bucket.name, flat).wait()
+    flat[bucket.kept] = kept
+    trainer.executor.sharding.parts[bucket.dividers].gather(bucket.name, flat).wait()
     return flat
 
 
@@ -111,8 +111,8 @@ def owned_everywhere(trainer: Trainer) -> None:
     recorded = trainer.links.sums
     assert isinstance(recorded, Recorded)
     for bucket in trainer.state.buckets:
-        if bucket.shares and not bucket.sites:
-            recorded.sums.gather(bucket.gradients_name, bucket.holders, bucket.gradients, bucket.shares)
+        if bucket.shares and bucket.is_reduced:
+            recorded.sums.gather(bucket.gradients_name, bucket.peers, bucket.gradients, bucket.shares_of_peers)
 
 
 def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transport) -> dict[str, Tensor]:

@@ -70,7 +70,7 @@ def expected(trainer: Trainer, program: Program) -> list[tuple[str, str | int]]:
         ("start", bucket.gradients_name)
         for _, stages in (program.reductions[trainer.pp_rank] if program.reductions else ())
         for bucket in trainer.state.buckets
-        if bucket.stages == stages and len(bucket.holders) > 1 and not bucket.sites
+        if bucket.stages == stages and bucket.is_reduced
     ]
     return [*before, *started, *after]
 

@@ -23,16 +23,12 @@ SIZES = [1, 2, 4, 8]
 MESHES = [mesh for mesh in product(SIZES, repeat=4) if mesh[0] * mesh[1] * mesh[2] * mesh[3] <= WORLD]
 
 
-def schedules(pp: int, zero: int) -> list[str]:
-    """The schedules that a mesh may have: one copy of each stage where its state is divided."""
+def schedules(pp: int) -> list[str]:
+    """The schedules that a mesh may have."""
     if pp == 1:
         return ["1f1b"]
     stages = num_layers(pp) + 1
-    return [
-        name
-        for name, facts in FACTS.items()
-        if facts.stages_per_rank() * pp <= stages and not (facts.is_mirrored and zero >= 2)
-    ]
+    return [name for name, facts in FACTS.items() if facts.stages_per_rank() * pp <= stages]
 
 
 def num_layers(pp: int) -> int:
@@ -58,7 +54,7 @@ def meshes_of(pp: int, dp: int, cp: int, tp: int) -> Iterator[tuple[str, Spec]]:
         if columns % (ep * etp):
             continue
         turn += 1
-        of = schedules(pp, zero)
+        of = schedules(pp)
         shape = {"tensor": tp, "context": cp, "expert_tensor": etp, "sequence": SEQUENCE, "vocab": VOCAB}
         made = spec(pp, ep, dp, 2 * pp, STEPS, zero, **shape)  # type: ignore[arg-type]
         changed = {"model": wide(num_layers(pp)), "schedule": Schedule(name=of[turn % len(of)])}
