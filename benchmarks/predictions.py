@@ -91,16 +91,8 @@ def predictions(fixed: Mapping[str, Any], spec: Spec) -> dict[str, Prediction]:
 def of_v3(fixed: Mapping[str, Any], spec: Spec, found: Mapping[str, Prediction]) -> str:
     """The beginning of the page, which is of DeepSeek-V3 alone."""
     calibrated = found[fixed["tables"][-1]["name"]]
-    parts = (
-        _head(fixed, found),
-        _step(fixed, found),
-        _classes(fixed, spec),
-        _ranks(calibrated),
-        _flops(fixed, found),
-        _memory(fixed, calibrated),
-        _bytes(fixed, calibrated),
-    )
-    return "\n\n".join(parts)
+    times = _head(fixed, found), _step(fixed, found), _classes(fixed, spec), _ranks(calibrated)
+    return "\n\n".join((*times, _flops(fixed, found), _memory(fixed, calibrated), _bytes(fixed, calibrated)))
 
 
 def _flow(*words: str) -> str:
