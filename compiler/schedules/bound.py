@@ -161,7 +161,8 @@ def _ramps(ways: _Ways, rank: int) -> Fraction:
     for kinds in ("F", "BW" if waits.costs.keeps else "BI"):
         steps = [(sum(kind in kinds for kind, _ in items), time) for items, time in waits.steps[rank]]
         most, time = max(count for count, _ in steps), min(time for count, time in steps if count)
-        ramps += sum(k // most * time for k in range(int(ways.waits.caps[rank])))
+        rounds, rest = divmod(int(ways.waits.caps[rank]), most)
+        ramps += (most * rounds * (rounds - 1) // 2 + rounds * rest) * time  # one waits for k // most others
     return ramps * waits.unit
 
 

@@ -304,7 +304,7 @@ def _fault(text: str) -> str:
     """What is wrong with a number, if anything is."""
     match = _ANY.fullmatch(text)
     if match is None:
-        return "is not a time: write a number of 0 or more, as 1.8 or 9/5"
+        return "is not a number of 0 or more, as 1.8 or 9/5"
     if not _NUMBER.fullmatch(text):
         whole, decimals, sign, exponent = match.groups(default="")
         if not whole:
@@ -330,9 +330,13 @@ def _latency(value: Any) -> tuple[Fraction, Links]:
         return value, ALIKE
     said = _object(value, {"inside": Fraction, "node": Fraction, "between": Fraction, "table": list}, '"latency"')
     inside, node, between = (said.get(key, Fraction(0)) for key in ("inside", "node", "between"))
-    if node.denominator != 1:
-        raise ValueError('"latency": "node" must be a whole number of ranks')
     table = said.get("table", [])
+    if table and (node or between):
+        raise ValueError('"latency": "table" has the times of all links: leave "node" and "between" out')
+    if not table and (not node or node.denominator != 1):
+        raise ValueError(
+            '"latency": "node" must be a whole number of ranks, 1 or more; or write one number for all links'
+        )
     rows = tuple(tuple(row) for row in table if isinstance(row, list) and all(isinstance(t, Fraction) for t in row))
     square = all(len(row) == len(table) for row in rows) and len(rows) == len(table)
     if not square or rows != tuple(zip(*rows, strict=True)) or any(row[k] for k, row in enumerate(rows)):

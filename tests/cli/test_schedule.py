@@ -280,7 +280,7 @@ def test_bad_sizes_say_what_to_change(
         ((*DUALPIPE, "--costs", "Q=1"), "--costs Q=1: unknown cost 'Q'"),
         ((*DUALPIPE, "--costs", "deepseek-v3"), "write F=1,I=1,W=1 or deepseek-v3-high or deepseek-v3-low"),
         ((*DUALPIPE, "--costs", "F=0"), "F costs nothing"),
-        ((*DUALPIPE, "--latency", "-1"), "is not a time"),
+        ((*DUALPIPE, "--latency", "-1"), "is not a number of 0 or more"),
         ((*DUALPIPE, "--pairs", "any"), "--pairs any gives all pairs the factor of FB"),
         ((*DUALPIPE, "--pairs", "any", "--costs", "deepseek-v3-low"), "give --costs with FB and no other pair"),
         ((QUICK, *DUALPIPE), "leave --ranks and --micro-batches out\n = hint: -s parallel.pipeline=8"),

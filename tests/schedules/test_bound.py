@@ -51,6 +51,11 @@ def test_less_memory_cannot_help() -> None:
 # ---------------------------------------------------------------- against the bound of shares
 
 
+def test_a_cap_that_is_never_reached_takes_no_time() -> None:
+    """The work of a bound does not grow with the cap: one of 10^8 was once counted up to."""
+    assert lower_bound(BIDIRECTIONAL, 4, 8, GAIN, 10**8) == lower_bound(BIDIRECTIONAL, 4, 8, GAIN, 8)
+
+
 def bound_of_shares(ranks: int, micro_batches: int, costs: Costs, cap: int) -> Fraction:
     """Uniform stages, bidirectional: work in shares of pairs' times, best corner of all shares; nothing of draining."""
     limits = [({kind: 1}, costs.one(kind)) for kind in "FIW"] + [({"I": 1, "W": 1}, costs.one("B"))]

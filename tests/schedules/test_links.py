@@ -67,6 +67,9 @@ def test_a_lone_micro_batch_takes_its_links_both_ways() -> None:
     ("text", "said"),
     [
         ('{"inside": 1, "node": 1.5, "between": 3}', '"node" must be a whole number of ranks'),
+        ('{"inside": 1, "between": 3}', '"node" must be a whole number of ranks, 1 or more'),
+        ('{"inside": 1, "node": 0, "between": 3}', '"node" must be a whole number of ranks, 1 or more'),
+        ('{"table": [[0, 1], [1, 0]], "node": 2}', 'leave "node" and "between" out'),
         ('{"table": [[0, 1], [2, 0]]}', "the same both ways, 0 to itself"),
         ('{"table": [[0, 1]]}', "a time for each rank and rank"),
         ('{"table": [[1]]}', "0 to itself"),
