@@ -75,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is None:
             gc.freeze()
             if not getattr(args, "at_once", False):  # what it makes stays to the end: looking for cycles took a quarter
+                gc.set_threshold(100_000)  # as it is, a search of plans spends a tenth of its time there
                 gc.enable()
         code: int = args.run(args)
         print(end="", flush=True)
