@@ -142,7 +142,7 @@ SOAK = (
     Row("tests/training/test_differential.py", 6),
     Row("tests/training/test_context.py", 6),
     Row("tests/training/test_matrix.py::test_every", 0, "tests/training/test_matrix.py::test_one"),
-    Row("tests/training/test_matrix.py::test_one", 20),
+    Row("tests/training/test_matrix.py::test_one", 7),
     Row("tests/training/test_memory.py", 6),
     Row("tests/training/test_custom.py", 2),
     Row("tests/training/test_expert_tensor.py", 8),

@@ -39,14 +39,12 @@ def sharded_segments(
     if spec.parallel.zero < 2:
         return {}
     of_replica = {replica.key: replica for replica in replicas}
+    elements = {key: replica.num_elements for key, replica in of_replica.items()}
     found: dict[str, dict[frozenset[str], Bucket]] = defaultdict(dict)
     for bucket in buckets:
         for site in bucket.sites:
             found[site].setdefault(frozenset(of_replica[name].tensor for name in bucket.replicas), bucket)
-    return {
-        site: _sharded(spec, site, rank_of[site], of_tensors, {key: e.num_elements for key, e in of_replica.items()})
-        for site, of_tensors in found.items()
-    }
+    return {site: _sharded(spec, site, rank_of[site], of_tensors, elements) for site, of_tensors in found.items()}
 
 
 def _sharded(

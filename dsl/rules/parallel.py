@@ -153,7 +153,8 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
         named = schedule.name is not None
         message = (
             f"{key} = {value} is for {in_words(readers)}; "
-            f"{f'schedule {schedule.name}' if named else 'a schedule of a file'} does not read it"
+            f"{f'schedule {schedule.name}' if named else 'a schedule of a file'} "
+            f"{'reads it with placement = loop' if searched else 'does not read it'}"
         )
         other = "placement = loop" if searched else f"name = {readers[0]}"
         notes = (("the schedule", "schedule.name" if named else "schedule.file"),)
