@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,7 +154,10 @@ def test_logits_in_fp32(model_type: str, tmp_path: Path) -> None:
     trainer.accumulate()
     tokens = trainer.executor.data["tokens"].reshape(BATCH, SEQUENCE).long()
     with torch.no_grad():
-        logits = theirs(input_ids=tokens, use_cache=False).logits
+        logits, exact = (
+            each(input_ids=tokens, use_cache=False).logits for each in (theirs, copy.deepcopy(theirs).double())
+        )
     ours = torch.cat(seen).view(logits.shape)
-    assert logits.std() > 0.1, "zeros would agree with anything"
-    assert (ours - logits).abs().max() <= 1e-5 * logits.abs().max()
+    assert exact.std() > 0.1, "zeros would agree with anything"
+    off, theirs_off = ((each - exact).abs().max() / exact.abs().max() for each in (ours, logits))
+    assert off <= max(1e-5, 2 * theirs_off)  # gemma2 amplifies roundings: theirs are off by 6e-6
