@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from compiler.ir import Plan
 from compiler.plan.blocks import balanced_rows
 from compiler.plan.sharding import Crossing, crossing_of
+from compiler.predict import failures
 from compiler.predict.memory_why import gib, memory_assumptions
 from compiler.predict.numbers import seconds
 from compiler.predict.prediction import RankMemory
@@ -19,16 +20,23 @@ from dsl.schema import Moe, Spec
 
 
 def assumptions(
-    spec: Spec, plan: Plan, rates: Sequence[Rates], shared: float, ranks: Sequence[RankMemory], keys: float
+    spec: Spec,
+    plan: Plan,
+    rates: Sequence[Rates],
+    shared: float,
+    ranks: Sequence[RankMemory],
+    keys: float,
+    goodput: failures.Goodput | None,
 ) -> tuple[str, ...]:
     """List what a prediction assumes of the plan, its step, the rates it used and its memory.
 
     `rates`: of each pipeline rank. `shared`: by how much all is longer, since ranks share cores. `ranks`: memories.
-    `keys`: the share of the step that a free exchange of keys would save.
+    `keys`: the share of the step that a free exchange of keys would save. `goodput`: beside failures.
     """
     return (
         *plan.assumptions,
         *_of_the_step(spec, plan),
+        *failures.assumed(spec, goodput),
         *_of_keys(plan, keys),
         *_of_links(spec, plan, rates[0]),
         *dict.fromkeys(said for one in rates for said in one.assumptions),
@@ -60,7 +68,7 @@ def _of_the_step(spec: Spec, plan: Plan) -> Iterator[str]:
         yield f"gradients are reduced {beside}"
         if spec.parallel.zero:
             yield "weights are gathered behind the update, beside nothing"
-    yield "reading data, checkpoints, validation and failures take no time"
+    yield "reading data and validation take no time; checkpoints and failures take it from the goodput alone"
 
 
 def _of_keys(plan: Plan, share: float) -> Iterator[str]:

@@ -39,6 +39,7 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
         },
         "energy": {"watts_per_device": p.energy.watts, "kwh_per_trillion_tokens": p.energy.kwh_per_trillion_tokens},
         "whole_run": {"tokens": p.whole.tokens, "steps": p.whole.steps, "seconds": p.whole.seconds},
+        "goodput": _goodput(p),
         "memory": _memory(p),
         "edits": edits(why),
         "nearest": nearest(why),
@@ -100,6 +101,14 @@ def _step(step: Step) -> dict[str, Any]:
 def _rows(rank: RankTime) -> dict[str, float]:
     rows = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
     return {row: getattr(rank, row) for row in rows}
+
+
+def _goodput(prediction: Prediction) -> dict[str, Any] | None:
+    found = prediction.goodput
+    if found is None:
+        return None
+    seconds = prediction.whole.seconds / found.share if found.share else None  # of the whole run
+    return asdict(found) | {"share": found.share, "seconds": seconds}
 
 
 def _memory(prediction: Prediction) -> dict[str, Any]:

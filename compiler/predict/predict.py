@@ -14,6 +14,7 @@ from compiler.plan.blocks import balanced_rows, model_steps
 from compiler.plan.parameters import counted
 from compiler.plan.plan import HELD
 from compiler.predict.assumed import assumptions
+from compiler.predict.failures import Goodput, goodput_of
 from compiler.predict.flops import flops_per_token
 from compiler.predict.interval import interval_of, rank_seconds
 from compiler.predict.memory import rank_memories
@@ -128,6 +129,7 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
     p, devices = spec.parallel, devices_of(spec)
     peak, prices = sum(n * (d.bf16 or 0) for n, d in devices), [d.price for _, d in devices]
     price = None if None in prices else sum(n * (d.price or 0) for n, d in devices) / plan.mesh.world
+    goodput = _goodput(found, ranks)
     return Prediction(
         run=spec.name,
         model=spec.model.name,
@@ -153,9 +155,19 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         ranks=ranks,
         stages=stage_rows(found.lowering),
         exchange=exchange_of(spec, each[0].experts),
-        assumptions=assumptions(spec, plan, each, found.shared, ranks, share_of_keys(found)),
+        assumptions=assumptions(spec, plan, each, found.shared, ranks, share_of_keys(found), goodput),
+        goodput=goodput,
         devices_of_node=max(node.devices for _, node in spec.cluster.parts),
     )  # fmt: skip
+
+
+def _goodput(found: Timed, ranks: Sequence[RankMemory]) -> Goodput | None:
+    """What failures take from a run, and which checkpoints are best."""
+    spec, plan = found.spec, found.plan
+    are_masters = spec.adapter is None and spec.precision.master == spec.precision.parameter
+    copied = max(rank.optimizer + (rank.weights if are_masters else 0) for rank in ranks)
+    seconds = max(one.host_time_s(copied) if spec.has_hosts else copied / one.memory_bytes for one in found.rates)
+    return goodput_of(spec, plan.replicas, found.step.seconds, seconds)
 
 
 def share_of_keys(found: Timed) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compiler.predict.failures import Goodput
 from compiler.stage_placement import StagePlacement
 
 
@@ -204,6 +205,7 @@ class Prediction:
     stages: tuple[StageRow, ...]
     exchange: Exchange | None  # None without experts
     assumptions: tuple[str, ...]
+    goodput: Goodput | None = None  # beside failures; None where nothing is known of them
     devices_of_node: int = 1
 
     @property

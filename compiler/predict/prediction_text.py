@@ -11,6 +11,7 @@ from rich.text import Text
 from compiler.picture.console import console_of, printed
 from compiler.picture.drawing import Screen
 from compiler.picture.palette import DARK
+from compiler.predict.failures import Goodput
 from compiler.predict.numbers import GIB, count, ranges, seconds, size, span
 from compiler.predict.prediction import Prediction, RankMemory, Step
 from compiler.predict.ranking import table
@@ -140,6 +141,8 @@ def _headline(p: Prediction) -> Iterable[Text]:
     yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} a step")
     yield _fact("MFU", mfu, "of the BF16 peak" if p.mfu else "add `bf16 = …TFLOPS` to the device")
     yield _fact("run", span(p.whole.seconds), f"{count(p.whole.tokens)} tokens in {plural(p.whole.steps, 'step')}")
+    if p.goodput is not None:
+        yield _goodput(p, p.goodput)
     yield _fact("hours", count(p.device_hours_per_trillion_tokens), "of devices, for a trillion tokens")
     if p.money.usd is None or p.money.usd_per_trillion_tokens is None:
         yield _fact("cost", unknown, "add `price = 2USD/h` to the device")
@@ -158,6 +161,15 @@ def _headline(p: Prediction) -> Iterable[Text]:
         most = max(rank.host_bytes for rank in p.ranks)
         note = f"of the memory of a node: at most {size(most)} for a device"
         yield _fact("host", size(p.host_bytes), note)
+
+
+def _goodput(p: Prediction, found: Goodput) -> Text:
+    """What is left of the time beside failures, and which checkpoints leave most."""
+    run = span(p.whole.seconds / found.share) if found.share else "no end"
+    best = f"a checkpoint every {plural(found.best_steps, 'step')}"
+    if found.of_spec is not None:
+        best = f"{found.best:.1%} with one every {plural(found.best_steps, 'step')}"
+    return _fact("goodput", f"{found.share:.1%}, {run}", f"a failure every {span(found.mtbf_s)}; {best}")
 
 
 def _fact(name: str, value: str, note: str) -> Text:

@@ -100,6 +100,8 @@ def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
         ("run", f"{span(p.whole.seconds)}, {count(p.whole.tokens)} tokens"),
         ("device hours, a trillion tokens", count(p.device_hours_per_trillion_tokens)),
     ]
+    if p.goodput is not None:
+        facts.append(("goodput, beside failures", f"{p.goodput.share:.1%}"))
     if p.money.usd is not None:
         facts.append(("cost of the run", f"${count(p.money.usd)}"))
     verdict = f"fits, {size(free)} free" if p.fits else f"{size(-free)} too much on rank {worst.pp_rank}"

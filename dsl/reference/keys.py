@@ -36,6 +36,7 @@ UNITS = {
     "byte/s": "bytes per second, as in `200GB/s`",
     "flop/s": "FLOPS, as in `989TFLOPS`",
     "USD/h": "dollars per hour, as in `2USD/h`",
+    "s": "time, as in `10min`",
     "token": "tokens, as in `10B` or `10B tokens`",
     "step": "steps, as in `1000` or `1000 steps`",
 }

@@ -26,6 +26,7 @@ EXAMPLES = {
     "byte/s": "200GB/s",
     "flop/s": "989TFLOPS",
     "USD/h": "2USD/h",
+    "s": "10min",
     "token": "10B tokens",
     "step": "1000 steps",
 }

@@ -6,13 +6,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dsl.schema.base import Derived, FilePath, Node, Syntax, Unit
+from dsl.schema.base import Derived, FilePath, Node, Quiet, Syntax, Unit
 
 ByteRate = Annotated[float | None, Field(ge=1, le=1e18), Unit("byte/s")]
 FlopRate = Annotated[float | None, Field(ge=1, le=1e21), Unit("flop/s")]
 OF_DATA_SHEET = Derived(
     "that of the data sheet for a100, b200, gb200, h100, h200, h800 and mi300x, else none"
 )  # dsl/devices.py
+
+
+# Llama 3: 419 unexpected interruptions in 54 days of 16,384 H100, one in 50,677 hours of a device (arXiv 2407.21783,
+# section 3.3.4).
+MTBF_S = 50_000 * 3600.0
 
 
 class Device(Node):
@@ -76,6 +81,37 @@ class More(Node):
     ] = None
 
 
+class Failures(Node):
+    """What interrupts a run, and how it goes on; `dsc plan` says what it takes, and which checkpoints are best."""
+
+    mtbf: Annotated[
+        float,
+        Field(
+            ge=1,
+            le=1e12,
+            description="mean time between the failures that one device brings to a run, its share of the host and the "
+            "network among them",
+            examples=["mtbf = 50_000h"],
+        ),
+        Unit("s"),
+    ] = MTBF_S
+    restart: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1e9,
+            description="from a failure to the next step, reading the checkpoint included",
+            examples=["restart = 10min"],
+        ),
+        Unit("s"),
+    ] = 600.0
+    store: Annotated[
+        float,
+        Field(ge=1, le=1e18, description="what a node writes of a checkpoint", examples=["store = 2GB/s"]),
+        Unit("byte/s"),
+    ] = 2e9
+
+
 class Cluster(Node):
     """Nodes of one kind, or of several where there is `more`. One rank runs on each of their devices."""
 
@@ -101,6 +137,15 @@ class Cluster(Node):
             description="a rate table of `dsc calibrate`, that plans go by; relative to the spec",
             examples=['rates = "rates.json"'],
         ),
+    ] = None
+
+    failures: Annotated[
+        Failures | None,
+        Field(
+            description="what interrupts a run; without it, what large runs published, if devices are accelerators",
+            examples=["failures { mtbf = 50_000h, restart = 10min, store = 2GB/s }"],
+        ),
+        Quiet(),
     ] = None
 
     @property
