@@ -34,6 +34,7 @@ class Options:
     cache: Path | None  # of prepared data
     start_timeout_s: float
     debug: int | None = None  # rank that has the terminal
+    restarts: int = 0  # after failures, without a new checkpoint between
 
 
 class EarlierError(UsageError):

@@ -17,7 +17,9 @@ from typing import Any, Literal
 from runtime.lines import Lines, to_stderr, utc_now
 
 FILE = "events.jsonl"
-Event = Literal["start", "channels", "rows", "resume", "refused", "save", "save_failed", "notice", "stop", "end"]
+Event = Literal[
+    "start", "channels", "rows", "resume", "refused", "save", "save_failed", "notice", "stop", "restart", "end"
+]
 
 
 class Events:

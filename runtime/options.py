@@ -26,7 +26,7 @@ def run_name(name: str) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """--out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --start-timeout,
-    --profile, --debug, --debug-rank, --expect."""
+    --restarts, --profile, --debug, --debug-rank, --expect."""
     parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
     parser.add_argument(
@@ -65,6 +65,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=START_TIMEOUT_S,
         metavar="S",
         help="end the run when a rank does not come to the start within S seconds of another; `none`: never",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=_restarts,
+        default=0,
+        metavar="N",
+        help="after a failure start the ranks again, up to N times without a new checkpoint between; default: 0",
     )
     parser.add_argument(
         "--profile",
@@ -134,6 +141,12 @@ def _seconds(text: str) -> float | None:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0; `none` waits forever")
     return seconds
+
+
+def _restarts(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,6}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of restarts from 0 on")
+    return int(text)
 
 
 def _positive(text: str) -> int:

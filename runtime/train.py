@@ -20,25 +20,22 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from runtime.begin import EarlierError, NothingToDoError, Options, holds_checkpoint, loop_of
 from runtime.build import Build, BuildError, OtherBuildError
 from runtime.contract import DataRequest
-from runtime.launch.debug import MARK, LeftError, take_folder, terminal_restored, watch
+from runtime.launch.debug import MARK, take_folder
 from runtime.launch.run_lock import RunFolderBusyError, lock_folder
 from runtime.options import DEBUG_SUFFIX, EXIT_EARLIER, EXIT_REPLACED, FOREVER_S, add_options, run_name
 from runtime.outcome import EXIT_RETRY, printable, refusal_code
 from runtime.preparing import Preparation, UsageError, preparing
 from runtime.room import cannot_save, lack
+from runtime.starts import train
 from runtime.streams import open_streams, tell
-
-if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
-    pass
 
 EXIT_INTERRUPTED = 130
 
@@ -73,22 +70,32 @@ def _run(args: argparse.Namespace) -> int:
     data = args.data or Path.cwd()
     how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile, args.skip_batch)
     starting = FOREVER_S if args.debug else args.start_timeout or FOREVER_S
-    options = Options(run, data, *how, cache=args.data_cache, start_timeout_s=starting)
+    options = Options(run, data, *how, cache=args.data_cache, start_timeout_s=starting, restarts=args.restarts)
     if args.debug and opened:
         options = _debugging(opened, options, args.debug_rank)
     elif (run / MARK).exists():
         raise UsageError(f"{run} holds a debug run: name another folder with --out")
-    if options.profile is not None and options.steps is not None:
-        raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
-    if options.skip_batch and not options.resume:
-        raise UsageError("--skip-batch leaves out what an earlier run met: it goes with --resume")
-    if opened is not None and {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+    under_torchrun = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+    _check_options(options, under_torchrun=under_torchrun)
+    if opened is not None and under_torchrun:
         return _join(opened, options)
     _check_is_free(run)
     _check_run_folder(options)
     if opened is None:
         return _supervise_unbuilt(args.build, options, args.expect)
     return _supervise(opened, options)
+
+
+def _check_options(options: Options, *, under_torchrun: bool) -> None:
+    """Raise UsageError for options that do not go together."""
+    if options.profile is not None and options.steps is not None:
+        raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
+    if options.skip_batch and not options.resume:
+        raise UsageError("--skip-batch leaves out what an earlier run met: it goes with --resume")
+    if options.restarts and under_torchrun:
+        raise UsageError("torchrun starts ranks again by itself: give it --max-restarts, and leave --restarts out")
+    if options.restarts and (options.debug is not None or options.profile is not None):
+        raise UsageError("--restarts goes neither with --debug nor with --profile")
 
 
 def _check_is_free(run: Path) -> None:
@@ -167,8 +174,7 @@ def _supervise(build: Build, options: Options) -> int:
         preparation.may_talk()
         _import_torch()  # a second, in which the data is prepared
         corpus = preparation.corpus()
-    with _locked(options.run):
-        return _train(build, options, corpus)
+    return _train(build, options, corpus)
 
 
 def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> int:
@@ -190,8 +196,13 @@ def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> in
             preparation.may_talk()
             corpus = preparation.corpus()
     assert build is not None, "the data does not fail, and there is no build"
+    return _train(build, options, corpus)
+
+
+def _train(build: Build, options: Options, corpus: Path) -> int:
     with _locked(options.run):
-        return _train(build, options, corpus)
+        _check_run_folder(options)  # again: another run may have been here while the data was prepared
+        return train(build, options, corpus)
 
 
 @contextmanager
@@ -234,49 +245,6 @@ def _import_torch() -> None:
         gc.freeze()  # nor do ranks look through it, who would each get a copy of its pages
         gc.enable()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _train(build: Build, options: Options, corpus: Path) -> int:
-    from runtime.device import BACKENDS
-    from runtime.events import Events
-    from runtime.launch.launcher import launch
-    from runtime.launch.rank_watch import Supervision
-
-    _check_run_folder(options)  # again: another run may have been here while the data was prepared
-    try:
-        loop = loop_of(build, options, corpus, tell)
-    except NothingToDoError as over:
-        tell(f"nothing to do: {over}")
-        return 0
-    view = loop.progress()
-    events = Events(options.run)
-    watched = (watch, None) if loop.debugged else (view.poll, options.hang_timeout_s)
-    supervision = Supervision(*watched, options.start_timeout_s)
-    try:
-        with terminal_restored() if loop.debugged else nullcontext():
-            outcome = launch(
-                loop.rank,
-                build.plan.mesh.world,
-                folder=options.run,
-                supervision=supervision,
-                backend=BACKENDS[loop.device],
-                debugged=options.debug,
-                is_locked=True,
-            )
-    except LeftError as left:
-        tell(str(left))
-        return left.exit_code
-    except OSError as error:
-        raise UsageError(f"the run cannot start: {error}", refusal_code(error)) from None
-    finally:
-        view.close()
-    events.write("end", outcome=outcome.kind, exit_code=outcome.exit_code, step=view.step, reason=outcome.how)
-    events.close()
-    if outcome.kind == "stopped":
-        print(f"{outcome}; go on with --resume", file=sys.stderr)
-    elif not outcome.ok:
-        print(f"error: {outcome}", file=sys.stderr)
-    return outcome.exit_code
 
 
 def _join(build: Build, options: Options) -> int:

@@ -111,6 +111,7 @@ SOAK = (
     Row(
         "tests/runs/test_torchrun.py::test_ranks_that", 0, "tests/runtime/test_torchrun.py::test_ranks_that_are_started"
     ),
+    Row("tests/runs/test_restarts.py::test_a_rank", 2),
     Row("tests/runs/test_tensor.py", 3),
     Row("tests/runs/test_verify.py", 3),
     Row("tests/weights/test_runs.py::test_damaged", 0, "tests/weights/test_runs.py::test_a_checkpoint_that_ch"),
