@@ -40,7 +40,9 @@ from dsl.schedules import CHUNKED, PLAIN, in_words
 ONE_ONLY = ("torch-csv", "megatron-layout")  # formats that say one schedule
 SIZES = "--ranks 8 --micro-batches 20"
 MAX_MICRO_BATCHES = 65_536
-PARTS_OF_AUTO = 8  # it tries all the others, which takes about as long as a schedule of so many stages a rank
+# `auto` tries all the others, which takes about as long as a schedule of so many stages a rank; of many ranks, whose
+# steps are run together (schedules/rounds.py), as one of fewer.
+PARTS_OF_AUTO, MANY_RANKS, PARTS_OF_MANY = 8, 256, 2
 MAX_CAP = 100_000_000
 
 
@@ -240,7 +242,8 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
     names = [name for name in (args.name, *(args.compare or "").split(",")) if name]
     if args.chunks is not None and not any(name == AUTO or SCHEDULES[name].facts.is_chunked for name in names):
         raise WrongError(f"--chunks is for {in_words(CHUNKED)}: leave it out, or write --name {CHUNKED[0]}")
-    parts = [PARTS_OF_AUTO + sizes.chunks - 2 if name == AUTO else _parts(name, sizes.chunks) for name in names] or [1]
+    of_auto = (PARTS_OF_MANY if sizes.num_ranks >= MANY_RANKS else PARTS_OF_AUTO) + sizes.chunks - 2
+    parts = [of_auto if name == AUTO else _parts(name, sizes.chunks) for name in names] or [1]
     most = MAX_CELLS // sum(parts) // sizes.num_ranks
     if sizes.num_micro_batches > most:
         stages = sizes.num_ranks * max(parts)

@@ -9,8 +9,11 @@ steps in this order, each as soon as it can.
 
 from __future__ import annotations
 
-from compiler.schedules.folded import F0, F1, I0, I1, Slot, Token, W, down_and_up
+from itertools import pairwise
+
+from compiler.schedules.folded import down_and_up
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.slots import F0, F1, I0, I1, Slot, Token, W
 
 _PERIOD = 6  # units of a block: F, I and W of both stages of a rank
 
@@ -41,16 +44,30 @@ def _block(
 
 def _slots(num_micro_batches: int, block: tuple[tuple[int, Token], ...]) -> list[Slot]:
     """The block repeated; W where it leaves a unit free, and what is left of them at the end."""
-    at = {start + _PERIOD * k: token for start, token in block for k in range(num_micro_batches)}
-    taken = {start % _PERIOD for start, _ in block}
-    assert len(taken) == len(block) and len(at) == len(block) * num_micro_batches, "two steps of a rank at once"
+    assert len({start % _PERIOD for start, _ in block}) == len(block), "two steps of a rank at once"
     slots: list[Slot] = []
     deferred = 0
-    for unit in range(max(at) + 1):
-        if (token := at.get(unit)) is not None:
+    turns = sorted({0, *(start // _PERIOD + more for start, _ in block for more in (0, num_micro_batches))})
+    for turn, end in pairwise(turns):  # between them the same steps run
+        runs = {start % _PERIOD: token for start, token in block if 0 <= turn - start // _PERIOD < num_micro_batches}
+        while turn < end:
+            more, change = _six_units(runs, {start % _PERIOD for start, _ in block}, deferred)
+            times = end - turn if change == 0 or (change > 0 and deferred >= _PERIOD) else 1
+            slots += more * times
+            deferred += change * times
+            turn += times
+    return slots + [(W,)] * deferred
+
+
+def _six_units(runs: dict[int, Token], taken: set[int], due: int) -> tuple[list[Slot], int]:
+    """What runs in six units, W in those that the block leaves free; and how many more of them are due then."""
+    slots: list[Slot] = []
+    deferred = due
+    for unit in range(_PERIOD):
+        if (token := runs.get(unit)) is not None:
             slots.append((token,))
             deferred += token in (I0, I1)
-        elif deferred and unit % _PERIOD not in taken:
+        elif deferred and unit not in taken:
             slots.append((W,))
             deferred -= 1
-    return slots + [(W,)] * deferred
+    return slots, deferred - due

@@ -6,7 +6,7 @@ DualPipeV on P/2 ranks and N/2 micro-batches, unfolded (folded.py).
 
 from __future__ import annotations
 
-from compiler.schedules.folded import B0, B1, F0, F1, I0, I1, Slot, W
+from compiler.schedules.slots import B0, B1, F0, F1, I0, I1, Slot, W
 
 
 def eight_steps(num_ranks: int, num_micro_batches: int, depth: int) -> tuple[Slot, ...]:

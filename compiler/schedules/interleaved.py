@@ -9,13 +9,13 @@ in a circle.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate
 
+from compiler.schedules.numbering import numbered
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.slots import Slot, Token
 from compiler.stage_placement import loop
-from runtime.actions import Action, Step
 
-Steps = Callable[[list[Action], list[Action], int, int, int], Iterator[Step]]
+Slots = Callable[[list[Token], list[Token], int, int, int], Iterator[Slot]]
 
 
 def interleaved(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
@@ -30,8 +30,8 @@ def group_sizes(num_ranks: int, num_micro_batches: int) -> tuple[int, ...]:
     return (size + 1,) * larger + (size,) * (groups - larger)
 
 
-def around_the_ring(name: str, num_ranks: int, num_micro_batches: int, chunks: int, steps: Steps) -> Schedule:
-    """A schedule of micro-batches that go round in groups. `steps`: of a rank, from its forwards and backwards in their
+def around_the_ring(name: str, num_ranks: int, num_micro_batches: int, chunks: int, slots: Slots) -> Schedule:
+    """A schedule of micro-batches that go round in groups. `slots`: of a rank, from its forwards and backwards in their
     order, the forwards before the first group's last chunk, and the ranks behind and before it."""
     P, N = num_ranks, num_micro_batches
     if P < 1 or N < 1:
@@ -39,24 +39,22 @@ def around_the_ring(name: str, num_ranks: int, num_micro_batches: int, chunks: i
     if chunks < 2:
         raise ValueError(f"{name} needs at least 2 chunks, got {chunks}: use 2, or 1f1b")
     sizes = group_sizes(P, N)
-    order: list[tuple[int, int]] = []  # (chunk, micro-batch) of the forwards
-    for first, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
-        order += [(chunk, first + i) for chunk in range(chunks) for i in range(size)]
+    order = [chunk for size in sizes for chunk in range(chunks) for _ in range(size)]  # of the forwards
+    forwards: list[Token] = [("F", chunk) for chunk in order]
+    backwards: list[Token] = [("B", chunks - 1 - chunk) for chunk in order]
     # The first backward comes when the first group is in its last chunk, and its gradient has come down to this rank.
     first_group = (chunks - 1) * sizes[0]
-    ranks = []
-    for rank in range(P):
-        forwards = [Action("F", chunk * P + rank, k) for chunk, k in order]
-        backwards = [Action("B", (chunks - 1 - chunk) * P + rank, k) for chunk, k in order]
-        ranks.append(tuple(steps(forwards, backwards, first_group, P - 1 - rank, rank)))
-    return Schedule(name, P, N, loop(chunks), tuple(ranks))
+    return numbered(
+        name, P, N, loop(chunks), lambda rank: [*slots(forwards, backwards, first_group, P - 1 - rank, rank)]
+    )
 
 
 def _in_turns(
-    forwards: list[Action], backwards: list[Action], first_group: int, behind: int, before: int
-) -> Iterator[Step]:
+    forwards: list[Token], backwards: list[Token], first_group: int, behind: int, before: int
+) -> Iterator[Slot]:
     warm_up = min(len(forwards), first_group + 2 * behind)
-    yield from forwards[:warm_up]
+    yield from ((forward,) for forward in forwards[:warm_up])
     for at, backward in enumerate(backwards, warm_up):
-        yield from forwards[at : at + 1]
-        yield backward
+        if at < len(forwards):
+            yield (forwards[at],)
+        yield (backward,)

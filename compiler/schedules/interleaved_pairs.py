@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from compiler.schedules.interleaved import around_the_ring
 from compiler.schedules.schedule import Schedule
-from runtime.actions import Action, Pair, Step
+from compiler.schedules.slots import Slot, Token
 
 
 def interleaved_pairs(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
@@ -19,9 +19,9 @@ def interleaved_pairs(num_ranks: int, num_micro_batches: int, chunks: int) -> Sc
 
 
 def _in_pairs(
-    forwards: list[Action], backwards: list[Action], first_group: int, behind: int, before: int
-) -> Iterator[Step]:
+    forwards: list[Token], backwards: list[Token], first_group: int, behind: int, before: int
+) -> Iterator[Slot]:
     warm_up = min(len(forwards), first_group + 2 * behind + 1)
-    yield from forwards[:warm_up]
+    yield from ((forward,) for forward in forwards[:warm_up])
     for at, backward in enumerate(backwards, warm_up):
-        yield Pair(forwards[at], backward) if at < len(forwards) else backward
+        yield (forwards[at], backward) if at < len(forwards) else (backward,)

@@ -6,11 +6,10 @@ Every P >= 1, N >= 1 and v >= 2 chunks, placement `loop(v)` (torch's ScheduleInt
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from compiler.schedules.interleaved import around_the_ring
 from compiler.schedules.schedule import Schedule
-from runtime.actions import Action, Step
+from compiler.schedules.slots import Slot, Token
 
 
 def interleaved_zb(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
@@ -18,14 +17,13 @@ def interleaved_zb(num_ranks: int, num_micro_batches: int, chunks: int) -> Sched
     return around_the_ring("interleaved_zb", num_ranks, num_micro_batches, chunks, _split)
 
 
-def _split(
-    forwards: list[Action], backwards: list[Action], first_group: int, behind: int, before: int
-) -> Iterator[Step]:
+def _split(forwards: list[Token], backwards: list[Token], first_group: int, behind: int, before: int) -> Iterator[Slot]:
     warm_up = min(len(forwards), first_group + behind)
-    yield from forwards[:warm_up]
-    for at, backward in enumerate(backwards):
-        yield from forwards[warm_up + at : warm_up + at + 1]
-        yield replace(backward, kind="I")
+    yield from ((forward,) for forward in forwards[:warm_up])
+    for at, (_, chunk) in enumerate(backwards):
+        if warm_up + at < len(forwards):
+            yield (forwards[warm_up + at],)
+        yield (("I", chunk),)
         if at >= before:
-            yield replace(backwards[at - before], kind="W")
-    yield from (replace(backward, kind="W") for backward in backwards[max(0, len(backwards) - before) :])
+            yield (("W", backwards[at - before][1]),)
+    yield from ((("W", chunk),) for _, chunk in backwards[max(0, len(backwards) - before) :])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from compiler.schedules.limits import MAX_RANKS
 from compiler.stage_placement import StagePlacement
 from dsl.diagnostics import plural
 from runtime.actions import Action, Step, actions_of, parse_step
+
+if TYPE_CHECKING:
+    from compiler.schedules.steps import Steps
 
 _HEADER = re.compile(
     r"# (?P<name>\S+) ranks=(?P<ranks>\d+) micro_batches=(?P<micro>\d+) placement=(?P<place>\S+)", re.ASCII
@@ -25,6 +29,11 @@ class ScheduleError(ValueError):
     """A schedule's text is malformed, or the schedule is not legal; the message names rank and action."""
 
 
+def is_in_numbers(steps: Sequence[Step]) -> TypeGuard[Steps]:
+    """Whether steps are kept as numbers, as those of large schedules are."""
+    return hasattr(steps, "codes")
+
+
 @dataclass(frozen=True)
 class Schedule:
     """What each pipeline rank does, in order. `stage_placement` says on which rank a stage runs."""
@@ -33,7 +42,7 @@ class Schedule:
     num_ranks: int
     num_micro_batches: int
     stage_placement: StagePlacement
-    actions: tuple[tuple[Step, ...], ...]
+    actions: tuple[Sequence[Step], ...]
 
     @property
     def num_stages(self) -> int:
@@ -122,6 +131,12 @@ class Schedule:
             stages = self.num_stages
         except ValueError as error:
             raise ScheduleError(str(error)) from None
+        in_numbers = [steps for steps in self.actions if is_in_numbers(steps)]
+        if len(in_numbers) == self.num_ranks:
+            from compiler.schedules.steps import is_legal  # it brings numpy
+
+            if is_legal(in_numbers, self.num_micro_batches, self.stage_placement):
+                return  # else, what is wrong is said below
         done: dict[tuple[int, int], str] = {}  # (stage, micro-batch) -> kinds run so far
         owned: dict[tuple[int, bool], int] = {}  # (stage, whether in direction 1) -> the rank that runs it
         first_back = self.turn

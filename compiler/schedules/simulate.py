@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import deque
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Protocol
 
-from compiler.schedules.schedule import Schedule, ScheduleError
+from compiler.schedules.schedule import Schedule, ScheduleError, is_in_numbers
+from compiler.schedules.turns import Links, Run, run_in_turn
 from runtime.actions import Step, actions_of
 
 
@@ -75,55 +75,47 @@ class Timeline:
 def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     """Run a schedule that `check` accepts, in O(actions).
 
-    Stage s on micro-batch m makes number 2(sN + m) forward and 2(sN + m) + 1 backward, be it by a B or an I.
+    Stage s on micro-batch m makes event 2(sN + m) forward and 2(sN + m) + 1 backward, be it by a B or an I.
     ScheduleError names rank and step where ranks wait for each other for ever; ValueError where the weights of the
     costs are not as many as the stages, ranks and micro-batches.
     """
     costs.check(schedule.num_ranks, schedule.num_stages, schedule.num_micro_batches)
     messages = _messages(schedule, costs)
-    unit, times = _ticks(schedule, costs, messages.values())
+    unit, tables, places = _ticks(schedule, costs, messages.values())
     delays = {ends: int(time / unit) for ends, time in messages.items()}
-    most = sum(map(sum, times)) + 2 * schedule.num_stages * schedule.num_micro_batches * max(delays.values(), default=0)
-    done = _numbers(most, 2 * schedule.num_stages * schedule.num_micro_batches)  # by number, the tick of its end
-    starts, ends = ([_numbers(most) for _ in schedule.actions] for _ in range(2))
-    waiting: dict[int, list[int]] = {}  # what is not done -> ranks that wait for it
+    events = 2 * schedule.num_stages * schedule.num_micro_batches
+    most = sum(max(table, default=0) * len(place) for table, place in zip(tables, places, strict=True))
+    most += events * max(delays.values(), default=0)
     links = [_links(schedule, rank, delays) for rank in range(schedule.num_ranks)]
-    turn, runnable = schedule.turn, deque(range(schedule.num_ranks))
-    while runnable:
-        rank = runnable.popleft()
-        steps, time, link, start, end = schedule.actions[rank], times[rank], links[rank], starts[rank], ends[rank]
-        now = end[-1] if end else 0
-        for k in range(len(end), len(time)):
-            made, missing = [], -1
-            for action in actions_of(steps[k]):
-                if action.kind == "W":
-                    continue
-                makes, wants, delay = link[action.kind == "F", action.stage, action.micro_batch >= turn]
-                made.append(makes + 2 * action.micro_batch)
-                if wants >= 0:
-                    number = wants + 2 * action.micro_batch
-                    if done[number] < 0:
-                        missing = number
-                    elif done[number] + delay > now:
-                        now = done[number] + delay
-            if missing >= 0:
-                waiting.setdefault(missing, []).append(rank)
-                break
-            start.append(now)
-            now += time[k]
-            end.append(now)
-            for number in made:
-                done[number] = now
-                runnable.extend(waiting.pop(number, ()))
+    in_numbers = [steps for steps in schedule.actions if is_in_numbers(steps)]
+    if len(in_numbers) == schedule.num_ranks and most < 2**63:
+        from compiler.schedules.rounds import run_in_numbers  # it brings numpy
+
+        starts, ends = run_in_numbers(in_numbers, tables, places, links, schedule.turn, events)
+    else:
+        of_ranks = zip(schedule.actions, tables, places, links, strict=True)
+        rows = [list(_runs(*each, schedule.turn, events)) for each in of_ranks]
+        starts, ends = run_in_turn(rows, events, most)
     for rank, steps in enumerate(schedule.actions):
         if len(ends[rank]) < len(steps):
             raise ScheduleError(f"rank {rank}, {steps[len(ends[rank])]}: waits for ever, on ranks that wait for it")
     return Timeline(tuple(starts), tuple(ends), unit, held_at_most(schedule, costs.keeps))
 
 
-def _numbers(most: int, count: int = 0) -> MutableSequence[int]:
-    """So many numbers, each -1, and room for more of up to `most`: eight bytes each where they fit."""
-    return array("q", [-1]) * count if most < 2**63 else [-1] * count
+def _runs(
+    steps: Sequence[Step], table: Sequence[int], place: Iterable[int], links: Links, turn: int, events: int
+) -> Iterator[Run]:
+    """The steps of a rank, as they are run."""
+    for step, at in zip(steps, place, strict=True):
+        run = [table[at]]
+        for action in actions_of(step):
+            if action.kind == "W":
+                run += (events, events + 1, 0)
+            else:
+                wants, makes, delay = links[action.kind == "F", action.stage, action.micro_batch >= turn]
+                run += (wants + 2 * action.micro_batch if wants >= 0 else events, makes + 2 * action.micro_batch, delay)
+        time, wants, makes, delay, *other = run
+        yield (time, wants, makes, delay, *(other or (events, events + 1, 0)))
 
 
 def held_at_most(schedule: Schedule, keeps: Fraction) -> tuple[Fraction, ...]:
@@ -143,18 +135,21 @@ def _peaks(schedule: Schedule, parts: int, kept: int) -> tuple[int, ...]:
     """Per rank, the most that it holds in parts of an activation, some of which are kept from an I to its W."""
     trains = any(action.kind != "F" for rank in schedule.actions for step in rank for action in actions_of(step))
     freed = {"F": 0, "B": parts, "I": parts - kept, "W": kept} if trains else {"F": parts}
-    peaks = []
-    for rank in schedule.actions:
-        live = peak = 0
-        for step in rank:
-            kinds = [action.kind for action in actions_of(step)]
-            live += parts * kinds.count("F")
-            if live > peak:
-                peak = live
-            for kind in kinds:
-                live -= freed[kind]
-        peaks.append(peak)
-    return tuple(peaks)
+    return tuple(
+        steps.peak(parts, freed) if is_in_numbers(steps) else _peak(steps, parts, freed) for steps in schedule.actions
+    )
+
+
+def _peak(steps: Sequence[Step], parts: int, freed: Mapping[str, int]) -> int:
+    live = peak = 0
+    for step in steps:
+        kinds = [action.kind for action in actions_of(step)]
+        live += parts * kinds.count("F")
+        if live > peak:
+            peak = live
+        for kind in kinds:
+            live -= freed[kind]
+    return peak
 
 
 def _messages(schedule: Schedule, costs: Prices) -> dict[tuple[int, int], Fraction]:
@@ -166,45 +161,50 @@ def _messages(schedule: Schedule, costs: Prices) -> dict[tuple[int, int], Fracti
     return {(a, b): costs.message(a, b) if a != b else Fraction(0) for a, b in ends}
 
 
-def _ticks(schedule: Schedule, costs: Prices, messages: Iterable[Fraction]) -> tuple[Fraction, list[list[int]]]:
-    """A unit of which all times are whole multiples, and per rank the steps' times in it."""
-    tables: list[list[Fraction]] = []  # per rank, the times there are
-    places: list[Sequence[int]] = []  # per rank and step, which of them it takes
+def _ticks(
+    schedule: Schedule, costs: Prices, messages: Iterable[Fraction]
+) -> tuple[Fraction, list[list[int]], list[Sequence[int]]]:
+    """A unit of which all times are whole multiples; per rank the times there are in it, and by step which it takes."""
+    places: list[Sequence[int]] = []
+    tables: list[list[Fraction]] = []
+    by_micro_batch = bool(costs.micro_batches)
     for rank, steps in enumerate(schedule.actions):
-        numbers: dict[tuple[object, ...], int] = {}
-        table: list[Fraction] = []
-        place = array("L")
-        for step in steps:
-            key: tuple[object, ...] = actions_of(step)
-            if not costs.micro_batches:
-                key = tuple([(action.kind, action.stage) for action in actions_of(step)])
-            if key not in numbers:
-                numbers[key] = len(table)
-                table.append(costs.of(step, rank))
-            place.append(numbers[key])
-        tables.append(table)
+        alike, place = steps.distinct(by_micro_batch) if is_in_numbers(steps) else _distinct(steps, by_micro_batch)
+        tables.append([costs.of(step, rank) for step in alike])
         places.append(place)
     unit = Fraction(1, math.lcm(*(value.denominator for value in {*messages, *chain(*tables)})))
-    ticks = [[int(time / unit) for time in table] for table in tables]
-    return unit, [[table[at] for at in place] for table, place in zip(ticks, places, strict=True)]
+    return unit, [[int(time / unit) for time in table] for table in tables], places
 
 
-def _links(
-    schedule: Schedule, rank: int, delays: Mapping[tuple[int, int], int]
-) -> dict[tuple[bool, int, bool], tuple[int, int, int]]:
-    """By what an action is: forward or not, its stage, whether in direction 1.
+def _distinct(steps: Sequence[Step], by_micro_batch: bool) -> tuple[list[Step], Sequence[int]]:
+    """The steps that differ in what they do, one of each; by step, which of them it is like."""
+    numbers: dict[tuple[object, ...], int] = {}
+    alike: list[Step] = []
+    place = array("L")
+    for step in steps:
+        key: tuple[object, ...] = actions_of(step)
+        if not by_micro_batch:
+            key = tuple([(action.kind, action.stage) for action in actions_of(step)])
+        if key not in numbers:
+            numbers[key] = len(alike)
+            alike.append(step)
+        place.append(numbers[key])
+    return alike, place
 
-    The number that it makes on micro-batch 0, the one that it wants from another stage or -1, and the delay of that.
-    """
+
+def _links(schedule: Schedule, rank: int, delays: Mapping[tuple[int, int], int]) -> Links:
+    """By what an action of a rank is, the event that it wants on micro-batch 0, or -1, the one that it makes, and how
+    long the message of this one takes."""
     N, links = schedule.num_micro_batches, {}
     for stage in schedule.stages_of(rank):
         for forward in (True, False):
             for late in (False, True):
-                before = stage - 1 if forward else stage + 1
-                made, wanted, delay = 2 * stage * N + (not forward), -1, 0
+                before, behind = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
+                wanted, delay = -1, 0
                 if 0 <= before < schedule.num_stages:
                     wanted = 2 * before * N + (not forward)
-                    source = schedule.rank_of(before, N - 1 if late else 0)
-                    delay = delays.get((source, rank), 0)
-                links[forward, stage, late] = (made, wanted, delay)
+                if 0 <= behind < schedule.num_stages:
+                    target = schedule.rank_of(behind, N - 1 if late else 0)
+                    delay = delays.get((rank, target), 0)
+                links[forward, stage, late] = (wanted, 2 * stage * N + (not forward), delay)
     return links

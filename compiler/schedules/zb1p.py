@@ -6,9 +6,10 @@ Every P >= 1 and N >= 1, placement `loop(1)`. No rank holds more than P activati
 
 from __future__ import annotations
 
+from compiler.schedules.numbering import numbered
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.slots import F0, I0, W0, Slot
 from compiler.stage_placement import ONE_STAGE
-from runtime.actions import Action, Step
 
 
 def zb1p(num_ranks: int, num_micro_batches: int) -> Schedule:
@@ -20,19 +21,22 @@ def deferred(name: str, num_ranks: int, num_micro_batches: int, times: int) -> S
     """Rank r: so many times P-1-r forwards, or N, then F, I and the W of `times` · r micro-batches ago by turns."""
     if num_ranks < 1 or num_micro_batches < 1:
         raise ValueError(f"{name} needs at least 1 rank and 1 micro-batch, got {num_ranks} and {num_micro_batches}")
-    ranks = tuple(
-        _rank_steps(num_micro_batches, rank, times * (num_ranks - 1 - rank), times * rank) for rank in range(num_ranks)
+    return numbered(
+        name,
+        num_ranks,
+        num_micro_batches,
+        ONE_STAGE,
+        lambda rank: _slots(num_micro_batches, times * (num_ranks - 1 - rank), times * rank),
     )
-    return Schedule(name, num_ranks, num_micro_batches, ONE_STAGE, ranks)
 
 
-def _rank_steps(num_micro_batches: int, rank: int, warm_up: int, late: int) -> tuple[Step, ...]:
+def _slots(num_micro_batches: int, warm_up: int, late: int) -> list[Slot]:
     N, warm_up = num_micro_batches, min(num_micro_batches, warm_up)
-    steps: list[Step] = [Action("F", rank, k) for k in range(warm_up)]
+    slots: list[Slot] = [(F0,)] * warm_up
     for k in range(N):
         if warm_up + k < N:
-            steps += [Action("F", rank, warm_up + k)]
-        steps += [Action("I", rank, k)]
+            slots += [(F0,)]
+        slots += [(I0,)]
         if k >= late:
-            steps += [Action("W", rank, k - late)]
-    return (*steps, *(Action("W", rank, k) for k in range(max(0, N - late), N)))
+            slots += [(W0,)]
+    return slots + [(W0,)] * min(N, late)

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from compiler.schedules.folded import F0, F1, I0, I1, W0, W1, Slot, Token, both_ways, down_and_up
+from compiler.schedules.folded import both_ways, down_and_up
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.slots import F0, F1, I0, I1, W0, W1, Slot, Token
 
 
 def zbv(num_ranks: int, num_micro_batches: int, prompt: bool = False) -> Schedule:
@@ -49,7 +50,7 @@ def _slots(num_ranks: int, num_micro_batches: int, rank: int, prompt: bool) -> t
     order += [I0, W0, I1, W1] * above if prompt else [I0, I1] * above
     order += [I0, W0] * below
     order += [] if prompt else [W1] * above + [W0] * above
-    return tuple((token,) for token in _first(order, num_micro_batches))
+    return tuple((token,) for token in (_first(order, num_micro_batches) if num_micro_batches < N else order))
 
 
 def _first(order: Sequence[Token], most: int) -> Iterator[Token]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -222,16 +222,20 @@ def unrolled(problem: Problem, period: Period) -> Slots:
     What is left out makes nobody wait and frees what it would hold, so that it is legal and under the cap where the
     period is.
     """
-    return tuple(
-        tuple(slot for window in _windows(problem, period, row) for slot in window) for row in range(problem.num_rows)
-    )
+    rows = []
+    for row in range(problem.num_rows):
+        slots: list[int] = []
+        for window, times in _windows(problem, period, row):
+            slots += window * times
+        rows.append(tuple(slots))
+    return tuple(rows)
 
 
 def marked(problem: Problem, period: Period) -> Slots | None:
     """The problem's run with some periods marked as slots to leave alone; None where a row has not as many."""
     rows = []
     for row in range(problem.num_rows):
-        windows = list(_windows(problem, period, row))
+        windows = [window for window, times in _windows(problem, period, row) for _ in range(times)]
         whole = [at for at, window in enumerate(windows) if window == period.rows[row]]
         if len(whole) < COPIES:
             return None
@@ -241,28 +245,47 @@ def marked(problem: Problem, period: Period) -> Slots | None:
     return tuple(rows)
 
 
-def _windows(problem: Problem, period: Period, row: int) -> Iterator[tuple[int, ...]]:
-    """What is left of each period of a row."""
-    C, counts, size = problem.num_chunks, problem.counts[row] * 2, period.size
+def _windows(problem: Problem, period: Period, row: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """What is left of each period of a row, with how many times that is left one behind the other."""
+    counts, size = problem.counts[row] * 2, period.size
     before = -(-max(period.done[row]) // size) + 1
     done = [done - before * size for done in period.done[row]]
-    due = deque([False] * period.due[row])
-    while min(done[k] - counts[k] for k in range(2 * C)) < 0 or any(due):
-        window = []
-        for slot in period.rows[row]:
-            left, split = [], []
-            for token in tokens_of(slot):
-                if token == W:
-                    stays = due.popleft()
-                else:
-                    kind = chunk_of(token) + (C if token >= B else 0)
-                    stays = 0 <= done[kind] < counts[kind]
-                    done[kind] += 1
-                    if token >= I:
-                        split.append(stays)
-                if stays:
-                    left.append(token)
-            due.extend(split)
-            if left:
-                window.append(slot_of(left))
-        yield tuple(window)
+    due = (False,) * period.due[row]
+    while min(each - count for each, count in zip(done, counts, strict=True)) < 0 or any(due):
+        window, left_due = _window(problem, period.rows[row], done, counts, due)
+        times = 1
+        if left_due == due:
+            times = min(_alike(each, count, size) for each, count in zip(done, counts, strict=True))
+        done, due = [each + times * size for each in done], left_due
+        yield window, times
+
+
+def _alike(done: int, count: int, size: int) -> int:
+    """How many periods from here on have all of a kind left, or nothing of it."""
+    if 0 <= done < count:
+        return max(1, (count - done) // size)
+    return max(1, -done // size) if done < 0 else count
+
+
+def _window(
+    problem: Problem, slots: tuple[int, ...], before: Sequence[int], counts: Sequence[int], due: tuple[bool, ...]
+) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """What is left of a period; and of the W that are due behind it, which are left."""
+    done, left_due, window = list(before), deque(due), []
+    for slot in slots:
+        left, split = [], []
+        for token in tokens_of(slot):
+            if token == W:
+                stays = left_due.popleft()
+            else:
+                kind = chunk_of(token) + (problem.num_chunks if token >= B else 0)
+                stays = 0 <= done[kind] < counts[kind]
+                done[kind] += 1
+                if token >= I:
+                    split.append(stays)
+            if stays:
+                left.append(token)
+        left_due.extend(split)
+        if left:
+            window.append(slot_of(left))
+    return tuple(window), tuple(left_due)

@@ -19,13 +19,14 @@ from functools import cached_property
 from itertools import combinations_with_replacement
 
 from compiler.schedules.costs import Costs
+from compiler.schedules.numbering import numbered
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.slots import Home, Slot, homes
 from compiler.solver.tokens import B, F, I, Slots, W, chunk_of, kind_of, slot_of, tokens_of
 from compiler.stage_placement import BIDIRECTIONAL, StagePlacement
-from runtime.actions import Action, ActionKind, Pair, Step, actions_of
+from runtime.actions import Action, ActionKind, Pair, actions_of
 
 NEVER, NOW, NOBODY, FIRST = 0, 1, 2, 3  # events: not there, at the start, waited for by nobody; then `count` entries
-_Home = tuple[int, int]  # the stage of a chunk, and the direction in which its micro-batches run
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class Problem:
         return self.count * self.placement.copies - self.odd
 
     @cached_property
-    def homes(self) -> tuple[tuple[_Home, ...], ...]:
+    def homes(self) -> tuple[tuple[Home, ...], ...]:
         """By rank and chunk: its stage, and the direction of its micro-batches."""
-        return tuple(_homes(self.placement, self.num_ranks, rank) for rank in range(self.num_ranks))
+        return tuple(homes(self.placement, self.num_ranks, rank) for rank in range(self.num_ranks))
 
     def event(self, row: int, kind: int) -> int:
         """The first event of a row and kind."""
@@ -117,10 +118,10 @@ def make_problem(
     caps = tuple(min(of_rank[row], of_rank[P - 1 - row]) for row in range(rows)) if folded else tuple(of_rank)
     gains = costs.gains()
     tables: dict[tuple[Fraction, ...], dict[int, Fraction]] = {}  # rows of equal weights have one
-    keys = [tuple(costs.weight(stage, row) for stage, _ in _homes(placement, P, row)) for row in range(rows)]
+    keys = [tuple(costs.weight(stage, row) for stage, _ in homes(placement, P, row)) for row in range(rows)]
     for row, key in enumerate(keys):
         if key not in tables:
-            tables[key] = _times([stage for stage, _ in _homes(placement, P, row)], row, costs)
+            tables[key] = _times([stage for stage, _ in homes(placement, P, row)], row, costs)
     messages = [_messages(placement, P, row, costs) for row in range(rows)]
     denominators = (time.denominator for row in messages for time in row)
     unit = Fraction(
@@ -161,7 +162,7 @@ def resized(problem: Problem, count: int) -> Problem:
     """The problem with another number of micro-batches."""
     problem = replace(problem, count=count)
     C, rows = problem.num_chunks, range(problem.num_rows)
-    homes = problem.homes[: problem.num_rows]
+    own = problem.homes[: problem.num_rows]
     at = {
         home: (problem.row_of(rank), chunk)
         for rank, each in enumerate(problem.homes)
@@ -175,9 +176,9 @@ def resized(problem: Problem, count: int) -> Problem:
         row, chunk = at[stage + step, direction]
         return problem.event(row, chunk if step < 0 else C + chunk)
 
-    needs = tuple((*(need(*home, -1) for home in homes[row]), *(need(*home, 1) for home in homes[row])) for row in rows)
+    needs = tuple((*(need(*home, -1) for home in own[row]), *(need(*home, 1) for home in own[row])) for row in rows)
     makes = tuple(tuple(problem.event(row, kind) for kind in range(2 * C)) for row in rows)
-    counts = tuple(tuple(count - (problem.odd and direction) for _, direction in homes[row]) for row in rows)
+    counts = tuple(tuple(count - (problem.odd and direction) for _, direction in own[row]) for row in rows)
     delay = [0] * problem.num_events
     for row, each in enumerate(problem.delays):
         for kind, time in enumerate(each):
@@ -188,10 +189,9 @@ def resized(problem: Problem, count: int) -> Problem:
 
 def _messages(placement: StagePlacement, num_ranks: int, row: int, costs: Costs) -> list[Fraction]:
     """By kind of event of a row, the time of the message to the rank that waits for it; 0 where none does."""
-    homes = _homes(placement, num_ranks, row)
     found = []
     for step in (1, -1):
-        for stage, direction in homes:
+        for stage, direction in homes(placement, num_ranks, row):
             end = stage + step
             inside = 0 <= end < placement.num_stages(num_ranks)
             found.append(costs.message(row, _rank_of(placement, num_ranks, end, direction)) if inside else Fraction(0))
@@ -201,16 +201,6 @@ def _messages(placement: StagePlacement, num_ranks: int, row: int, costs: Costs)
 def _rank_of(placement: StagePlacement, num_ranks: int, stage: int, direction: int) -> int:
     """The rank of a stage on micro-batches of a direction."""
     return placement.rank_of(num_ranks, 2, stage, direction if placement == BIDIRECTIONAL else 0)
-
-
-def _homes(placement: StagePlacement, num_ranks: int, rank: int) -> tuple[_Home, ...]:
-    """A rank's stages with their directions. Under `bidirectional`, chunk 0 is that which is nearer to where its
-    micro-batches enter, as it is under `v`."""
-    if placement != BIDIRECTIONAL:
-        return tuple((stage, 0) for stage in placement.stages_of(num_ranks, rank))
-    near = min(rank, num_ranks - 1 - rank)
-    direction = int(rank != near)
-    return ((near, direction), (num_ranks - 1 - near, 1 - direction))
 
 
 def _times(stages: Sequence[int], row: int, costs: Costs) -> dict[int, Fraction]:
@@ -243,31 +233,18 @@ def _kind(token: int) -> ActionKind:
 
 def schedule_of_slots(problem: Problem, slots: Slots) -> Schedule:
     """The schedule that the rows run, named auto."""
+    said = {slot: _said(slot) for slot in set().union(*slots)}
     P, N = problem.num_ranks, problem.num_micro_batches
-    ranks = tuple(_steps(problem, problem.homes[rank], slots[problem.row_of(rank)]) for rank in range(P))
-    return Schedule("auto", P, N, problem.placement, ranks)
+
+    def of_rank(rank: int) -> list[Slot]:
+        return [said[slot] for slot in slots[problem.row_of(rank)]]
+
+    return numbered("auto", P, N, problem.placement, of_rank)
 
 
-def _steps(problem: Problem, homes: Sequence[_Home], slots: tuple[int, ...]) -> tuple[Step, ...]:
-    C = problem.num_chunks
-    done = [0] * (2 * C)
-    deferred: list[Action] = []
-    steps: list[Step] = []
-    for slot in slots:
-        actions = []
-        for token in tokens_of(slot):
-            if token == W:
-                oldest = deferred.pop(0)
-                actions.append(Action("W", oldest.stage, oldest.micro_batch))
-                continue
-            chunk = chunk_of(token)
-            kind = chunk if token < B else C + chunk
-            stage, direction = homes[chunk]
-            actions.append(Action(_kind(token), stage, direction * problem.count + done[kind]))
-            done[kind] += 1
-        deferred += [action for action in actions if action.kind == "I"]
-        steps.append(Pair(*actions) if len(actions) == 2 else actions[0])
-    return tuple(steps)
+def _said(slot: int) -> Slot:
+    """The slot as named schedules have it."""
+    return tuple(("W", -1) if token == W else (_kind(token), chunk_of(token)) for token in tokens_of(slot))
 
 
 def slots_of_schedule(problem: Problem, schedule: Schedule) -> Slots:

@@ -16,7 +16,7 @@ from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs
 from compiler.schedules.measure import Measured, measure
-from compiler.schedules.schedule import Schedule
+from compiler.schedules.schedule import Schedule, is_in_numbers
 from compiler.schedules.simulate import held_at_most, simulate
 from compiler.schedules.zbv import zbv_both_ways
 from compiler.solver.core import Core, Report, solve_core
@@ -28,7 +28,7 @@ from compiler.solver.seeds import capped, in_groups, without_last
 from compiler.solver.tokens import MOST_CHUNKS, Slots
 from compiler.solver.waves import waves
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
-from runtime.actions import Pair, actions_of
+from runtime.actions import Pair, Step, actions_of
 
 Cap = Fraction | int | tuple[Fraction | int, ...]  # of every rank, or one for each
 _CHUNKS = (2, 3, 4)  # stages a rank of `loop(v)` that are tried where nobody says
@@ -99,11 +99,14 @@ class _Asked:
         caps = None if cap is None else self.caps_on(placement, cap)
         return _lower_bound(placement, P, N, self.costs_on(placement), caps)
 
+    def held(self, schedule: Schedule) -> tuple[Fraction, ...]:
+        """The most that each rank of a schedule holds, in the unit of the cap."""
+        peaks = held_at_most(schedule, self.costs.keeps)
+        return tuple(each * self.num_stages / schedule.num_stages for each in peaks)
+
     def timed(self, origin: str, schedule: Schedule) -> _Found:
-        stages = schedule.stage_placement.num_stages(self.num_ranks)
-        timeline = simulate(schedule, self.costs_on(schedule.stage_placement))
-        held = tuple(each * self.num_stages / stages for each in timeline.peak_activations)
-        return _Found(timeline.makespan, held, origin, schedule)
+        makespan = simulate(schedule, self.costs_on(schedule.stage_placement)).makespan
+        return _Found(makespan, self.held(schedule), origin, schedule)
 
 
 @dataclass(frozen=True)
@@ -236,9 +239,9 @@ def _named(
             placement = row.stage_placement(chunks)
             runs = row.has(P, N) and placement.copies <= copies
             if runs and (held_by is None or held_by.supports(placement, P)):
-                found = asked.timed(name, row.generate(P, N, chunks))
-                if asked.holds(found.held, asked.cap):
-                    yield found
+                schedule = row.generate(P, N, chunks)
+                if asked.cap is None or asked.holds(asked.held(schedule), asked.cap):
+                    yield asked.timed(name, schedule)
 
 
 def _solved(asked: _Asked, placements: Sequence[StagePlacement], named: Iterator[_Found], search: _Search) -> Solution:
@@ -382,8 +385,11 @@ def _first(schedule: Schedule, num_micro_batches: int) -> Schedule:
     N = num_micro_batches
     if schedule.num_micro_batches == N:
         return schedule
-    ranks = []
+    ranks: list[Sequence[Step]] = []
     for steps in schedule.actions:
+        if is_in_numbers(steps):
+            ranks.append(steps.before(N))
+            continue
         left = [tuple(action for action in actions_of(step) if action.micro_batch < N) for step in steps]
         ranks.append(tuple(Pair(*actions) if len(actions) == 2 else actions[0] for actions in left if actions))
     return replace(schedule, num_micro_batches=N, actions=tuple(ranks))

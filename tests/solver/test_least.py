@@ -9,9 +9,10 @@ from itertools import product
 import pytest
 
 from compiler.schedules.costs import Costs, parse_costs
-from compiler.schedules.folded import B0, B1, F0, F1, I0, I1, Slot, W, both_ways
+from compiler.schedules.folded import both_ways
 from compiler.schedules.schedule import ScheduleError
 from compiler.schedules.simulate import peak_activations, simulate
+from compiler.schedules.slots import B0, B1, F0, F1, I0, I1, Slot, W
 from compiler.solver import Solver
 
 TABLES = {
