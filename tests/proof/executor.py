@@ -270,7 +270,7 @@ class _Rank:
     ) -> None:
         data = micro_batch if i.kind == "load" else None
         of = self.run.symbols.of
-        made = (of(operands, i.kind, i.phase, i.site, i.wait, data),)
+        made = (of(operands, i.kind, i.phase, i.site, i.wait, data, i.params, i.weights),)
         for buffer in i.writes:
             storage = values[buffer.alias].storage if buffer.alias in values else Storage()
             here = self.run.plan.sharded.get(i.site) if (i.wait or i.kind) in ("gather", "zeros") else None

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from compiler.ir import Program
 from compiler.proof import prove
 from compiler.schedules.one_f_one_b import one_f_one_b
 from tests.proof.census import Tally, accepted, census, tally
@@ -96,3 +97,28 @@ def test_the_executor_sees_faults() -> None:
     row = program.invocations[0]
     short = replace(program, invocations=(edited(row, "drop", random.Random(0)), program.invocations[1]))
     assert all(outcome.fault for outcome in outcomes(short, plan, symbols))
+
+
+@pytest.mark.parametrize("phase", "FIW")
+def test_the_executor_sees_the_tensors_of_a_segment(phase: str) -> None:
+    """A build calls a segment with its tensors one after the other: with one left out or twice it is another call."""
+    program, plan = dualpipe_program(2, 4), small_plan(2)
+    reference = outcomes(program, plan, symbols := Symbols())
+    for how in ("drop", "double"):
+        changed = with_tensors(program, phase, how)
+        assert outcomes(changed, plan, symbols) != reference
+        assert not accepted(changed, plan)
+
+
+def with_tensors(program: Program, phase: str, how: str) -> Program:
+    """The first segment of a phase that has tensors, called with one less or one twice."""
+    for body in program.bodies[0]:
+        for at, i in enumerate(body.instructions):
+            if i.kind == "run" and i.phase == phase and i.params:
+                changed = replace(i, params=edited(i.params, how, random.Random(0)))
+                instructions = (*body.instructions[:at], changed, *body.instructions[at + 1 :])
+                rest = tuple(
+                    replace(each, instructions=instructions) if each is body else each for each in program.bodies[0]
+                )
+                return replace(program, bodies=(rest, *program.bodies[1:]))
+    raise AssertionError(f"no {phase} has tensors")
