@@ -129,7 +129,8 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, message: str) -> str:
         """What was probably meant, or else how the command is used."""
         words = [*self._option_string_actions, *COMMANDS]
-        words += [str(choice) for action in self._actions for choice in action.choices or ()]
+        if "invalid choice" in message:
+            words += [str(choice) for action in self._actions for choice in action.choices or ()]
         quoted, options = re.findall(r"'([^']*)'", message), re.findall(r"(?<!\S)--?[\w-]+", message)
         word = (quoted or options or [""])[0]
         from difflib import get_close_matches  # only where a word is unknown

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -54,16 +56,24 @@ def _why_none(path: Path, shown: str) -> str:
     return f"{shown} is a link that leads to no file" if path.is_symlink() else f"there is no file {shown}"
 
 
-def json_of(text: str, shown: str) -> Any:
-    """The document that a text is, as the standard has it: no NaN, and no key twice. TextFileError names the place."""
+def json_of(text: str, shown: str, number: Callable[[str], Any] | None = None) -> Any:
+    """The document that a text is, as the standard has it: no NaN, and no key twice. TextFileError names the place.
+
+    `number`: what reads numbers in the place of int and float; it raises ValueError for one that it does not take.
+    """
+    whole, real, other = (_placed(number),) * 3 if number else (_placed(_whole), float, _placed(_no_number))
     try:
-        return json.loads(text, parse_constant=_no_number, parse_int=_whole, object_pairs_hook=_object)
+        return json.loads(text, parse_int=whole, parse_float=real, parse_constant=other, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise TextFileError(f"{shown}:{error.lineno}:{error.colno}: this is not JSON: {error.msg}") from None
     except RecursionError:
         raise TextFileError(f"{shown}: it is nested too deep") from None
-    except ValueError as error:  # of the hooks
-        raise TextFileError(f"{shown}: {error}") from None
+    except _WordError as error:
+        at = next(each.start() for each in _TOKEN.finditer(text) if each[0].startswith(error.word))
+        raise TextFileError(f"{_place(shown, text, at)}: {error}") from None
+    except _RepeatedError:
+        at, name = _repeated(text)
+        raise TextFileError(f"{_place(shown, text, at)}: `{name[:40]}` is given twice") from None
 
 
 def read_form(path: Path, most_bytes: int, form: type[Form]) -> Form:
@@ -79,6 +89,33 @@ def read_form(path: Path, most_bytes: int, form: type[Form]) -> Form:
         raise TextFileError(f"{path}: {f'`{place}`: ' if place else ''}{first['msg']}") from None
 
 
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(?P<colon>\s*:)?|[{}]|[^\s,:\[\]{}"]+')
+
+
+class _RepeatedError(Exception):
+    """An object has a key twice."""
+
+
+class _WordError(Exception):
+    """A word of a text that is not taken, and why."""
+
+    def __init__(self, word: str, why: str) -> None:
+        super().__init__(why)
+        self.word = word
+
+
+def _placed(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What reads a word, whose ValueError becomes one that knows the word."""
+
+    def reader(word: str) -> Any:
+        try:
+            return read(word)
+        except ValueError as error:
+            raise _WordError(word, str(error)) from None
+
+    return reader
+
+
 def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number of JSON")
 
@@ -90,9 +127,28 @@ def _whole(digits: str) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"`{name[:40]}` is given twice")
-        found[name] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _RepeatedError
     return found
+
+
+def _repeated(text: str) -> tuple[int, str]:
+    """Where a text of JSON has the first key that its object has before, and the key."""
+    objects: list[set[str]] = []
+    for token in _TOKEN.finditer(text):
+        if token[0] == "{":
+            objects.append(set())
+        elif token[0] == "}":
+            objects.pop()
+        elif token["colon"]:
+            name = json.loads(token[0].removesuffix(token["colon"]))
+            if name in objects[-1]:
+                return token.start(), name
+            objects[-1].add(name)
+    raise AssertionError("no key is there twice")
+
+
+def _place(shown: str, text: str, at: int) -> str:
+    """file:line:column of a character."""
+    return f"{shown}:{text.count(chr(10), 0, at) + 1}:{at - text.rfind(chr(10), 0, at)}"

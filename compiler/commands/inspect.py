@@ -173,4 +173,4 @@ def _costs(name: str, run: Run) -> tuple[Costs, str]:
     """Costs, and where they come from."""
     if name == "plan":
         return run.costs(), "what the plan predicts"
-    return shipped(name) if name in shipped_names() else costs_of_json(read_text(Path(name), MOST_BYTES)), name
+    return shipped(name) if name in shipped_names() else costs_of_json(read_text(Path(name), MOST_BYTES), name), name

@@ -34,7 +34,7 @@ from compiler.schedules.measure import measure
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.torch_csv import NO_COPIES
 from compiler.stage_placement import BIDIRECTIONAL, V
-from compiler.textfile import read_text
+from compiler.textfile import TextFileError, read_text
 from dsl.schedules import CHUNKED, PLAIN, in_words
 
 ONE_ONLY = ("torch-csv", "megatron-layout")  # formats that say one schedule
@@ -182,6 +182,8 @@ def costs_of(args: argparse.Namespace) -> Costs | None:
         return None
     try:
         costs = Costs() if text is None else _read_costs(text)
+    except TextFileError as error:  # it names the file
+        raise WrongError(f"--costs {error}") from None
     except ValueError as error:
         raise WrongError(f"--costs {text[:80] if text else ''}: {error}") from None
     if args.pairs:
@@ -207,7 +209,7 @@ def _read_costs(text: str) -> Costs:
     if text in shipped_names():
         return shipped(text)
     if os.path.lexists(text):
-        return costs_of_json(read_text(Path(text), MOST_BYTES, "it"))  # TextFileError is a ValueError
+        return costs_of_json(read_text(Path(text), MOST_BYTES), text)
     if "=" in text:
         return parse_costs(text)
     raise ValueError(f"no such file, and no table of that name: write F=1,I=1,W=1 or {' or '.join(shipped_names())}")

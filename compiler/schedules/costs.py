@@ -6,8 +6,6 @@ The costs are those of one action of the schedule at hand: one stage, one micro-
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,18 +13,15 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
+from compiler.schedules.exact import exact
 from compiler.schedules.links import ALIKE, Links
 from compiler.schedules.memory import UNKNOWN, Bytes, parse_bytes
+from compiler.textfile import json_of
 from runtime.actions import KINDS, Action, Step
 
 PAIR_KINDS = tuple(sorted("".join(sorted(pair)) for pair in combinations_with_replacement(KINDS, 2)))  # BB, BF, …
 TABLES = Path(__file__).parent / "tables"
 UNIT_OF_SHIPPED = "ms"
-# Exponents and digits are bounded before anything is made of them: 1e999999999 would be a number of a gigabyte.
-_ANY = re.compile(r"(\d+)(?:\.(\d+))?(?:[eE]([+-]?)(\d+))?|\d+/0*[1-9]\d*", re.ASCII)
-_NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?([eE][+-]?[0-3]?\d)?|\d{1,20}/0*[1-9]\d{0,19}", re.ASCII)
-LEAST, MOST = Fraction(1, 10**20), Fraction(10**15)  # of a time that is not 0: in ns, ten days
-TOO_LARGE, TOO_SMALL = "is too large: at most 1e15", "is too small: at least 1e-20, or 0"
 MOST_PARTS = 1000  # of an activation, some of which are kept for W: memory is counted in whole parts
 MOST_OVERLAP = 10  # times what they take apart, of two actions at a time: more is another unit, or a slip
 _MOST_WEIGHTS = 4096
@@ -191,31 +186,27 @@ def parse_costs(text: str) -> Costs:
         key = name if name == "keeps" else _key(name)
         if key in values:
             raise ValueError(f"{name[:40]} is given twice")
-        values[key] = _number(number, name)
+        values[key] = exact(number, name)
     keeps = _share(values.pop("keeps", Fraction(1)))
     return replace(_costs(values, {key: time for key, time in values.items() if len(key) == 2}), keeps=keeps)
 
 
 def parse_time(text: str) -> Fraction:
     """A time as it is written in costs: `1.8` or `9/5`; ValueError for what is none, or below 0."""
-    return _number(text)
+    return exact(text)
 
 
-def costs_of_json(text: str) -> Costs:
+def costs_of_json(text: str, shown: str = "table") -> Costs:
     """A table of costs: `{"F": 1, "I": 1, "W": 1, "B": 2, "pairs": {"FB": 1.8}, "stages": [1, …], "ranks": …}`.
 
     `lanes` says it by what overlaps instead: `{"compute": {"F", "I", "W"}, "communication": {"F", "B"}, "overlap"}`.
     A lone action takes both lanes one after the other (I and B communicate alike, W not at all, B = I + W); a pair
     takes max(overlap x compute, communication, the longer of the two chains); `pairs` are measured and go before.
+    ValueError says what is wrong, TextFileError in which line of the file that is `shown`.
     """
     if len(text) > MOST_BYTES:
         raise ValueError(f"a table of costs has at most {MOST_BYTES} characters")
-    try:
-        value = json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_number)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error}") from None
-    except RecursionError:
-        raise ValueError("not a table of costs: nested too deep") from None
+    value = json_of(text, shown, exact)
     lanes = isinstance(value, dict) and "lanes" in value
     forms = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
     more: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list}
@@ -224,9 +215,7 @@ def costs_of_json(text: str) -> Costs:
     one, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
     if missing := {"F", "I", "W"} - one.keys():
         raise ValueError(f"the table has no {', '.join(sorted(missing))}")
-    measured = {_key(name): _time(time, name) for name, time in table.get("pairs", {}).items()}
-    if odd := [name for name in measured if len(name) == 1]:
-        raise ValueError(f'"pairs" has {odd[0]}, which is no pair')
+    measured = _pairs(table.get("pairs", {}))
     latency, links = _latency(table.get("latency", Fraction(0)))
     return replace(
         _costs(one, pairs | measured),
@@ -248,6 +237,18 @@ def shipped_names() -> tuple[str, ...]:
 def shipped(name: str) -> Costs:
     """A table that comes with dsc: `deepseek-v3-low` and `deepseek-v3-high`, ms of 4 layers of V3 on H800."""
     return costs_of_json((TABLES / f"{name}.json").read_text("utf-8"))
+
+
+def _pairs(said: Mapping[str, Any]) -> dict[str, Fraction]:
+    measured: dict[str, Fraction] = {}
+    for name, time in said.items():
+        key = _key(name)
+        if len(key) == 1:
+            raise ValueError(f'"pairs" has {key}, which is no pair')
+        if key in measured:
+            raise ValueError(f'"pairs" has {key} and {key[::-1]}, which are one pair: leave one of them out')
+        measured[key] = _time(time, name)
+    return measured
 
 
 def _of_lanes(value: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
@@ -294,30 +295,6 @@ def _key(name: str) -> str:
     return key
 
 
-def _number(text: str, name: str = "") -> Fraction:
-    if wrong := _fault(text):
-        raise ValueError(f"{f'{name[:40]}: ' if name else ''}{text[:40]!r} {wrong}")
-    return Fraction(text)
-
-
-def _fault(text: str) -> str:
-    """What is wrong with a number, if anything is."""
-    match = _ANY.fullmatch(text)
-    if match is None:
-        return "is not a number of 0 or more, as 1.8 or 9/5"
-    if not _NUMBER.fullmatch(text):
-        whole, decimals, sign, exponent = match.groups(default="")
-        if not whole:
-            return "has too many digits: at most 20 on each side"
-        if len(decimals) > 20:
-            return "has too many decimals: at most 20"
-        return TOO_SMALL if exponent and sign == "-" and len(whole) <= 20 else TOO_LARGE
-    value = Fraction(text)
-    if value > MOST:
-        return TOO_LARGE
-    return TOO_SMALL if 0 < value < LEAST else ""
-
-
 def _time(value: Any, name: str) -> Fraction:
     if not isinstance(value, Fraction):
         raise ValueError(f"{name[:40]!r} must be a number")
@@ -347,9 +324,16 @@ def _latency(value: Any) -> tuple[Fraction, Links]:
 
 def _bytes(value: Any) -> Bytes:
     said = _object(value, {"activation": object, "beside": object}, '"bytes"')
-    beside = said.get("beside", [])
-    each = beside if isinstance(beside, list) else [beside]
-    return Bytes(_amount(said.get("activation", Fraction(0))), tuple(map(_amount, each)))
+    if said in ({}, {"activation": 0, "beside": []}):  # the second is what is printed where nobody knows
+        return UNKNOWN
+    for key, what in (("activation", "what an activation takes"), ("beside", "what a rank holds beside activations")):
+        if said.get(key, []) == []:
+            raise ValueError(f'"bytes" has no "{key}", {what}: write it too, as "{key}": "30GB", or 0')
+    each = said["beside"] if isinstance(said["beside"], list) else [said["beside"]]
+    found = Bytes(_amount(said["activation"]), tuple(map(_amount, each)))
+    if not found.activation:
+        raise ValueError('"bytes": "activation" is 0: write what an activation takes, as "2GB", or leave "bytes" out')
+    return found
 
 
 def _amount(value: Any) -> Fraction:

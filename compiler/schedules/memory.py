@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -9,6 +10,9 @@ from fractions import Fraction
 from dsl import units
 
 GIGA = 10**9
+MOST = 10**18  # bytes
+MOST_GIGABYTES = 10**5  # a larger number without a unit is one of bytes
+_AMOUNT = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([kmgt])(i?)|b?)b?\s*", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,23 @@ UNKNOWN = Bytes()
 def parse_bytes(text: str) -> Fraction:
     """Bytes as a spec writes them, `80GB` or `79.1GiB`; ValueError for what is none."""
     found = units.quantity(text) if units.NUMBER.fullmatch(text) else None
-    if len(text) > 40 or found is None or found.dimension != (("byte", 1),) or found.value > 10**18:
-        raise ValueError(f"{text[:40]!r} is no amount of memory: write it as 80GB or 79.1GiB")
+    if len(text) > 40 or found is None or found.dimension != (("byte", 1),) or found.value > MOST:
+        raise ValueError(f"{text[:40]!r} is no amount of memory: write it as {_meant(text)}")
     return found.value
+
+
+def _meant(text: str) -> str:
+    """What was probably meant by what is no amount: `41`, `41 GB`, `41gb`, `41G`; of no unit, GB, or if large, bytes."""
+    found = _AMOUNT.fullmatch(text)
+    if found is None:
+        return "80GB or 79.1GiB"
+    number, prefix, binary = found.groups(default="")
+    if prefix:
+        return f"{number}{prefix.upper()}{binary.lower()}B"
+    return f"{number}GB" if Fraction(number) < MOST_GIGABYTES else gigabytes(Fraction(number))
 
 
 def gigabytes(value: Fraction) -> str:
     """Bytes for people, never fewer than they are: 71.25GB."""
-    return f"{float(Fraction(-(-value * 1000 // GIGA), 1000)):g}GB"
+    whole, part = divmod(-(-value * 1000 // GIGA), 1000)
+    return f"{whole}.{part:03}".rstrip("0").rstrip(".") + "GB"

@@ -10,7 +10,8 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
-from compiler.schedules.costs import MOST, Costs
+from compiler.schedules.costs import Costs
+from compiler.schedules.exact import MOST
 from compiler.stage_placement import StagePlacement
 from runtime.actions import KINDS
 

@@ -288,8 +288,8 @@ def test_bad_sizes_say_what_to_change(
         ((*DUALPIPE, "--costs", "FB=100"), "--costs FB=100: the pair BF takes 100"),
         ((*DUALPIPE, "--costs", "F=1e16"), "--costs F=1e16: F: '1e16' is too large: at most 1e15"),
         ((*DUALPIPE, "--latency", "1e16"), "--latency '1e16' is too large: at most 1e15"),
-        ((*DUALPIPE, "--costs", "."), "--costs .: it is no regular file, but a folder"),
-        ((*DUALPIPE, "--costs", "/dev/null"), "--costs /dev/null: it is no regular file"),
+        ((*DUALPIPE, "--costs", "."), "--costs . is no regular file, but a folder"),
+        ((*DUALPIPE, "--costs", "/dev/null"), "--costs /dev/null is no regular file"),
         ((*DUALPIPE, "--costs", "9" * 300), "no such file, and no table of that name"),
         ((*DUALPIPE, "-s", "train.seed=1"), "-s changes a spec, and there is none"),
         ((QUICK, "--name", "dualpip"), "unknown schedule 'dualpip': use one of gpipe"),
@@ -309,9 +309,10 @@ def test_mistakes_say_what_to_change(words: tuple[str, ...], message: str, capsy
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\xff\xfe", "it is not text in UTF-8"),
+        (b"\xff\xfe", "costs.json is not text in UTF-8"),
+        (b'{"F": 1, "I": 1, "W": 1,\n"I": 2}', "costs.json:2:1: `I` is given twice"),
         (b'{"F": 1, "I": 1, "W": 1, "stages": [1, 2]}', "weights of 2 stages, the schedule has 8"),
-        (b" " * ((1 << 20) + 1), "it is larger than 1 MiB"),
+        (b" " * ((1 << 20) + 1), "costs.json is larger than 1 MiB"),
     ],
 )
 def test_bad_tables_say_what_is_wrong(data: bytes, message: str, capsys: Captured, tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ WRONG = {
         text(factors=[{"class": "norm", "factor": 2.0, "source": "s", "date": "2025"}] * 2),
         "t.json: a class has two factors",
     ),
-    "key twice": ('{"name": "a", ' + text()[1:], "t.json: `name` is given twice"),
-    "digits": (text(rows=[]).replace("[]", "1" * 5000), "t.json: a number of 5,000 digits is too large"),
+    "key twice": ('{"name": "a", ' + text()[1:], "t.json:1:15: `name` is given twice"),
+    "digits": (text(rows=[]).replace("[]", "1" * 5000), ": a number of 5,000 digits is too large"),
     "rows": (text(rows=[ROW] * (MAX_ROWS + 1)), f"t.json: rows: the list should have at most {MAX_ROWS} items, not"),
     "steers the terminal": (text(name="a\x1b[2J"), "t.json: name: it has characters that cannot be printed"),
     "factor of seconds": (

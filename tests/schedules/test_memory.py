@@ -16,7 +16,7 @@ from compiler.schedules import SCHEDULES
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs, costs_of_json, parse_costs
 from compiler.schedules.measure import measure
-from compiler.schedules.memory import parse_bytes
+from compiler.schedules.memory import gigabytes, parse_bytes
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, peak_activations, simulate
 from compiler.solver import Solver
@@ -146,10 +146,30 @@ def test_bytes_become_caps_by_rank() -> None:
         costs.check(2, 2)
 
 
-@pytest.mark.parametrize("text", ("80", "80 GB", "GB", "1e99GB", "80GB/s", "80Gb"))
-def test_what_is_no_memory_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no amount of memory: write it as 80GB or"):
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("80", "80GB"),
+        ("80 GB", "80GB"),
+        ("80Gb", "80GB"),
+        ("41.5g", "41.5GB"),
+        ("79 gib", "79GiB"),
+        ("41B", "41GB"),
+        ("41000000000", "41GB"),
+        *((text, "80GB or 79.1GiB") for text in ("GB", "1e99GB", "80GB/s", "-1", "", "٤١")),
+    ],
+)
+def test_what_is_no_memory_is_refused_with_an_edit_that_is_one(text: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"is no amount of memory: write it as {meant}$"):
         parse_bytes(text)
+    assert parse_bytes(meant.partition(" ")[0])
+
+
+def test_bytes_for_people_are_never_fewer_and_can_be_read() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        value = Fraction(rng.randrange(10 ** rng.randrange(1, 18)))
+        assert value <= parse_bytes(gigabytes(value)) < value + 10**6
 
 
 def test_schedules_stay_within_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
