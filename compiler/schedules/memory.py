@@ -65,7 +65,7 @@ def parse_bytes(text: str) -> Fraction:
 
 
 def _meant(text: str) -> str:
-    """What was probably meant by `41`, `41 GB`, `41gb` or `41G`; without a unit GB, or if the number is large, bytes."""
+    """What was probably meant by `41`, `41 GB`, `41gb` or `41G`; without a unit GB, or of a large number, bytes."""
     found = _AMOUNT.fullmatch(text)
     if found is None:
         return "80GB or 79.1GiB"
