@@ -1,33 +1,35 @@
 """The alphabet of a pipeline schedule: actions and overlapped pairs, with an exact text form.
 
 `F3.0` is the forward of stage 3 on micro-batch 0, `B3.0` its full backward, `I3.0` the backward for inputs only, `W3.0`
-the weight gradient that I deferred; B = I then W. `(F3.7|B4.2)` is a pair whose two actions overlap. No torch here.
+the weight gradient that I deferred; B = I then W. `(F3.7|B4.2)` is a pair whose two actions overlap. `O3.0` takes what
+F3.0 saved to the memory of the host, and `R3.0` brings it back for B3.0 or I3.0. No torch here.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, cast
 
-ActionKind = Literal["F", "B", "I", "W"]
+ActionKind = Literal["F", "B", "I", "W", "O", "R"]
 
-KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+KINDS: tuple[ActionKind, ...] = ("F", "B", "I", "W")  # that compute
+COPIES: tuple[ActionKind, ...] = ("O", "R")  # between a device and its host, beside what computes
 _NUMBER = "(0|[1-9][0-9]{0,8})"
-_ACTION = re.compile(rf"([{''.join(KINDS)}]){_NUMBER}\.{_NUMBER}")
+_ACTION = re.compile(rf"([{''.join(KINDS + COPIES)}]){_NUMBER}\.{_NUMBER}")
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One stage's forward or backward work on one micro-batch."""
+    """One stage's forward or backward work on one micro-batch, or the copy of what its forward saved."""
 
     kind: ActionKind
     stage: int
     micro_batch: int
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"unknown action kind {self.kind!r}: expected one of {', '.join(KINDS)}")
+        if self.kind not in KINDS + COPIES:
+            raise ValueError(f"unknown action kind {self.kind!r}: expected one of {', '.join(KINDS + COPIES)}")
         if self.stage < 0 or self.micro_batch < 0:
             raise ValueError(f"stage and micro-batch count from 0, got {self.kind}{self.stage}.{self.micro_batch}")
 
@@ -64,6 +66,11 @@ def actions_of(step: Step) -> tuple[Action, ...]:
     return (step,) if isinstance(step, Action) else (step.first, step.second)
 
 
+def is_copy(step: Step) -> bool:
+    """Whether a step is an O or an R, which takes no time of its rank's compute."""
+    return isinstance(step, Action) and step.kind in COPIES
+
+
 def parse_step(text: str) -> Step:
     """The exact inverse of `str`: `F3.0` or `(F3.7|B4.2)`, without blanks or leading zeros; else ValueError."""
     if not text.startswith("("):
@@ -77,6 +84,8 @@ def parse_step(text: str) -> Step:
 def _parse_action(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text[:40]!r} is not an action: write F, B, I or W, a stage, a dot, a micro-batch, as F3.0")
+        raise ValueError(
+            f"{text[:40]!r} is not an action: write F, B, I, W, O or R, a stage, a dot, a micro-batch, as F3.0"
+        )
     kind, stage, micro_batch = match.groups()
     return Action(cast(ActionKind, kind), int(stage), int(micro_batch))

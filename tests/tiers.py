@@ -253,6 +253,7 @@ SOAK = (
     Row("tests/schedules/test_page.py::test_tables", 3),
     Row("tests/schedules/test_page.py::test_one_column", 0, "tests/schedules/test_page.py::test_tables"),
     Row("tests/schedules/test_page.py::test_the_smallest_rows", 3),
+    Row("tests/schedules/test_offload.py::test_a_row_of", 0, "tests/schedules/test_offload.py::test_the_page_has"),
     Row("tests/schedules/test_family.py", 2),
     Row("tests/schedules/test_bound.py::test_no_named", 2),
     Row("tests/solver/test_least.py", 2),

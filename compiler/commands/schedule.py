@@ -6,6 +6,7 @@ dsc schedule --name dualpipe --ranks 8 --micro-batches 20 --costs F=1,I=1,W=1,FB
 dsc schedule --name dualpipe --ranks 16 --micro-batches 120 --costs deepseek-v3-low     with a table of costs
 dsc schedule --name auto --ranks 8 --micro-batches 20 --costs FB=1.8 --cap 9            search for a better one
 dsc schedule --compare zb1p,auto --ranks 8 --micro-batches 20 --costs memory.json --memory 80GB     a cap in bytes
+dsc schedule --name auto --ranks 8 --micro-batches 24 --cap 4 --offload 1               activations go to the host
 dsc schedule --compare dualpipe,1f1b,auto --ranks 8 --micro-batches 20 --costs FB=1.8   a table, side by side
 dsc schedule --name dualpipe --ranks 8 --micro-batches 20 --format html -o timeline.html   zoom, hover; or svg, png
 dsc schedule --compare dualpipe,1f1b --ranks 4 --micro-batches 10 --format terminal     drawn on one time axis
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--costs", metavar="COSTS", help="F=1,I=1,W=1,B=2,FB=3, a JSON file, or deepseek-v3-low")
     parser.add_argument("--pairs", choices=("any",), help="any: pairs of F, B and I all gain by the factor of FB")
     parser.add_argument("--latency", metavar="L", help="time of a message to the next stage; default: 0")
+    parser.add_argument("--offload", metavar="TIME", help="time of the copy of an activation to the host, and back")
     parser.add_argument("--order", action="store_true", help="search an order of micro-batches of unequal costs")
     parser.add_argument("--cap", type=_cap, metavar="C", help="most activations that a rank may hold at once: 9, 8.5")
     parser.add_argument(

@@ -123,6 +123,9 @@ def summary(answer: Answer) -> list[str]:
         lines.append(
             f"memory {gigabytes(held_bytes[rank])} on rank {rank}, the fullest, {beside} of it beside activations"
         )
+    if copies := sum(map(len, measured.timeline.copies)):
+        forwards = measured.schedule.num_stages * N
+        lines.append(f"{copies // 2:,} of {forwards:,} activations go to the host and come back")
     if entry.unordered is not None:
         gain = percent(1 - measured.makespan / entry.unordered)
         lines.append(f"order {' '.join(map(str, entry.order))}")
@@ -171,6 +174,7 @@ def costs_value(costs: Costs) -> dict[str, Any]:
     """Costs in the form that --costs reads."""
     return {
         **{kind: number(costs.one(kind)) for kind in "FIWB"},
+        **{kind: None if time is None else number(time) for kind, time in (("O", costs.O), ("R", costs.R))},
         "pairs": {"".join(sorted(kinds, key="FBIW".index)): number(time) for kinds, time in costs.pairs},
         "latency": number(costs.latency) if costs.links == ALIKE else _links_value(costs),
         "keeps": number(costs.keeps),

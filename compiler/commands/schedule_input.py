@@ -87,10 +87,10 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
 
 
 def _in_torch(sizes: Sizes) -> Sizes:
-    """What `auto` searches for torch: a V, for it has no copies, and with no pairs but F&B."""
+    """What `auto` searches for torch: a V, for it has no copies, with no pairs but F&B, and all on the device."""
     costs = sizes.costs or Costs()
     pairs = tuple(pair for pair in costs.pairs if pair[0] == "BF")
-    return replace(sizes, costs=replace(costs, pairs=pairs), num_stages=sizes.num_ranks, held_by=V)
+    return replace(sizes, costs=replace(costs.on_device(), pairs=pairs), num_stages=sizes.num_ranks, held_by=V)
 
 
 def _check_here(args: argparse.Namespace) -> None:
@@ -176,9 +176,9 @@ def _of_file(args: argparse.Namespace) -> Answer:
 
 
 def costs_of(args: argparse.Namespace) -> Costs | None:
-    """--costs with --pairs and --latency; None where nothing is said of costs."""
+    """--costs with --pairs, --latency and --offload; None where nothing is said of costs."""
     text: str | None = args.costs
-    if text is None and args.pairs is None and args.latency is None:
+    if text is None and args.pairs is None and args.latency is None and args.offload is None:
         return None
     try:
         costs = Costs() if text is None else _read_costs(text)
@@ -197,6 +197,12 @@ def costs_of(args: argparse.Namespace) -> Costs | None:
             costs = replace(costs, latency=parse_time(args.latency), links=ALIKE)
         except ValueError as error:
             raise WrongError(f"--latency {error}") from None
+    if args.offload is not None:
+        try:
+            time = parse_time(args.offload)
+        except ValueError as error:
+            raise WrongError(f"--offload {error}") from None
+        costs = replace(costs, O=time, R=time)
     return costs
 
 
@@ -277,9 +283,16 @@ def _named(name: str, sizes: Sizes, parts: int = 1) -> Entry:
 
 def _searched(sizes: Sizes) -> Entry:
     """`auto`, always measured. ValueError for a cap that nothing fits, and for weights of other numbers."""
-    from compiler.solver import Solver
+    from compiler.solver import Solution, Solver, solved_with_copies
 
-    P, N, cap, held_by = sizes.num_ranks, sizes.num_micro_batches, sizes.cap, sizes.held_by
+    P, N, held_by, tried = sizes.num_ranks, sizes.num_micro_batches, sizes.held_by, sizes.tried
+    stages = P if held_by is None else held_by.num_stages(P)
+
+    def search(solver: Solver) -> Solution:
+        if held_by is None:
+            return solver.solve(P, N, tried.chunks, tried.copies, tried.placement)
+        return solver.solve_on(held_by, P, N)
+
     if sizes.costs is not None and sizes.costs.micro_batches:
         return _searched_unequal(sizes, sizes.costs)
     with searching() as progress:
@@ -287,13 +300,8 @@ def _searched(sizes: Sizes) -> Entry:
         def report(share: float) -> None:
             progress(f"search for auto: {share:.0%}")
 
-        if held_by is None:
-            tried = sizes.tried
-            found = Solver(_cut(sizes, P), cap, report=report).solve(P, N, tried.chunks, tried.copies, tried.placement)
-        else:
-            stages = held_by.num_stages(P)
-            of_stage = sizes.cap_of(Fraction(stages, P))
-            found = Solver(_cut(sizes, stages), of_stage, report=report).solve_on(held_by, P, N)
+        solver = Solver(_cut(sizes, stages), sizes.cap_of(Fraction(stages, P)), report=report)
+        found = solved_with_copies(solver, P, stages, search) if solver.costs.offloads else search(solver)
     found.schedule.check()
     measured = found.measured()
     return Entry(AUTO, found.schedule, measured, parts=measured.stages_a_rank)

@@ -41,7 +41,7 @@ def _panel(entry: Entry, answer: Answer) -> Panel:
     schedule, measured = entry.schedule, entry.measured
     assert schedule is not None
     if measured is None:
-        return panel_of(schedule, Costs())
+        return panel_of(schedule, Costs(O=Fraction(1), R=Fraction(1)))
     if answer.compared:
         facts = tuple(zip(columns(measured.costs)[1:], cells(measured), strict=True))
         kept = Fraction(1, measured.stages_a_rank)

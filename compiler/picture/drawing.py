@@ -69,6 +69,25 @@ class Share:
     end: float
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of an activation to the host (an O) or back (an R), beside what its rank computes.
+
+    `before`: the step of the rank in front of which it stands, which is when memory is free, or taken: at `time`.
+    """
+
+    label: str  # O3.7
+    start: float
+    end: float
+    before: int
+    time: float
+
+    @property
+    def returns(self) -> bool:
+        """Whether it is an R."""
+        return self.label[0] == "R"
+
+
 Lanes = tuple[tuple[str, tuple[Share, ...]], ...]  # body, as F3 or F3_B4, and its exchanges
 
 
@@ -99,6 +118,7 @@ class Row:
     activation: float = 1.0
     lanes: Lanes = ()
     keeps: Fraction = Fraction(1)
+    copies: tuple[Copy, ...] = ()  # in the order in which they stand
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -118,15 +138,19 @@ class Row:
     @cached_property
     def live(self) -> tuple[tuple[float, float], ...]:
         """(time, activations from then on): one more at the start of an F, one less at the end of its B, or some at
-        the ends of its I and W, or at its own end where nothing runs backward; () if they are not drawn."""
+        the ends of its I and W, or at its own end where nothing runs backward; one less at an O and one more at an R;
+        () if they are not drawn."""
         trains = any(drawn.kind != "F" for cell in self.cells for drawn in cell.actions)
         frees = {"B": Fraction(1), "I": 1 - self.keeps, "W": self.keeps} if trains else {"F": Fraction(1)}
         live = Fraction(0)
         points = [(0.0, live)]
-        for cell in self.cells if self.activation else ():
+        moved: dict[int, list[tuple[float, Fraction]]] = {}
+        for copy in self.copies:
+            moved.setdefault(copy.before, []).append((copy.time, Fraction(1 if copy.returns else -1)))
+        for number, cell in enumerate(self.cells if self.activation else ()):
             kinds = [drawn.kind for drawn in cell.actions]
             freed = sum((frees.get(kind, Fraction(0)) for kind in kinds), Fraction(0))
-            changes = ((cell.start, Fraction(kinds.count("F"))), (cell.end, -freed))
+            changes = (*moved.get(number, ()), (cell.start, Fraction(kinds.count("F"))), (cell.end, -freed))
             for time, change in changes:
                 if change:
                     live += change
@@ -168,9 +192,10 @@ class Panel:
 
     @cached_property
     def num_exchanges(self) -> int:
-        """The number of exchanges in all rows, counted without making them."""
+        """The number of exchanges and copies in all rows, counted without making them."""
         lanes = [{body: len(shares) for body, shares in row.lanes} for row in self.rows]
-        return sum(of.get(c.body, 0) for of, row in zip(lanes, self.rows, strict=True) if of for c in row.cells)
+        made = sum(of.get(c.body, 0) for of, row in zip(lanes, self.rows, strict=True) if of for c in row.cells)
+        return made + sum(len(row.copies) for row in self.rows)
 
     def end_of(self, track: str) -> float:
         """When the last step of a track ends."""

@@ -275,6 +275,16 @@ def _lanes(row: Row, line: Line, unit: float, shown: bool) -> list[Area]:
             f"{e.label} on rank {row.rank}: {labels.number(e.start)} to {labels.number(e.end)}",
         )
         for e in (row.exchanges if shown else ())
+    ] + [
+        Area(
+            copy.start * unit,
+            line.lane_y + 2.5 * copy.returns,
+            max(0.5, (copy.end - copy.start) * unit - 0.5),
+            2.5,
+            f"exchange d{copy.returns:d}",
+            f"{copy.label} on rank {row.rank}: {labels.number(copy.start)} to {labels.number(copy.end)}",
+        )
+        for copy in (row.copies if shown else ())
     ]
 
 

@@ -104,6 +104,8 @@ def _steps(row: Row, times: dict[float, int]) -> dict[str, Any]:
         found["notes"] = [cell.note for cell in row.cells]
     if any(cell.error is not None for cell in row.cells):
         found["errors"] = [None if cell.error is None else round(cell.error, 4) for cell in row.cells]
+    if row.copies:
+        found["copies"] = [[c.label, int(c.returns), c.start, c.end, c.before, c.time] for c in row.copies]
     if row.lanes:
         found["x"] = {
             body: [[e.label, e.slot, round(e.start, 5), round(e.end, 5)] for e in shares] for body, shares in row.lanes

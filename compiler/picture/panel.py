@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from compiler.picture.drawing import Cell, Drawn, Lanes, Message, Panel, Row
+from compiler.picture.drawing import Cell, Copy, Drawn, Lanes, Message, Panel, Row
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, simulate
 from compiler.stage_placement import BIDIRECTIONAL
-from runtime.actions import Action, ActionKind, actions_of
+from runtime.actions import COPIES, Action, ActionKind, actions_of, is_copy
 
 
 def panel_of(
@@ -39,6 +39,7 @@ def panel_of(
             float(activation),
             lanes[rank] if lanes else (),
             costs.keeps,
+            _copies(schedule, rank, timeline) if timeline.copies else (),
         )
         for rank in range(schedule.num_ranks)
     )
@@ -54,7 +55,7 @@ def directions_of(schedule: Schedule) -> tuple[str, ...]:
 
 
 def cells_of(schedule: Schedule, rank: int, spans: tuple[tuple[float, float], ...]) -> tuple[Cell, ...]:
-    """The steps of a rank at the given times."""
+    """The steps of a rank at the given times, without copies."""
     two_ways = schedule.stage_placement == BIDIRECTIONAL
     passes = {stage: k % 2 for k, stage in enumerate(schedule.stages_of(rank))}
 
@@ -65,6 +66,16 @@ def cells_of(schedule: Schedule, rank: int, spans: tuple[tuple[float, float], ..
     return tuple(
         Cell(tuple(drawn(action) for action in actions_of(step)), start, end)
         for step, (start, end) in zip(schedule.actions[rank], spans, strict=True)
+        if not is_copy(step)
+    )
+
+
+def _copies(schedule: Schedule, rank: int, timeline: Timeline) -> tuple[Copy, ...]:
+    """The copies of a rank between its device and the host."""
+    unit, ticks, steps = float(timeline.unit), timeline.ticks[rank], schedule.actions[rank]
+    return tuple(
+        Copy(str(steps[k]), start * unit, end * unit, k - before, ticks[k][1] * unit)
+        for before, (k, start, end) in enumerate(timeline.copies[rank])
     )
 
 
@@ -78,7 +89,7 @@ def _messages(
         for step, (_, end) in zip(steps, spans[rank], strict=True):
             for action in actions_of(step):
                 to = action.stage + (1 if action.kind == "F" else -1)
-                if action.kind == "W" or not 0 <= to <= last:
+                if action.kind == "W" or action.kind in COPIES or not 0 <= to <= last:
                     continue
                 target = schedule.rank_of(to, action.micro_batch)
                 if target != rank:

@@ -146,7 +146,8 @@ def legend_entries(
         entries.append((("pair",), "overlapped pair"))
     entries.append((("bubble",), "idle"))
     if any(lanes_of(panel) for panel in picture.panels):
-        entries.append((("exchange",), "communication"))
+        copied = any(row.copies for row in rows)
+        entries.append((("exchange",), "copies to the host, and back below" if copied else "communication"))
     if any(panel.messages and not lanes_of(panel) for panel in picture.panels):
         entries.append((("send",), "message sent, to the next rank or back"))
     if any(row.live for row in rows):

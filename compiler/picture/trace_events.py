@@ -11,7 +11,9 @@ from compiler.picture import labels
 from compiler.picture.drawing import Panel, Picture, Row
 from compiler.picture.palette import KINDS
 
-COMPUTE, COMMUNICATION = 0, 1  # threads of a rank
+COMPUTE, COMMUNICATION, TO_HOST, FROM_HOST = range(4)  # threads of a rank
+_THREADS = ((COMPUTE, "compute"), (COMMUNICATION, "communication"))
+_OF_COPIES = ((TO_HOST, "to the host"), (FROM_HOST, "from the host"))  # where there are any
 Event = dict[str, Any]
 
 
@@ -27,7 +29,7 @@ def trace(picture: Picture) -> str:
         processes = {}
         for row in panel.rows:
             name = f"{named}rank {row.rank}{f' {row.track}' if row.track else ''}"
-            events += _process(process, name)
+            events += _process(process, name, _THREADS + _OF_COPIES if row.copies else _THREADS)
             events += _steps(row, process, picture.us)
             processes[row.rank] = process  # of tracks, the last: measured
             process += 1
@@ -43,10 +45,10 @@ def trace(picture: Picture) -> str:
     return f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n{lines}\n]}}\n'
 
 
-def _process(pid: int, name: str) -> Iterator[Event]:
+def _process(pid: int, name: str, threads: tuple[tuple[int, str], ...]) -> Iterator[Event]:
     yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": labels.clean(name)}}
     yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}
-    for tid, thread in ((COMPUTE, "compute"), (COMMUNICATION, "communication")):
+    for tid, thread in threads:
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": thread}}
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
 
@@ -65,6 +67,10 @@ def _steps(row: Row, pid: int, us: float) -> Iterator[Event]:
     for e in row.exchanges:
         place = {"pid": pid, "tid": COMMUNICATION, "ts": _us(e.start, us), "dur": _us(e.end - e.start, us)}
         yield {"ph": "X", "name": labels.clean(e.label), "cat": "communication", **place, "args": {}}
+    for c in row.copies:
+        thread = FROM_HOST if c.returns else TO_HOST
+        place = {"pid": pid, "tid": thread, "ts": _us(c.start, us), "dur": _us(c.end - c.start, us)}
+        yield {"ph": "X", "name": c.label, "cat": "copy", **place, "args": {}}
     for time, amount in row.live:
         yield {"ph": "C", "pid": pid, "name": "activations", "ts": _us(time, us), "args": {"held": amount}}
 

@@ -27,7 +27,12 @@ function unpack(row, panel) {
   const trains = steps.some((step) => step.some((action) => action.kind !== "F")), keeps = row.keeps ?? 1;
   const frees = trains ? { F: 0, B: 1, I: 1 - keeps, W: keeps } : { F: 1 };
   const times = [0], amounts = [0];
+  let next = 0;
+  const copies = row.copies || []; // [label, whether back, start, end, before which step, when memory is free or taken]
   steps.forEach((step, i) => {
+    for (; next < copies.length && copies[next][4] === i; next++) {
+      live += copies[next][1] ? 1 : -1; times.push(copies[next][5]); amounts.push(live * row.one);
+    }
     starts[i] = now + data.times[row.g[i]];
     ends[i] = now = starts[i] + data.times[row.t[i]];
     const more = step.filter((action) => action.kind === "F").length;
@@ -219,7 +224,11 @@ function lane(c, row) {
     c.fillStyle = direction ? colours.warm : colours.accent;
     c.fillRect(toX(start), y, Math.max(0.5, (end - start) * unit() - 0.5), 5);
   }
-  if (row.x || row.floor - row.lane < 6) return;
+  for (const [, back, start, end] of copiesOf(row, view[0], view[1])) {
+    c.fillStyle = back ? colours.warm : colours.accent;
+    c.fillRect(toX(start), y + 2.5 * back, Math.max(0.5, (end - start) * unit() - 0.5), 2.5);
+  }
+  if (row.x || row.copies || row.floor - row.lane < 6) return;
   const first = above(row.ends, view[0]), last = above(row.starts, view[1]);
   if ((last - first) * 6 > plot()) return;
   for (let i = first; i < last; i++) for (const action of row.steps[i]) {
@@ -229,6 +238,11 @@ function lane(c, row) {
     c.fillStyle = colours[(action.kind === "F" ? "F" : "B") + 1];
     c.beginPath(); c.moveTo(x - 3, y + (down ? 0 : 5)); c.lineTo(x + 3, y + (down ? 0 : 5)); c.lineTo(x, y + (down ? 5 : 0)); c.fill();
   }
+}
+
+/** The copies to the host and back between two times. */
+function copiesOf(row, from, to) {
+  return (row.copies || []).filter(([, , start, end]) => end >= from && start <= to);
 }
 
 /** What the lane of a row does between two times, in steps of at least a length: [label, direction, start, end]. */

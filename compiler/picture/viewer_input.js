@@ -19,7 +19,9 @@ function at(x, y) {
   const down = y + scroller.scrollTop, time = toTime(x);
   const row = rows.find((each) => down >= each.y - 1 && down <= each.floor);
   if (!row || x < LEFT || x > LEFT + plot() || time < 0 || time > row.end) return null;
-  const exchange = down > row.lane && exchangesOf(row, time, time).find(([, , start, end]) => start <= time && time < end);
+  const half = down < row.lane + 2.5 ? 0 : 1; // of the lane: copies to the host, and back
+  const lanes = [...exchangesOf(row, time, time), ...copiesOf(row, time, time).filter(([, back]) => back === half)];
+  const exchange = down > row.lane && lanes.find(([, , start, end]) => start <= time && time < end);
   if (exchange) return { row, exchange };
   const index = above(row.ends, time);
   if (index < row.steps.length && row.starts[index] <= time) {

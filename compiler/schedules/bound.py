@@ -9,6 +9,9 @@ behind the last B or I the rest of their micro-batch's way is still to go. How o
 phase is relaxed to real numbers: a linear program, whose least makespan no schedule of the rank can beat. The bound is
 the largest of the ranks'. It holds for any table of pairs, uneven stages and ranks, and latency, and it knows that
 nothing pairs with a forward before the first or behind the last one: that is what filling and draining cost.
+
+Where activations can be copied to the host, they are held for no least time and make nobody wait. The program still
+counts them: copies go one at a time, so a rank has more than the cap of them on their way only as there is time for it.
 """
 
 from __future__ import annotations
@@ -51,13 +54,14 @@ def lower_bound(
     costs.check(P, placement.num_stages(P))
     caps = None if cap is None else (cap,) * P if isinstance(cap, (int, Fraction)) else tuple(cap)
     waits = Waits(placement, P, N, costs, caps)
+    at_home = replace(waits, caps=None) if costs.offloads else waits
     ways = _Ways.of(waits)
     ranks = {Rank.of(ways, rank): None for rank in range(P)}  # mirrored ones are alike
     fullest = sorted(ranks, key=lambda rank: rank.fill + rank.shares(costs), reverse=True)[:_MOST_RANKS]
     least = max([ways.one(), *(rank.bound(costs) for rank in fullest)])
     if 2 * N * (waits.last + 1) > _MOST_WAITS:
         return least
-    return SmallPipeline(waits, work).bound(max(least, waits.longest()))
+    return SmallPipeline(at_home, work).bound(max(least, at_home.longest()))
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class Rank:
         """The least time by which the rank has run its steps, and the other ranks what depends on them."""
         if not self.amounts:
             return Fraction(0)
-        least = self.memory()
+        least = Fraction(0) if costs.offloads else self.memory()
         if len(self.amounts) > _MOST_WEIGHTS:
             return self.fill + max(least, self.shares(costs))
         in_turn = _Program(self, costs, overlaps=True).least()
@@ -174,7 +178,7 @@ class _Program:
     """
 
     def __init__(self, rank: Rank, costs: Costs, overlaps: bool) -> None:
-        self.rank, self.overlaps, self.frees = rank, overlaps, costs.frees
+        self.rank, self.overlaps, self.frees, self.copies = rank, overlaps, costs.frees, (costs.O, costs.R)
         self.lengths = {phase: k for k, phase in enumerate((1, 2, 3, 4))}  # the variables 0 to 3
         self.steps: list[tuple[int, tuple[Item, ...], Fraction]] = [
             (phase, items, time)
@@ -199,12 +203,23 @@ class _Program:
             yield _sum(self._count("W", k, (3, 4)), self._count("I", k, (3,)), -1), Fraction(0)
 
     def _memory(self) -> Iterator[Row]:
-        """What is held when the first backward starts, and when the last forward ends."""
+        """What is held when the first backward starts, and when the last forward ends.
+
+        Of what has been forward then, some may be on the host: the copies there have ended in the time before, and
+        those back begin in the time behind.
+        """
         if self.rank.cap is not None:
             every = range(len(self.rank.amounts))
             started = [self._count("F", k, (1,)) for k in every]
-            for rows in (started, [self._freed()]):
-                yield reduce(lambda all, row: _sum(all, row, -1), rows, {}), Fraction(-self.rank.cap)
+            behind = (3, 4) if self.overlaps else (1, 3, 4)
+            for rows, copy, phases in ((started, self.copies[0], (1,)), ([self._freed()], self.copies[1], behind)):
+                nothing: dict[int, Fraction] = {}
+                row = reduce(lambda all, row: _sum(all, row, -1), rows, nothing)
+                if copy is None:
+                    yield row, Fraction(-self.rank.cap)
+                else:
+                    lengths = {self.lengths[phase]: Fraction(-1) for phase in phases}
+                    yield _sum({j: copy * n for j, n in row.items()}, lengths, -1), -copy * self.rank.cap
 
     def _times(self) -> Iterator[Row]:
         """How long each phase is at least."""

@@ -17,7 +17,7 @@ from compiler.schedules.exact import exact
 from compiler.schedules.links import ALIKE, Links
 from compiler.schedules.memory import UNKNOWN, Bytes, parse_bytes
 from compiler.textfile import json_of
-from runtime.actions import KINDS, Action, Step
+from runtime.actions import COPIES, KINDS, Action, Step
 
 PAIR_KINDS = tuple(sorted("".join(sorted(pair)) for pair in combinations_with_replacement(KINDS, 2)))  # BB, BF, …
 TABLES = Path(__file__).parent / "tables"
@@ -37,7 +37,8 @@ class Costs:
     stage, of a pipeline rank and on a micro-batch; empty means 1 for all. `latency` is what a message takes to the next
     stage on another rank. `keeps` is the share of an activation that is held from the end of its I to the end of its W.
     `links` says where messages take another time than `latency`, and `bytes` what an activation takes, and what ranks
-    hold beside activations.
+    hold beside activations. `O` and `R` are the times of the copies of one activation to the host and back; None where
+    nothing can be copied. A copy takes the same time on all stages, ranks and micro-batches, as activations are alike.
     """
 
     F: Fraction = Fraction(1)
@@ -52,6 +53,8 @@ class Costs:
     keeps: Fraction = Fraction(1)
     bytes: Bytes = UNKNOWN
     links: Links = ALIKE
+    O: Fraction | None = None
+    R: Fraction | None = None
 
     def __post_init__(self) -> None:
         assert all(kinds in PAIR_KINDS for kinds, _ in self.pairs), self.pairs
@@ -61,7 +64,19 @@ class Costs:
         """Time of a lone action of a kind on a stage and a rank of weight 1."""
         if kind == "B":
             return self.I + self.W if self.B is None else self.B
-        return {"F": self.F, "I": self.I, "W": self.W}[kind]
+        time = {"F": self.F, "I": self.I, "W": self.W, "O": self.O, "R": self.R}[kind]
+        if time is None:
+            raise ValueError(f"the schedule has {kind}, and the costs do not say what it takes: use --offload TIME")
+        return time
+
+    @property
+    def offloads(self) -> bool:
+        """Whether activations can be copied to the host and back."""
+        return self.O is not None
+
+    def on_device(self) -> Costs:
+        """The costs where nothing can be copied to the host."""
+        return replace(self, O=None, R=None)
 
     def two(self, kinds: str) -> Fraction:
         """Time of a pair, kinds in any order, on a stage and a rank of weight 1."""
@@ -97,7 +112,8 @@ class Costs:
         communication), that much of it.
         """
         if isinstance(step, Action):
-            return self.one(step.kind) * self._weight(step, rank)
+            time = self.one(step.kind)
+            return time if step.kind in COPIES else time * self._weight(step, rank)
         pair = (step.first, step.second)
         time = self.two(step.first.kind + step.second.kind)
         lone = [self.one(action.kind) for action in pair]
@@ -138,7 +154,8 @@ class Costs:
             return self
         by = Fraction(had, wanted)
         stages = tuple(_share_of(self.stages, by * k, by * (k + 1)) for k in range(wanted if self.stages else 0))
-        return replace(self.longer(by), stages=stages, bytes=self.bytes.longer(by))
+        O, R = (None if time is None else time * by for time in (self.O, self.R))
+        return replace(self.longer(by), stages=stages, bytes=self.bytes.longer(by), O=O, R=R)
 
     def longer(self, by: Fraction) -> Costs:
         """Costs of actions that take so many times as long; messages do not."""
@@ -183,12 +200,13 @@ def parse_costs(text: str) -> Costs:
         name, equals, number = (part.strip() for part in item.partition("="))
         if not equals:
             raise ValueError(f"{item[:40]!r} is not a cost: write it as F=1")
-        key = name if name == "keeps" else _key(name)
+        key = name if name == "keeps" or name in COPIES else _key(name)
         if key in values:
             raise ValueError(f"{name[:40]} is given twice")
         values[key] = exact(number, name)
     keeps = _share(values.pop("keeps", Fraction(1)))
-    return replace(_costs(values, {key: time for key, time in values.items() if len(key) == 2}), keeps=keeps)
+    O, R = _copies(values)
+    return replace(_costs(values, {k: time for k, time in values.items() if len(k) == 2}), keeps=keeps, O=O, R=R)
 
 
 def parse_time(text: str) -> Fraction:
@@ -210,13 +228,14 @@ def costs_of_json(text: str, shown: str = "table") -> Costs:
     lanes = isinstance(value, dict) and "lanes" in value
     forms = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
     more: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list}
-    more |= {"latency": object, "keeps": Fraction, "bytes": dict}
+    more |= {"latency": object, "keeps": Fraction, "bytes": dict} | dict.fromkeys(COPIES, object)
     table = _object(value, forms | more, "the table")
     one, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
     if missing := {"F", "I", "W"} - one.keys():
         raise ValueError(f"the table has no {', '.join(sorted(missing))}")
     measured = _pairs(table.get("pairs", {}))
     latency, links = _latency(table.get("latency", Fraction(0)))
+    O, R = _copies(table)
     return replace(
         _costs(one, pairs | measured),
         latency=latency,
@@ -226,6 +245,8 @@ def costs_of_json(text: str, shown: str = "table") -> Costs:
         micro_batches=_weights(table.get("micro_batches", []), "micro_batches"),
         keeps=_share(table.get("keeps", Fraction(1))),
         bytes=_bytes(table.get("bytes", {})),
+        O=O,
+        R=R,
     )
 
 
@@ -288,10 +309,16 @@ def _costs(one: Mapping[str, Fraction], pairs: Mapping[str, Fraction]) -> Costs:
     return costs
 
 
+def _copies(times: Mapping[str, Any]) -> tuple[Fraction | None, Fraction | None]:
+    """The times of O and R; where one is not given, it is that of the other."""
+    O, R = (None if times.get(kind) is None else _time(times[kind], kind) for kind in COPIES)
+    return (R if O is None else O), (O if R is None else R)
+
+
 def _key(name: str) -> str:
     key = "".join(sorted(name)) if len(name) == 2 else name
     if key not in PAIR_KINDS and key not in KINDS:
-        raise ValueError(f"unknown cost {name[:40]!r}: use F, I, W, B, or a pair of them as FB")
+        raise ValueError(f"unknown cost {name[:40]!r}: use F, I, W, B, O, R, or a pair of the first four as FB")
     return key
 
 

@@ -52,5 +52,5 @@ def one_copy_bound(num_ranks: int, num_micro_batches: int, costs: Costs, cap: in
         Rank(((weight * rank, N),), end, there * whole + messages, back * whole + messages, end, cap, Fraction(0))
         for rank in {*ranks}
     )
-    memory = held / cap if cap else Fraction(0)
+    memory = held / cap if cap and not costs.offloads else Fraction(0)
     return max((there + back) * whole + 2 * messages, memory, *(rank.bound(costs) for rank in each))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from compiler.schedules.limits import MAX_RANKS
 from compiler.stage_placement import StagePlacement
 from dsl.diagnostics import plural
-from runtime.actions import Action, Step, actions_of, parse_step
+from runtime.actions import COPIES, Action, Step, actions_of, parse_step
 
 if TYPE_CHECKING:
     from compiler.schedules.steps import Steps
@@ -20,7 +20,8 @@ _HEADER = re.compile(
     r"# (?P<name>\S+) ranks=(?P<ranks>\d+) micro_batches=(?P<micro>\d+) placement=(?P<place>\S+)", re.ASCII
 )
 _MOST_DIGITS = 6  # of ranks and micro-batches
-_KINDS = ("F", "FB", "FI", "FIW")  # of a stage on a micro-batch, as far as it has come
+_KINDS = ("F", "FB", "FI", "FIW", "FO", "FOR", "FORB", "FORI", "FORIW")  # of a stage on a micro-batch, as far as it is
+_WHOLE = ("FB", "FIW", "FORB", "FORIW")  # of a stage on a micro-batch
 _NAME = re.compile(r"[A-Za-z0-9._+-]{1,64}")
 _JSON_KEYS = {"schedule": str, "ranks": int, "micro_batches": int, "placement": str, "actions": list}
 
@@ -117,7 +118,8 @@ class Schedule:
         """Raise ScheduleError unless every rank runs what it must, once, in order.
 
         Each (stage, micro-batch) runs F, then B or I…W, on the placement's rank; a schedule with no backward at all
-        (evaluation) runs F alone; the two actions of a pair are independent. Whether ranks wait for each other in a
+        (evaluation) runs F alone; the two actions of a pair are independent. What an F saved may go to the host by an O
+        and come back by an R, before the B or I. Whether ranks wait for each other in a
         circle is found by running it: `simulate`.
         """
         if not _NAME.fullmatch(self.name):
@@ -143,6 +145,8 @@ class Schedule:
         for rank, steps in enumerate(self.actions):
             for step in steps:
                 actions = actions_of(step)
+                if len(actions) == 2 and any(action.kind in COPIES for action in actions):
+                    raise ScheduleError(f"rank {rank}, {step}: O and R run beside compute, so write each by itself")
                 if len(actions) == 2 and (depends(*actions) or depends(*reversed(actions))):
                     fault = "its two actions are not independent, so they cannot overlap"
                     raise ScheduleError(f"rank {rank}, {step}: {fault}")
@@ -170,7 +174,7 @@ class Schedule:
 
     def _check_complete(self, stages: int, done: dict[tuple[int, int], str]) -> None:
         run = {*done.values()}
-        final = ("F",) if not any("B" in kinds or "I" in kinds for kinds in run) else ("FB", "FIW")
+        final = ("F",) if run <= {"F"} else _WHOLE
         if run <= {*final} and len(done) == stages * self.num_micro_batches:
             return
         for stage in range(stages):
@@ -178,7 +182,7 @@ class Schedule:
                 kinds = done.get((stage, micro_batch), "")
                 if kinds not in final:
                     rank = self.rank_of(stage, micro_batch)
-                    missing = {"": "F", "F": "B", "FI": "W"}[kinds]
+                    missing = {"": "F", "FO": "R", "FI": "W", "FORI": "W"}.get(kinds, "B")
                     raise ScheduleError(f"rank {rank}, {missing}{stage}.{micro_batch}: missing")
 
 
@@ -200,7 +204,9 @@ def depends(later: Action, earlier: Action) -> bool:
 def _order_fault(action: Action, before: str) -> str:
     if action.kind in before or (action.kind in "BI" and ("B" in before or "I" in before)):
         return f"runs after {', '.join(before)} of the same stage and micro-batch, so twice"
-    needs = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
+    if action.kind in "BI" and before == "FO":
+        return f"what its F saved is on the host: put R{action.stage}.{action.micro_batch} before it"
+    needs = {"B": "F", "I": "F", "W": "I", "O": "F", "R": "O"}.get(action.kind)
     return f"comes before its {needs}" if needs and needs not in before else f"cannot follow {', '.join(before)}"
 
 

@@ -2,6 +2,10 @@
 
 Ranks do their steps in order; a step starts when its rank is free and what its actions need from other stages is
 there. A message to another rank takes its time and occupies nobody.
+
+An O stands where its rank needs the memory: the copy begins behind its F, and the rank waits at the O for its end. An R
+stands where the memory is there: the copy begins, and the B or I waits for its end. Of a rank, all O are copied in the
+order in which they stand, one at a time, and all R beside them.
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Protocol
 
+from compiler.schedules.lanes import EVENTS, run_with_copies
 from compiler.schedules.schedule import Schedule, ScheduleError, is_in_numbers
 from compiler.schedules.turns import Links, Run, run_in_turn
-from runtime.actions import Step, actions_of
+from runtime.actions import Step, actions_of, is_copy
 
 
 class Prices(Protocol):
@@ -43,12 +48,16 @@ class Prices(Protocol):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Per rank and step, its start and end in ticks of `unit`; times are in the unit of the costs."""
+    """Per rank and step, its start and end in ticks of `unit`; times are in the unit of the costs.
+
+    An O or R takes no time of its rank: it starts and ends when the rank goes on behind it.
+    """
 
     starts: tuple[Sequence[int], ...]
     ends: tuple[Sequence[int], ...]
     unit: Fraction
     peak_activations: tuple[Fraction, ...]  # per rank, the most it holds
+    copies: tuple[tuple[tuple[int, int, int], ...], ...] = ()  # per rank, of each O and R its step, and start and end
 
     @cached_property
     def ticks(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -87,19 +96,29 @@ def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     most = sum(max(table, default=0) * len(place) for table, place in zip(tables, places, strict=True))
     most += events * max(delays.values(), default=0)
     links = [_links(schedule, rank, delays) for rank in range(schedule.num_ranks)]
+    copies: tuple[tuple[tuple[int, int, int], ...], ...] = ()
     in_numbers = [steps for steps in schedule.actions if is_in_numbers(steps)]
     if len(in_numbers) == schedule.num_ranks and most < 2**63:
         from compiler.schedules.rounds import run_in_numbers  # it brings numpy
 
         starts, ends = run_in_numbers(in_numbers, tables, places, links, schedule.turn, events)
     else:
+        copied = EVENTS * sum(map(is_copy, chain(*schedule.actions))) // 2
         of_ranks = zip(schedule.actions, tables, places, links, strict=True)
-        rows = [list(_runs(*each, schedule.turn, events)) for each in of_ranks]
-        starts, ends = run_in_turn(rows, events, most)
+        rows = [list(_runs(*each, schedule.turn, events + copied)) for each in of_ranks]
+        if copied:
+            starts, ends, copies = run_with_copies(schedule.actions, rows, events, events + copied, most)
+        else:
+            starts, ends = run_in_turn(rows, events, most)
     for rank, steps in enumerate(schedule.actions):
         if len(ends[rank]) < len(steps):
             raise ScheduleError(f"rank {rank}, {steps[len(ends[rank])]}: waits for ever, on ranks that wait for it")
-    return Timeline(tuple(starts), tuple(ends), unit, held_at_most(schedule, costs.keeps))
+    return Timeline(tuple(starts), tuple(ends), unit, held_at_most(schedule, costs.keeps), copies)
+
+
+def has_copies(schedule: Schedule) -> bool:
+    """Whether anything goes to the host and back."""
+    return any(map(is_copy, chain(*(steps for steps in schedule.actions if not is_in_numbers(steps)))))
 
 
 def _runs(
@@ -124,7 +143,7 @@ def held_at_most(schedule: Schedule, keeps: Fraction) -> tuple[Fraction, ...]:
 
 
 def peak_activations(schedule: Schedule) -> tuple[int, ...]:
-    """Per rank, the most activations alive: one more at the start of an F, one less at the end of its B or W.
+    """Per rank, the most activations alive: one more at the start of an F or R, one less at the end of its B, W or O.
 
     Where nothing runs backward (evaluation), a forward keeps nothing beyond its own end.
     """
@@ -134,7 +153,7 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
 def _peaks(schedule: Schedule, parts: int, kept: int) -> tuple[int, ...]:
     """Per rank, the most that it holds in parts of an activation, some of which are kept from an I to its W."""
     trains = any(action.kind != "F" for rank in schedule.actions for step in rank for action in actions_of(step))
-    freed = {"F": 0, "B": parts, "I": parts - kept, "W": kept} if trains else {"F": parts}
+    freed = {"F": 0, "R": 0, "O": parts, "B": parts, "I": parts - kept, "W": kept} if trains else {"F": parts}
     return tuple(
         steps.peak(parts, freed) if is_in_numbers(steps) else _peak(steps, parts, freed) for steps in schedule.actions
     )
@@ -144,7 +163,7 @@ def _peak(steps: Sequence[Step], parts: int, freed: Mapping[str, int]) -> int:
     live = peak = 0
     for step in steps:
         kinds = [action.kind for action in actions_of(step)]
-        live += parts * kinds.count("F")
+        live += parts * (kinds.count("F") + kinds.count("R"))
         if live > peak:
             peak = live
         for kind in kinds:

@@ -11,23 +11,26 @@ import re
 
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.stage_placement import BIDIRECTIONAL, MAX_LOOPS, StagePlacement, V, loop
-from runtime.actions import Action, ActionKind, Pair, Step, actions_of
+from runtime.actions import Action, ActionKind, Pair, Step, actions_of, is_copy
 
 _ACTION = re.compile(r"(0|[1-9]\d{0,5})([FIWB])(0|[1-9]\d{0,5})")
 _PAIR = re.compile(r"\(([^();]*);([^();]*)\)OVERLAP_F_B")
 # What torch adds for its own runtime: messages, and sharding of parameters. Here they follow from the actions.
 _ADDED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)\d*")
 
+NO_OFFLOAD = "torch has no O and R: write --format text or json, or leave O and R out of the costs"
 NO_COPIES = "torch has no bidirectional placement: use dualpipev, the same schedule folded onto half the ranks"
 
 
 def to_torch_csv(schedule: Schedule) -> str:
     """The actions alone (`format="compute_only"`). A pair that is not F and B has no word there: one after the other.
 
-    ValueError for the bidirectional placement, which torch does not have.
+    ValueError for the bidirectional placement and for copies to the host, which torch does not have.
     """
     if schedule.stage_placement == BIDIRECTIONAL:
         raise ValueError(NO_COPIES)
+    if any(is_copy(step) for steps in schedule.actions for step in steps):
+        raise ValueError(NO_OFFLOAD)
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(
         [cell for step in steps for cell in _cells(step)] for steps in schedule.actions

@@ -57,6 +57,7 @@ class Solution:
     makespan: Fraction
     lower_bound: Fraction
     origin: str  # "search", or the name of the schedule that it is
+    searched: tuple[StagePlacement, ...]  # its own, and those that could have had a better one
 
     def measured(self) -> Measured:
         """The measures of the schedule that are printed, with the lower bound of the solution."""
@@ -64,7 +65,7 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Asked:
     """Sizes, costs of one of `num_stages` stages, and a cap on activations of such a stage, of all ranks or of each."""
 
     num_ranks: int
@@ -176,7 +177,7 @@ class Solver:
         or a cap with which nothing runs.
         """
         P, N = num_ranks, num_micro_batches
-        asked = _checked(_Asked(P, N, self.costs, P, self.cap))
+        asked = checked(Asked(P, N, self.costs, P, self.cap))
         small = P * N <= _MOST_STEPS  # else, more stages a rank are too much
         counts: tuple[int, ...] = (_CHUNKS if small else (DEFAULT_CHUNKS,)) if chunks is None else (chunks,)
         if placement is not None:
@@ -202,13 +203,14 @@ class Solver:
 
         Costs and cap are those of one of its stages. `effort`, `report`: of this search, where they are others.
         """
-        asked = _checked(_Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
+        asked = checked(Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
         search = _Search(self.effort if effort is None else effort, self.cores, report or self.report)
         counts = (placement.loops,) if placement.loops > 1 else ()
         return _solved(asked, (placement,), _named(asked, counts, placement), search)
 
 
-def _checked(asked: _Asked) -> _Asked:
+def checked(asked: Asked) -> Asked:
+    """What was asked; ValueError where nothing runs with such sizes, weights or caps."""
     if asked.num_ranks < 1 or asked.num_micro_batches < 1:
         raise ValueError(
             f"auto needs at least 1 rank and 1 micro-batch, got {asked.num_ranks} and {asked.num_micro_batches}"
@@ -227,7 +229,7 @@ def _checked(asked: _Asked) -> _Asked:
 
 
 def _named(
-    asked: _Asked, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
+    asked: Asked, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
 ) -> Iterator[_Found]:
     """All named schedules that fit the cap and have so many copies at most, those of `loop(v)` with some counts for v.
 
@@ -244,7 +246,7 @@ def _named(
                     yield asked.timed(name, schedule)
 
 
-def _solved(asked: _Asked, placements: Sequence[StagePlacement], named: Iterator[_Found], search: _Search) -> Solution:
+def _solved(asked: Asked, placements: Sequence[StagePlacement], named: Iterator[_Found], search: _Search) -> Solution:
     """The best of the named ones and of what searches find; later ones where a bound says that they may be better."""
     P = asked.num_ranks
     best = min(named, key=_Found.key, default=None)
@@ -272,11 +274,12 @@ def _solved(asked: _Asked, placements: Sequence[StagePlacement], named: Iterator
         best.makespan,
         min(bounds.values()),
         best.origin,
+        tuple(bounds),
     )
 
 
 def _proven(
-    asked: _Asked,
+    asked: Asked,
     best: _Found,
     tried: Mapping[StagePlacement, _Found],
     bounds: dict[StagePlacement, Fraction],
@@ -308,7 +311,7 @@ def _proven(
     return best
 
 
-def _searched(placement: StagePlacement, asked: _Asked, cap: Cap, search: _Search) -> Iterator[tuple[str, Schedule]]:
+def _searched(placement: StagePlacement, asked: Asked, cap: Cap, search: _Search) -> Iterator[tuple[str, Schedule]]:
     """What a search finds on a placement, and what runs there under any cap; one at a time, as they may be large."""
     P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(placement)
     caps = asked.caps_on(placement, cap)

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 Cell = tuple[str, int, int]  # kind, stage, micro-batch
-Times = Mapping[str, Fraction]  # F, I, W, B and pairs such as BF, of one of the schedule's stages
+Times = Mapping[str, Fraction]  # F, I, W, B, pairs such as BF, and O and R, of one of the schedule's stages
 
 
 class Judged(NamedTuple):
@@ -41,17 +41,19 @@ def judge(text: str, times: Times, latency: Fraction = Fraction(0)) -> Judged:
     ran = {cell: rank for rank, row in enumerate(rows) for step in row for cell in step}
     assert sum(len(step) for row in rows for step in row) == len(ran), "an action runs twice"
     split = {(stage, m) for kind, stage, m in ran if kind == "I"}
+    away = {(stage, m) for kind, stage, m in ran if kind == "O"}
     wanted = {
         (kind, stage, m)
         for stage in range(stages)
         for m in range(N)
         for kind in (("F", "I", "W") if (stage, m) in split else ("F", "B"))
-    }
+    } | {(kind, *cell) for cell in away for kind in "OR"}
     assert ran.keys() == wanted, "an action is missing, or of no stage"
     assert all(rank == home(stage, m) for (_, stage, m), rank in ran.items()), "an action is on another rank"
 
     ends: dict[Cell, Fraction] = {}
     now, at, spans = [Fraction(0)] * P, [0] * P, list[tuple[Fraction, Fraction, int, tuple[Cell, ...]]]()
+    lanes = {(kind, rank): Fraction(0) for kind in "OR" for rank in range(P)}  # when the last copy has ended
     while any(at[rank] < len(rows[rank]) for rank in range(P)):
         moved = False
         for rank in range(P):
@@ -60,10 +62,14 @@ def judge(text: str, times: Times, latency: Fraction = Fraction(0)) -> Judged:
                 needs = [
                     (need, latency if ran[need] != rank else Fraction(0))
                     for cell in step
-                    for need in _needs(cell, stages, split)
+                    for need in _needs(cell, stages, split, away)
                 ]
                 if any(need not in ends for need, _ in needs):
                     break
+                if step[0][0] in "OR":
+                    _copy(step, rank, now, lanes, ends, times, spans)
+                    at[rank], moved = at[rank] + 1, True
+                    continue
                 start = max([now[rank], *(ends[need] + delay for need, delay in needs)])
                 now[rank] = start + _time(step, times)
                 spans.append((start, now[rank], rank, step))
@@ -71,34 +77,62 @@ def judge(text: str, times: Times, latency: Fraction = Fraction(0)) -> Judged:
                 at[rank], moved = at[rank] + 1, True
         assert moved, "ranks wait for each other for ever"
 
-    peaks = []
-    for rank in range(P):
-        held = most = 0
-        for *_, step in (span for span in spans if span[2] == rank):
-            held += sum(kind == "F" for kind, *_ in step)
-            most = max(most, held)
-            held -= sum(kind in "BW" for kind, *_ in step)
-        assert held == 0
-        peaks.append(most)
-    return Judged(max(now), tuple(peaks))
+    peaks = tuple(_peak([span for span in spans if span[2] == rank]) for rank in range(P))
+    return Judged(max(now), peaks)
+
+
+def _copy(
+    step: tuple[Cell, ...],
+    rank: int,
+    now: list[Fraction],
+    lanes: dict[tuple[str, int], Fraction],
+    ends: dict[Cell, Fraction],
+    times: Times,
+    spans: list[tuple[Fraction, Fraction, int, tuple[Cell, ...]]],
+) -> None:
+    """A copy, for whose end a rank waits at an O, and its backward at an R."""
+    ((kind, stage, m),) = step
+    start = max(lanes[kind, rank], ends["F", stage, m] if kind == "O" else now[rank])
+    lanes[kind, rank] = ends[step[0]] = start + times[kind]
+    if kind == "O":
+        now[rank] = max(now[rank], start + times[kind])
+    spans.append((now[rank], start + times[kind], rank, step))
+
+
+def _peak(spans: list[tuple[Fraction, Fraction, int, tuple[Cell, ...]]]) -> int:
+    """The most that a rank holds, in its order; what it holds at each moment is never more."""
+    held = most = 0
+    changes: list[tuple[Fraction, int]] = []
+    for start, end, _, step in spans:
+        kinds = [kind for kind, *_ in step]
+        taken, freed = sum(kind in "FR" for kind in kinds), sum(kind in "BWO" for kind in kinds)
+        held += taken
+        most = max(most, held)
+        held -= freed
+        changes += [(start, taken), (end, -freed)]
+    assert held == 0
+    if any(step[0][0] == "O" for *_, step in spans):
+        assert max(sum(change for time, change in changes if time <= now) for now, _ in changes) <= most
+    return most
 
 
 def _cells(word: str) -> tuple[Cell, ...]:
     parts = word.strip("()").split("|")
-    found = [re.fullmatch(r"([FBIW])(\d+)\.(\d+)", part) for part in parts]
+    found = [re.fullmatch(r"([FBIWOR])(\d+)\.(\d+)", part) for part in parts]
     assert all(found) and len(found) in (1, 2), word
+    assert len(found) == 1 or not set(word) & {"O", "R"}, "a copy is no half of a pair"
     return tuple((match[1], int(match[2]), int(match[3])) for match in found if match)
 
 
-def _needs(cell: Cell, stages: int, split: set[tuple[int, int]]) -> list[Cell]:
+def _needs(cell: Cell, stages: int, split: set[tuple[int, int]], away: set[tuple[int, int]]) -> list[Cell]:
     """What must have ended before an action begins."""
     kind, stage, m = cell
     if kind == "F":
         return [("F", stage - 1, m)] if stage else []
-    if kind == "W":
-        return [("I", stage, m)]
+    if kind in "WOR":
+        return [({"W": "I", "O": "F", "R": "O"}[kind], stage, m)]
     behind = [("I" if (stage + 1, m) in split else "B", stage + 1, m)] if stage + 1 < stages else []
-    return [("F", stage, m), *behind]
+    return [("R" if (stage, m) in away else "F", stage, m), *behind]
 
 
 def _time(step: tuple[Cell, ...], times: Times) -> Fraction:

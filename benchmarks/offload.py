@@ -1,0 +1,56 @@
+"""What copies of activations to the host save under small caps, by the time of a copy.
+
+    python -m benchmarks.offload
+
+P=8, N=24, F=I=W=1 of 1/P of the model: makespans of `auto`, without copies and with them. The same on every machine;
+some minutes on one core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from compiler.commands.schedule_answer import percent, shown
+from compiler.schedules.costs import Costs
+from compiler.solver import Solution, Solver, solved_with_copies
+from tests.schedules.independent import judge
+
+RANKS, MICRO_BATCHES = 8, 24
+CAPS, TIMES = (3, 4, 5), (Fraction(1, 2), Fraction(1), Fraction(2))
+COLUMNS = ("cap", "a copy takes", "without", "**with**", "placement", "bound", "less", "copied")
+
+
+def table() -> Iterator[str]:
+    """The lines of the table."""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield f"|---:|---:|---:|---:|:---|{'---:|' * 3}"
+    for cap in CAPS:
+        without = Solver(Costs(), Fraction(cap)).solve(RANKS, MICRO_BATCHES).makespan
+        for time in TIMES:
+            yield row(cap, time, without)
+
+
+def row(cap: int, time: Fraction, without: Fraction) -> str:
+    """A row: the schedule that is found, judged by its text alone."""
+    solver = Solver(replace(Costs(), O=time, R=time), Fraction(cap))
+    found = solved_with_copies(solver, RANKS, RANKS, _search)
+    parts = found.schedule.stage_placement.stages_per_rank
+    times = {kind: found.costs.one(kind) for kind in "FIWBOR"}
+    judged = judge(found.schedule.to_text(), times)
+    assert judged.makespan == found.makespan <= without and max(judged.peaks) <= cap * parts
+    copied = sum(map(len, found.measured().timeline.copies)) // 2
+    share = percent(Fraction(copied, found.schedule.num_stages * MICRO_BATCHES))
+    less = percent(1 - found.makespan / without)
+    cells = (cap, f"{shown(time)} F", shown(without), f"**{shown(found.makespan)}**", found.schedule.stage_placement)
+    return f"| {' | '.join(map(str, (*cells, shown(found.lower_bound), less, share)))} |"
+
+
+def _search(solver: Solver) -> Solution:
+    return solver.solve(RANKS, MICRO_BATCHES)
+
+
+if __name__ == "__main__":
+    for line in table():
+        print(line, flush=True)
