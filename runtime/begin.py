@@ -35,6 +35,7 @@ class Options:
     start_timeout_s: float
     debug: int | None = None  # rank that has the terminal
     restarts: int = 0  # after failures, without a new checkpoint between
+    elastic: bool = False  # go on with as many ranks as there are
 
 
 class EarlierError(UsageError):

@@ -26,7 +26,7 @@ def run_name(name: str) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """--out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --start-timeout,
-    --restarts, --profile, --debug, --debug-rank, --expect."""
+    --restarts, --elastic, --profile, --debug, --debug-rank, --expect."""
     parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
     parser.add_argument(
@@ -72,6 +72,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="after a failure start the ranks again, up to N times without a new checkpoint between; default: 0",
+    )
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="under torchrun: go on with as many ranks as it starts, compiling the run for them; implies --resume",
     )
     parser.add_argument(
         "--profile",

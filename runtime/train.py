@@ -71,6 +71,7 @@ def _run(args: argparse.Namespace) -> int:
     how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile, args.skip_batch)
     starting = FOREVER_S if args.debug else args.start_timeout or FOREVER_S
     options = Options(run, data, *how, cache=args.data_cache, start_timeout_s=starting, restarts=args.restarts)
+    options = replace(options, elastic=args.elastic)
     if args.debug and opened:
         options = _debugging(opened, options, args.debug_rank)
     elif (run / MARK).exists():
@@ -94,6 +95,8 @@ def _check_options(options: Options, *, under_torchrun: bool) -> None:
         raise UsageError("--skip-batch leaves out what an earlier run met: it goes with --resume")
     if options.restarts and under_torchrun:
         raise UsageError("torchrun starts ranks again by itself: give it --max-restarts, and leave --restarts out")
+    if options.elastic and not under_torchrun:
+        raise UsageError("--elastic goes with torchrun, which says how many ranks there are")
     if options.restarts and (options.debug is not None or options.profile is not None):
         raise UsageError("--restarts goes neither with --debug nor with --profile")
 
@@ -252,6 +255,7 @@ def _join(build: Build, options: Options) -> int:
     from runtime.data.errors import DataError
     from runtime.device import BACKENDS
     from runtime.events import Events
+    from runtime.launch.elastic import build_for
     from runtime.launch.torchrun import RefusedError, attach
     from runtime.launch.torchrun_meet import Place
     from runtime.prepare import prepare_here
@@ -260,10 +264,13 @@ def _join(build: Build, options: Options) -> int:
         place = Place.of(os.environ)
     except ValueError as error:
         raise UsageError(error) from None
-    if place.world != build.plan.mesh.world:
-        raise UsageError(
-            f"this build is of {build.plan.mesh.world} ranks: torchrun --nproc-per-node {build.plan.mesh.world}"
-        )
+    if options.elastic:
+        options = replace(options, resume=True)
+    if place.world != (compiled := build.plan.mesh.world):
+        if not options.elastic:
+            either = f"torchrun --nproc-per-node {compiled}, or --elastic behind train.py to go on with any number"
+            raise UsageError(f"this build is of {compiled} ranks: {either}")
+        build = build_for(build, place, options.run, tell)
     try:
         ranks = attach(place, options.run, build.digest, options.hang_timeout_s, options.start_timeout_s)
     except RefusedError as error:

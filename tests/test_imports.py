@@ -71,7 +71,7 @@ ORDER = (
     *("spec_files", "topology", "rates"),
     *("experts", "actions", "plan", "read_files"),
     *("lower", "proof"),
-    *("predict", "decide"),
+    *("predict", "decide", "refit"),
     *("kernels", "emit", "report", "build"),
     *("data_source", "templates", "importers", "weights", "editor", "completion", "difference", "launch", "inference"),
     *("commands", "cli", "reference", "api", "dsc_trainer"),

@@ -112,6 +112,7 @@ SOAK = (
     Row(
         "tests/runs/test_torchrun.py::test_ranks_that", 0, "tests/runtime/test_torchrun.py::test_ranks_that_are_started"
     ),
+    Row("tests/runs/test_elastic.py::test_a_machine", 0, "tests/runs/test_elastic.py::test_data_ranks"),
     Row("tests/runs/test_restarts.py::test_a_rank", 2),
     Row("tests/runs/test_tensor.py", 3),
     Row("tests/runs/test_verify.py", 3),

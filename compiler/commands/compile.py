@@ -3,6 +3,7 @@
 dsc compile                        the one spec of this folder → build/<run>
 dsc compile spec.dsc:ablation -o build/wide -s model.hidden=512
 dsc compile spec.dsc --cache ~/.cache/dsc
+dsc compile spec.dsc --on 2x8      for 2 nodes of 8 devices, with as much of the plan as they allow
 
 Segments that were traced before, and orders that were searched for, are taken from BUILD/cache, or from the folder of
 --cache, which builds share. Each phase of a run is a build of its own: build/<run>, build/<run>.<phase>.
@@ -15,10 +16,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_phases, progress, say
+from compiler.commands.common import (
+    EXIT_BUG,
+    EXIT_SPEC,
+    Chosen,
+    add_spec_arguments,
+    is_refused,
+    load_phases,
+    progress,
+    say,
+)
 from compiler.emit.folder import check_place, write_build
 from runtime.build_files import CACHE
 from runtime.options import run_name
@@ -35,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--out", metavar="BUILD", type=Path, help="build folder; default: build/<run>, or build/<run>.<phase>"
     )
+    parser.add_argument(
+        "--on", metavar="NxD", type=_devices, help="for N nodes of D devices, instead of the cluster of the spec"
+    )
     caches = parser.add_mutually_exclusive_group()
     add_cache(caches)
     caches.add_argument("--no-cache", action="store_true", help="trace and search for everything, and keep nothing")
@@ -45,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile each phase of the run; 0, or 2 with every mistake of the spec on stderr."""
     phases = load_phases(args.spec, args.set)
+    if phases is not None and args.on is not None:
+        phases = _on(args, phases)
     if phases is None or any([is_refused(each) for each in phases]):
         return EXIT_SPEC
     for phase in phases:
@@ -54,6 +71,33 @@ def run(args: argparse.Namespace) -> int:
         if code := _compile(args, phase.spec, out):
             return code
     return 0
+
+
+def _devices(text: str) -> tuple[int, int]:
+    """`2x8` → (2, 8)."""
+    found = re.fullmatch("([1-9][0-9]{0,6})x([1-9][0-9]{0,6})", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not nodes x devices, as in `2x8`")
+    return int(found[1]), int(found[2])
+
+
+def _on(args: argparse.Namespace, phases: Sequence[Chosen]) -> list[Chosen] | None:
+    """The phases on other devices; None after it was said why not."""
+    from compiler.refit import RefitError, refitted
+    from dsl.load import alternatives, variants
+
+    first, (nodes, devices) = phases[0], args.on
+
+    def can_be(more: tuple[str, ...]) -> bool:
+        return next(alternatives(first.argument, None, [*args.set, *more]), None) is not None
+
+    try:
+        overrides = refitted(first.spec, nodes, devices, variants(first.argument, None, args.set), can_be)
+    except RefitError as error:
+        say(f"error: --on {nodes}x{devices}: {error}")
+        return None
+    say("on these devices: " + " ".join(f"-s {override}" for override in overrides))
+    return load_phases(args.spec, [*args.set, *overrides])
 
 
 def _compile(args: argparse.Namespace, spec: Spec, out: Path) -> int:

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +34,20 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 @dataclass
 class Agents:
-    """Two torchrun processes of two ranks each."""
+    """Two torchrun processes of two ranks each, and those that come later."""
 
     processes: list[subprocess.Popen[bytes]]
     folder: Path
     name: str
+    command: tuple[str, ...] = ()
+
+    def start_another(self) -> None:
+        """Start a further torchrun process."""
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        with (self.folder / f"{self.name}-{len(self.processes)}.out").open("wb") as out:
+            self.processes.append(
+                subprocess.Popen(self.command, cwd=self.folder, stdout=out, stderr=out, env=environment)
+            )
 
     def ranks(self) -> dict[int, int]:
         """Rank → process id."""
@@ -76,28 +85,35 @@ def _variable(pid: int, name: str) -> str | None:
     return next((e.partition(b"=")[2].decode() for e in entries if e.startswith(name.encode() + b"=")), None)
 
 
+def _is_listened_on(endpoint: str) -> bool:
+    host, _, port = endpoint.partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
 @contextmanager
-def agents(place: Place, name: str, *words: object, torchrun: tuple[str, ...] = ()) -> Iterator[Agents]:
+def agents(
+    place: Place, name: str, *words: object, torchrun: tuple[str, ...] = (), first_hosts: bool = False
+) -> Iterator[Agents]:
+    """`first_hosts`: the first agent has the store, and not whichever is there first."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     where = ("--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
     command = (*TORCHRUN, *where, "--rdzv-id", name, *torchrun, "build/tiny/train.py", "--out", name, *map(str, words))
-    with ExitStack() as stack:
-        outputs = [stack.enter_context((place.folder / f"{name}-{agent}.out").open("wb")) for agent in range(2)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        processes = [
-            subprocess.Popen(command, cwd=place.folder, stdout=out, stderr=out, env=environment) for out in outputs
-        ]
-        started = Agents(processes, place.folder, name)
-        try:
-            yield started
-        finally:
-            for pid in (*started.ranks().values(), *(agent.pid for agent in processes)):
-                if not is_gone(pid):
-                    os.kill(pid, signal.SIGKILL)
-            for agent in processes:
-                agent.wait(LIMIT_S)
+    started = Agents([], place.folder, name, command)
+    try:
+        started.start_another()
+        if first_hosts:
+            wait_for(lambda: _is_listened_on(endpoint), "the store of the first agent")
+        started.start_another()
+        yield started
+    finally:
+        for pid in (*started.ranks().values(), *(agent.pid for agent in started.processes)):
+            if not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
+        for agent in started.processes:
+            agent.wait(LIMIT_S)
 
 
 def check_equals_straight(place: Place, name: str, last: int) -> None:

@@ -1,0 +1,65 @@
+"""Ranks that are fewer or more than a build was compiled for: the run goes on with a build for as many.
+
+torchrun starts ranks again when a machine leaves or returns, and says how many there are. Rank 0 compiles the spec of
+the build for them, into the run folder, which all ranks share; the others wait for it. Checkpoints hold logical
+tensors, so the run goes on from the newest one, after the samples that were trained on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from runtime.build import Build, BuildError
+from runtime.launch.rank_process import die_with_parent
+from runtime.launch.torchrun_meet import Place
+from runtime.preparing import UsageError
+
+FOLDER = "builds"  # of a run folder
+SPEC = "spec.resolved"  # of a build
+LOOK_S = 0.5
+LONGEST_S = 1800.0  # that a compilation may take
+
+
+def build_for(build: Build, place: Place, run: Path, say: Callable[[str], None]) -> Build:
+    """The build of the same spec for the ranks that torchrun started. UsageError where there is none."""
+    nodes, rest = divmod(place.world, place.local_world)
+    if rest:
+        raise UsageError(
+            f"{place.world} ranks are not {place.local_world} on each machine: --elastic needs as many on all"
+        )
+    on = f"{nodes}x{place.local_world}"
+    folder = run / FOLDER / f"{build.digest[:16]}-{on}"
+    with suppress(BuildError):
+        return Build.open(folder)
+    if place.rank != 0:
+        return _awaited(folder)
+    say(f"{place.world} ranks are left of {build.plan.mesh.world}: compiling the run for {on} devices")
+    _compile(build.folder / SPEC, on, folder)
+    return Build.open(folder)
+
+
+def _compile(spec: Path, on: str, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    words = ("compiler.cli", "compile", str(spec), "--on", on, "-o", str(folder))
+    done = subprocess.run(
+        (sys.executable, "-P", "-m", *words), capture_output=True, text=True, check=False, preexec_fn=die_with_parent
+    )
+    if done.returncode:
+        raise UsageError(f"the run cannot be compiled for {on} devices:\n{done.stderr.strip()}", done.returncode)
+
+
+def _awaited(folder: Path) -> Build:
+    """The build that rank 0 compiles, when it is there. Where rank 0 fails, torchrun ends this rank, too."""
+    until = time.monotonic() + LONGEST_S
+    while True:
+        try:
+            return Build.open(folder)
+        except BuildError as error:
+            if time.monotonic() > until:
+                raise UsageError(f"rank 0 has compiled no build in {LONGEST_S:,.0f} s: {error}") from None
+        time.sleep(LOOK_S)
