@@ -11,6 +11,7 @@ from compiler.schedules.costs import Costs
 from compiler.schedules.measure import Measured
 from compiler.schedules.memory import gigabytes
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import StagePlacement
 
 COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "gap", "one-copy bound", "excess")
 
@@ -20,6 +21,7 @@ class Entry:
     """A schedule, what it takes where there are costs, or why there is no such schedule.
 
     `parts`: how many activations of this schedule make one of those that the cap counts, and a single schedule shows.
+    `bounded`: the placements that the lower bound is of, if not of this schedule's alone.
     `order`: where one was searched for, the micro-batch of the data at each position; `measured` is of it, and
     `unordered` is the makespan in the order of the data. `candidates`: schedules of which another may be the shortest
     once each has an order of its own.
@@ -30,6 +32,7 @@ class Entry:
     measured: Measured | None = None
     fault: str = ""
     parts: int = 1
+    bounded: tuple[StagePlacement, ...] = ()
     order: tuple[int, ...] = ()
     unordered: Fraction | None = None
     candidates: tuple[Entry, ...] = ()

@@ -14,8 +14,10 @@ from compiler.commands.schedule_answer import Answer, Entry, cells, columns, per
 from compiler.picture.output import TooMuchError
 from compiler.schedules.costs import Costs
 from compiler.schedules.links import ALIKE
+from compiler.schedules.measure import Measured
 from compiler.schedules.memory import gigabytes
 from compiler.schedules.torch_csv import to_torch_csv
+from dsl.schedules import in_words
 
 
 def as_text(answer: Answer) -> str:
@@ -112,8 +114,7 @@ def summary(answer: Answer) -> list[str]:
     lines = [
         f"makespan {shown(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
         f" {held} activations on the fullest rank",
-        f"lower bound {shown(measured.lower_bound)}{unit} for placement {measured.schedule.stage_placement} and at most"
-        f" {most} · gap {percent(measured.gap)}" + (", so none is shorter" if not measured.gap else ""),
+        _bound(entry, measured, most, unit),
         f"one-copy bound {shown(measured.one_copy_bound)}{unit} for every placement with one copy of the parameters",
         f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
     ]
@@ -136,6 +137,19 @@ def summary(answer: Answer) -> list[str]:
         note = f"an action has 1/{parts} of the costs of 1/P of the model, and its activation counts 1/{parts}"
         lines.append(f"{parts} stages a rank: {note}")
     return lines
+
+
+def _bound(entry: Entry, measured: Measured, most: str, unit: str) -> str:
+    """The lower bound, of what it is, and where the schedule is at it, what none is shorter than."""
+    placements = [str(each) for each in entry.bounded or (measured.schedule.stage_placement,)]
+    several = len(placements) > 1
+    named = f"placement{'s' if several else ''} {in_words(placements)}"
+    line = f"lower bound {shown(measured.lower_bound)}{unit} for {named} and at most {most}"
+    if measured.gap:
+        return f"{line} · gap {percent(measured.gap)}"
+    order = ", in this order of micro-batches," if measured.costs.micro_batches else ""
+    which = "these placements" if several else "this placement"
+    return f"{line} · gap 0.0%, so none of {which} within that{order} is shorter"
 
 
 def table(answer: Answer) -> list[str]:

@@ -130,6 +130,8 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     if args.format == "torch-csv" and args.name is None and run.plan.stage_placement == BIDIRECTIONAL:
         raise WrongError(NO_COPIES, "-s schedule.name=dualpipev")  # before a search
     given = costs_of(args)
+    if args.order and (given is None or not given.micro_batches):
+        raise WrongError(*run.why_no_order)
     # what is given is of the schedule at hand, as without a spec; the plan's costs are of the stages that it has
     costs, stages, unit = (run.costs(), run.num_stages, run.unit) if given is None else (given, None, _unit(args))
     capped = args.cap is not None or args.memory is not None
@@ -304,7 +306,7 @@ def _searched(sizes: Sizes) -> Entry:
         found = solved_with_copies(solver, P, stages, search) if solver.costs.offloads else search(solver)
     found.schedule.check()
     measured = found.measured()
-    return Entry(AUTO, found.schedule, measured, parts=measured.stages_a_rank)
+    return Entry(AUTO, found.schedule, measured, parts=measured.stages_a_rank, bounded=found.searched)
 
 
 def _searched_unequal(sizes: Sizes, costs: Costs) -> Entry:

@@ -91,6 +91,15 @@ class Run:
         of = " · ".join(f"{axis} {degree}" for axis, degree in parts if degree > 1)
         return (f"A row is a pipeline rank: {mesh.columns:,} devices that run one program ({of}).",)
 
+    @property
+    def why_no_order(self) -> tuple[str, str]:
+        """Why no order of its micro-batches is searched here, and what to write."""
+        if self.spec.schedule.order == "cost":
+            why = "with order = cost each step of the run orders its own micro-batches, when their samples are drawn"
+            return f"{why}: leave --order out", '--costs FILE with "micro_batches": [1, 0.8, …] searches one for these'
+        why = "--order is for micro-batches of unequal costs, and the plan takes those of a spec to be equal"
+        return why, '--costs FILE with "micro_batches"; -s schedule.order=cost, where documents = masked'
+
     def schedule(self, progress: Callable[[str], None] = lambda _: None) -> Schedule:
         """The schedule that the run takes, checked. A search reports to `progress`."""
         schedule = self.scheduler(progress).largest()

@@ -156,6 +156,10 @@ def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -
         return value.text
     shown = value.span.text
     hint = f"write `{value.value}`" if isinstance(value, String) and value.value in choices else suggest(shown, choices)
+    counted = re.fullmatch(r"(\w+)\s*\(\s*([0-9]+)\s*\)", shown)
+    if counted and counted[1] in choices:  # `placement = loop(3)`, as `dsc schedule` writes it
+        chunks = f", chunks = {counted[2]}" if key == "placement" and int(counted[2][:9]) > 1 else ""
+        hint = f"write `{counted[1]}{chunks}`"
     raise context.reject("E0304", f"`{key}` knows no `{shown}`", value.span, hint)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from dsl.resolve.context import suggest
 from dsl.schedules import NAMES
 
 Captured = pytest.CaptureFixture[str]
+QUICK = str(Path(__file__).parents[2] / "specs" / "quickstart.dsc")
 SIZES = ["--ranks", "4", "--micro-batches", "9"]
 
 
@@ -74,7 +76,7 @@ def test_placements_that_cannot_be_are_refused(more: list[str], said: str, capsy
 
 def test_what_is_met_is_said(capsys: Captured) -> None:
     assert main(AUTO) == 0
-    assert "gap 0.0%, so none is shorter" in capsys.readouterr().err
+    assert "gap 0.0%, so none of these placements within that is shorter" in capsys.readouterr().err
 
 
 def test_auto_for_torch_searches_what_torch_can_say(capsys: Captured) -> None:
@@ -103,3 +105,56 @@ def test_both_ends_are_refused_for_torch_before_a_search(capsys: Captured) -> No
 def test_a_format_of_one_schedule_is_refused_before_a_search(words: list[str], said: str, capsys: Captured) -> None:
     assert main(["schedule", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "for placements bidirectional, v, loop(2), loop(3) and loop(4) and at most"),
+        (
+            ["--placement", "v"],
+            "for placement v and at most 2 activations · gap 0.0%, so none of this placement within",
+        ),
+        (["--copies", "1", "--chunks", "3"], "for placements v, loop(1) and loop(3) and at most"),
+    ],
+)
+def test_a_bound_says_of_which_placements_it_is(more: list[str], said: str, capsys: Captured) -> None:
+    assert main([*AUTO, *more]) == 0
+    assert said in capsys.readouterr().err
+
+
+def test_a_bound_of_unequal_micro_batches_is_of_their_order(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text('{"F": 1, "I": 1, "W": 1, "micro_batches": [1, 1]}')
+    words = ["schedule", "--name", "1f1b", "--ranks", "1", "--micro-batches", "2", "--costs", str(file)]
+    assert main(words) == 0
+    assert (
+        "so none of this placement within that, in this order of micro-batches, is shorter" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), ("the plan takes those of a spec to be equal", "-s schedule.order=cost, where documents = masked")),
+        (
+            ("-s", "schedule.order=cost", "-s", "data.documents=masked"),
+            ("with order = cost each step of the run orders its own micro-batches", "leave --order out"),
+        ),
+    ],
+)
+def test_an_order_of_a_spec_is_of_given_costs(more: tuple[str, ...], said: tuple[str, ...], capsys: Captured) -> None:
+    assert main(["schedule", QUICK, "--order", *more]) == 2
+    err = capsys.readouterr().err
+    assert all(each in err for each in said)
+
+
+def test_a_placement_with_its_chunks_is_led_to_the_key(tmp_path: Path, capsys: Captured) -> None:
+    """`loop(3)` is how `dsc schedule` writes what a spec says with two keys; the edit of the hint is right."""
+    (tmp_path / "quick.dsc").write_text(Path(QUICK).read_text("utf-8"))
+    text = 'import "quick.dsc"\nrun mine extends quickstart { schedule { name = auto, placement = loop(3) } }\n'
+    (tmp_path / "mine.dsc").write_text(text)
+    assert main(["check", str(tmp_path / "mine.dsc")]) == 2
+    assert "hint: write `loop, chunks = 3`" in capsys.readouterr().err
+    (tmp_path / "mine.dsc").write_text(text.replace("loop(3)", "loop, chunks = 3"))
+    assert main(["check", str(tmp_path / "mine.dsc")]) == 0
