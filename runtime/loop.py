@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from signal import Signals
+from signal import SIGTERM, Signals
 from typing import Any
 
 import torch
@@ -134,7 +134,7 @@ class Loop:
         total, phase = self.total, self._phase
         while trainer.step < total:
             board.start_step(trainer.step + 1)
-            with self._recorded(trainer, world):
+            with self._recorded(trainer, world, saves):
                 if profile:
                     row = profile.train_step()
                 else:
@@ -142,6 +142,8 @@ class Loop:
                     measured = True
             trace.write(trainer.step, trainer.program, trainer.actions)
             last = trainer.step == total
+            if saves.poll() and rank == 0:
+                board.request_stop(SIGTERM)  # the step behind which all end is agreed on as for a signal
             stop = board.should_stop(trainer.step)
             due = not self._saves_nothing and (last or saves.due(trainer.step))
             if train.validate and not profile and (last or self._validates(trainer.step, saves=due)):
@@ -221,8 +223,9 @@ class Loop:
         return step % train.validate.every == 0 or (best and saves)
 
     @contextmanager
-    def _recorded(self, trainer: Trainer, world: int) -> Iterator[None]:
-        """Record the batch of a step whose loss is not finite, before any rank ends because of it."""
+    def _recorded(self, trainer: Trainer, world: int, saves: Saves) -> Iterator[None]:
+        """Record the batch of a step whose loss is not finite, and end the save that was begun, before any rank ends
+        because of it."""
         try:
             yield
         except NotFiniteError as error:
@@ -231,6 +234,7 @@ class Loop:
                     data = origin(self.build, self.corpus, self.device)["data"]
                     order = bad_batches.identity(trainer.position, data)
                     bad_batches.record(self.run, order, error.step, error.samples, error.loss, error.norm)
+            saves.settle()
             if world > 1:
                 dist.barrier()
             raise

@@ -21,11 +21,13 @@ def lack(
 ) -> str:
     """Why `ranks`, those of plan.json that this machine has, cannot all run in its memory, or "". None: all ranks.
 
-    What they hold at their peak, all together, against what is free: pages of the interpreter are not counted.
+    What they hold at their peak, all together, against what is free: pages of the interpreter are not counted. All
+    copies from which checkpoints are written are as large as a checkpoint; a part of the ranks may have all of them.
     """
     ranks = range(plan.mesh.world) if ranks is None else ranks
     of_stage = plan.mesh.world // plan.mesh.pp
     needed = sum(plan.memory[rank // of_stage] for rank in ranks)
+    needed += checkpoint_bytes(plan) if plan.train.checkpoint and plan.train.checkpoint.background else 0
     free = free_bytes(proc, cgroup)
     if needed <= free:
         return ""
@@ -61,7 +63,7 @@ def checkpoint_bytes(plan: Plan) -> int:
     dtypes = (plan.precision.master, *(tensor.dtype for tensor in plan.optimizer.state), *average)
     of_element = sum(BITS[dtype] // 8 for dtype in dtypes)
     biases = sum(math.prod(bias.shape) for bias in plan.biases if not plan.frozen)
-    return sum(each.held_elements for each in plan.parameters) * of_element + 4 * biases
+    return sum(each.held_elements for each in plan.parameters) * of_element + BITS[plan.precision.gradients] // 8 * biases
 
 
 def cannot_save(plan: Plan, run: Path, steps: int) -> tuple[str, int] | None:

@@ -1,5 +1,9 @@
 """The checkpoints of a run as it trains: when one is due, what it says of the run, and what happens if it fails.
 
+In the background: a rank copies what it answers for, and trains on while a thread of its own writes the copy, hashes it,
+waits for the disk and meets the threads of the other ranks. There is one save at a time: one that is due waits for the
+one before. The last save, and one before a stop, are waited for. How a save ended is said behind the first step after it.
+
 A save that fails leaves the checkpoints that are there. It is said, and the run goes on to the next save, unless the
 spec says `failure = stop`. Without its last save a run has failed.
 """
@@ -10,7 +14,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +29,23 @@ from runtime.checkpoint import publish
 from runtime.checkpoint.retention import LOSS, Keep
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.events import Events
+from runtime.launch.rank_process import NO_TIMEOUT
 from runtime.trainer import Trainer
+
+MUST_WAIT = "the save of step {} waited for that of step {}: writing one takes longer than the steps between two saves"
+
+
+@dataclass(frozen=True)
+class _Save:
+    """A save that was begun. `waited_s`: for which the ranks did not train."""
+
+    step: int
+    waited_s: float
+    written: Future[dict[str, Any]]  # what the event log says of it
 
 
 class Saves:
-    """Checkpoints that one rank saves in the folder `run`, as its spec asks for them.
+    """Checkpoints that one rank saves in the folder `run`, as its spec asks for them. All ranks of a world make it.
 
     `about`: what each of them says of the run, JSON. `say`: shows a line to the user.
     """
@@ -43,8 +62,12 @@ class Saves:
         self._trainer, self._run, self._about, self._events, self._say = trainer, run, about, events, say
         self._spec = spec = trainer.plan.train.checkpoint
         keep = Keep(spec.keep, spec.best, spec.keep_every) if spec else Keep(1, 0, None)
-        barrier = dist.barrier if world > 1 else lambda: None
-        self._publisher = publish.Publisher(run / "checkpoints", trainer.rank, world, barrier, keep)
+        self._publisher = publish.Publisher(run / "checkpoints", trainer.rank, world, _barrier(world), keep)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._copy = snapshot.Copy()
+        self._begun: _Save | None = None
+        self._failed: CheckpointError | None = None  # of a save without which the run is to end
+        self._has_waited = False
 
     def due(self, step: int) -> bool:
         """Whether the spec asks for a checkpoint after a step that is not the last."""
@@ -53,40 +76,106 @@ class Saves:
     def save(self, validation_loss: float | None, *, last: bool) -> None:
         """Save the state after a step; every rank calls it. `last`: there will be no other save of this process.
 
-        Raises CheckpointError on all ranks if the save fails and is the last, or is not to fail.
+        Raises CheckpointError on all ranks if the save is waited for and fails, and is the last or is not to fail; and
+        if the one before was not to fail, and did.
         """
         trainer = self._trainer
         trainer.board.set_action("checkpoint")
         start_s = time.perf_counter()
-        try:
-            self._save(validation_loss)
-        except CheckpointError as error:
-            if trainer.rank == 0:
-                self._events.write("save_failed", step=trainer.step, reason=str(error))
-            if last or (self._spec is not None and self._spec.failure == "stop"):
-                raise
-            text = f"step {trainer.step} was not saved, the run goes on to its next save: {error}"
-            print(text, flush=True)
-            if not error.of_peer:
-                self._say(text)
-            return
-        if trainer.rank == 0:
-            seconds = round(time.perf_counter() - start_s, 3)
-            self._events.write("save", step=trainer.step, **_newest(self._publisher.folder), seconds=seconds)
-
-    def _save(self, validation_loss: float | None) -> None:
-        trainer = self._trainer
+        self._wait_for_the_one_before()
         trainer.settle()
+        tensors = snapshot.take(trainer.state, trainer.plan, trainer.rank)
+        in_background = not last and self._spec is not None and self._spec.background
+        if in_background:
+            tensors = self._copy.of(tensors)
+        written = self._thread.submit(self._write, trainer.step, tensors, self._meta(validation_loss))
+        self._begun = _Save(trainer.step, time.perf_counter() - start_s, written)
+        if not in_background:
+            self._end(last=last)
+
+    def poll(self) -> bool:
+        """Say how the save that was begun has ended, if it has; every rank calls it behind every step.
+
+        Whether the run is to end because of it: ranks may know that behind different steps, and must end behind one.
+        """
+        if self._begun is not None and self._begun.written.done():
+            self._end()
+        return self._failed is not None
+
+    def settle(self) -> None:
+        """Wait for the save that was begun, where a run is about to fail; every rank calls it."""
+        with suppress(CheckpointError):
+            self._end()
+
+    def _wait_for_the_one_before(self) -> None:
+        if self._begun is not None and not self._begun.written.done() and not self._has_waited:
+            self._has_waited = True
+            if self._trainer.rank == 0:
+                self._events.write("notice", rank=0, text=MUST_WAIT.format(self._trainer.step, self._begun.step))
+        self._end()
+        if self._failed:
+            raise self._failed
+
+    def _end(self, *, last: bool = False) -> None:
+        """Wait for the save that was begun, and say how it ended."""
+        if self._begun is None:
+            return
+        save, self._begun, start_s = self._begun, None, time.perf_counter()
+        try:
+            facts = save.written.result()
+        except CheckpointError as error:
+            self._say_failed(save.step, error, last=last)
+            return
+        if note := facts.pop("note", ""):
+            self._say(note)
+        if self._trainer.rank == 0:
+            waited_s = round(save.waited_s + time.perf_counter() - start_s, 3)
+            self._events.write("save", step=save.step, **facts, seconds=waited_s)
+
+    def _say_failed(self, step: int, error: CheckpointError, *, last: bool) -> None:
+        if self._trainer.rank == 0:
+            self._events.write("save_failed", step=step, reason=str(error))
+        if last:
+            raise error
+        if self._spec is not None and self._spec.failure == "stop":
+            if not self._spec.background:
+                raise error
+            self._failed = CheckpointError(f"step {step} was not saved: {error}", of_peer=error.of_peer)
+            return
+        text = f"step {step} was not saved, the run goes on to its next save: {error}"
+        print(text, flush=True)
+        if not error.of_peer:
+            self._say(text)
+
+    def _meta(self, validation_loss: float | None) -> dict[str, Any]:
+        """What the checkpoint says beside its tensors."""
+        trainer = self._trainer
         loads = {name: load.tolist() for name, load in trainer.loads.items()}
         meta = {**self._about, "threads": torch.get_num_threads(), "loads": loads}
         meta |= {"position": trainer.position.to_json()}
-        meta |= {LOSS: validation_loss} if validation_loss is not None and math.isfinite(validation_loss) else {}
-        self._publisher.save(trainer.step, snapshot.take(trainer.state, trainer.plan, trainer.rank), meta)
-        if trainer.rank == 0 and loads:
-            try:
-                _replace(self._run / "load.json", json.dumps({"load": list(loads.values())}) + "\n")
-            except OSError as error:
-                self._say(f"{self._run / 'load.json'} was not written: {error.strerror}")
+        return meta | ({LOSS: validation_loss} if validation_loss is not None and math.isfinite(validation_loss) else {})
+
+    def _write(self, step: int, tensors: publish.ShardData, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Publish a checkpoint, on the thread of saves; what the event log says of it, and on rank 0 a `note`."""
+        start_s = time.perf_counter()
+        self._publisher.save(step, tensors, meta)
+        if self._trainer.rank != 0:
+            return {}
+        facts = {**_newest(self._publisher.folder), "written_s": round(time.perf_counter() - start_s, 3)}
+        if not meta["loads"]:
+            return facts
+        try:
+            _replace(self._run / "load.json", json.dumps({"load": list(meta["loads"].values())}) + "\n")
+        except OSError as error:
+            facts["note"] = f"{self._run / 'load.json'} was not written: {error.strerror}"
+        return facts
+
+
+def _barrier(world: int) -> Callable[[], None]:
+    """Where the threads of saves meet: a group of their own, for the other ones are the training's."""
+    if world == 1:
+        return lambda: None
+    return partial(dist.barrier, dist.new_group(backend="gloo", timeout=NO_TIMEOUT))
 
 
 def _newest(folder: Path) -> dict[str, Any]:

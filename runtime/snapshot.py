@@ -11,12 +11,14 @@ are sharded, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from runtime.checkpoint.publish import Part
+from runtime.checkpoint.publish import Part, ShardData
 from runtime.contract import Plan
-from runtime.state import Bucket, Entry, State
+from runtime.state import Bucket, Entry, State, host_zeros
 
 AVERAGE = "ema"
 Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
@@ -37,6 +39,39 @@ def take(state: State, plan: Plan, rank: int) -> dict[str, Tensor | Part]:
             tensors |= {name: part for name, part in owned.items() if not name.startswith("weight/")}
     first = {bias.name for bias in plan.biases if bias.holders[0] == rank and not plan.frozen}
     return tensors | {f"bias/{name}": bias for name, bias in state.biases.items() if name in first}
+
+
+class Copy:
+    """Room in the memory of the host for a copy of what a rank answers for. It is made once, and used by every copy."""
+
+    def __init__(self) -> None:
+        self._room: dict[str, Tensor] = {}
+
+    def of(self, tensors: ShardData) -> dict[str, Tensor | Part]:
+        """A copy of these tensors, whole when this returns. It holds until the next one is made."""
+        values = {name: each if isinstance(each, Tensor) else each.values for name, each in tensors.items()}
+        if not self._room:
+            self._room = _room_of(values)
+        for name, each in values.items():
+            self._room[name].copy_(each, non_blocking=True)
+        for device in {each.device for each in values.values() if each.device.type == "cuda"}:
+            torch.cuda.current_stream(device).synchronize()
+        return {
+            name: replace(each, values=self._room[name]) if isinstance(each, Part) else self._room[name]
+            for name, each in tensors.items()
+        }
+
+
+def _room_of(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of the same shapes on the host, one allocation for each dtype and device."""
+    room: dict[str, Tensor] = {}
+    kinds = {(each.dtype, each.device) for each in values.values()}
+    for dtype, device in sorted(kinds, key=str):
+        alike = {name: each for name, each in values.items() if (each.dtype, each.device) == (dtype, device)}
+        sizes = [each.numel() for each in alike.values()]
+        flats = host_zeros(sum(sizes), dtype, device).split(sizes)
+        room |= {name: flat.view(each.shape) for (name, each), flat in zip(alike.items(), flats, strict=True)}
+    return room
 
 
 def put(state: State, read: Read, averaged: bool = True) -> None:

@@ -91,6 +91,7 @@ def train(spec: Spec) -> contract.Train:
             best=checkpoint.best,
             keep_every=checkpoint.keep_every,
             failure=checkpoint.failure,
+            background=checkpoint.background,
         )
         if checkpoint
         else None,

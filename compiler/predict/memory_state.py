@@ -9,7 +9,16 @@ from typing import NamedTuple
 
 from compiler.ir import Plan, Use
 from compiler.proof import Certificate
-from dsl.memory import HOST_PART, HOST_SLOTS, ITEMSIZE, Memory, bytes_per_element, offloaded_bytes
+from dsl.memory import (
+    HOST_PART,
+    HOST_SLOTS,
+    ITEMSIZE,
+    Memory,
+    average_dtype,
+    bytes_per_element,
+    offloaded_bytes,
+    state_bytes,
+)
 from dsl.schema import Device, Spec
 
 
@@ -36,14 +45,14 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
         if replica.role == "bias":
             for rank in _pipeline_ranks(plan, replica.holders):
                 biases[rank] += replica.num_elements * ITEMSIZE[spec.precision.gradients]
-    copies, staged = quantised_weights(plan), staged_bytes(spec, plan)
+    copies, staged, saved = quantised_weights(plan), staged_bytes(spec, plan), saved_bytes(spec, plan)
     return tuple(
         Memory(
             weights=kept.weights[rank] * size.weights + biases[rank] + copies[rank],
             gradients=kept.gradients[rank] * size.gradients,
             optimizer=kept.owned[rank] * size.optimizer,
             activations=0,
-            host=kept.owned[rank] * size.host + staged[rank],
+            host=kept.owned[rank] * size.host + staged[rank] + saved[rank],
         )
         for rank in range(plan.mesh.pp)
     )
@@ -68,6 +77,43 @@ def staged_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
         return (0,) * plan.mesh.pp
     size = ITEMSIZE[spec.precision.master]
     return tuple(min(part, HOST_PART) * size for part in largest_parts(spec, plan))
+
+
+def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
+    """Bytes of the memory of a host in which a device of each pipeline rank, at most, copies what it saves; 0 where
+    checkpoints are not written in the background.
+
+    Without ZeRO the first holder of a bucket saves it, with it each holder saves its part of the optimizer's state, and
+    of weights that are not whole on the first one: master weights, or gathered ones (runtime/snapshot.py).
+    """
+    saved, precision = spec.train.checkpoint, spec.precision
+    if saved is None or not saved.background:
+        return (0,) * plan.mesh.pp
+    elements = {replica.key: replica.num_elements for replica in plan.replicas}
+    of_weight = ITEMSIZE[precision.master]
+    of_state = state_bytes(precision, spec.train.optimizer)
+    of_state += ITEMSIZE[average_dtype(precision)] if spec.train.ema else 0
+    found = Counter[int]()  # by device
+    for bucket in plan.buckets:
+        holders, sizes = tuple(bucket.holders), [elements[name] for name in bucket.replicas]
+        if not spec.parallel.zero or len(holders) == 1:
+            found[holders[0]] += sum(sizes) * (of_weight + of_state)
+            continue
+        divided = precision.master != precision.parameter or (spec.parallel.zero == 3 and bool(bucket.sites))
+        of_owned = of_state + of_weight * divided
+        for owner, size in zip(bucket.owners, sizes, strict=False):
+            found[holders[owner]] += size * of_owned
+        for holder in holders if not bucket.owners else ():
+            found[holder] += -(-sum(sizes) // len(holders)) * of_owned
+        found[holders[0]] += 0 if divided else sum(sizes) * of_weight
+    for replica in plan.replicas:
+        if replica.role == "bias" and not plan.frozen:
+            found[next(iter(replica.holders))] += replica.num_elements * ITEMSIZE[precision.gradients]
+    most = [0] * plan.mesh.pp
+    for device, size in found.items():
+        rank, _ = plan.mesh.coordinates(device)
+        most[rank] = max(most[rank], size)
+    return tuple(most)
 
 
 def kept_elements(spec: Spec, plan: Plan) -> Elements:

@@ -115,7 +115,7 @@ class RankMemory:
     worst_bytes: int | None = None  # the peak if every routed row of the expert group came to this device
     worst_action: str | None = None
     held: tuple[Held, ...] = ()  # the most of it at the peak, largest first
-    host_bytes: int = 0  # beside the device, in the memory of its host: offloaded state, the average of the weights
+    host_bytes: int = 0  # in the memory of its host: offloaded state, the average of the weights, the copy for a save
 
     @property
     def fits(self) -> bool:

@@ -98,6 +98,14 @@ class Checkpoint(Node):
             }
         ),
     ] = "continue"
+    background: Annotated[
+        bool,
+        Field(
+            description="write checkpoints while the run trains on, from a copy in the memory of the host",
+            examples=["background = false"],
+        ),
+        Quiet(),
+    ] = True
 
 
 class Validate(Node):

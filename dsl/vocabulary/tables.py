@@ -102,6 +102,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "save_every": ("train.checkpoint.every",),
     "interval": ("train.checkpoint.every", "train.validate.every"),
     "save_total_limit": ("train.checkpoint.keep",),
+    "async": ("train.checkpoint.background",),
+    "async_save": ("train.checkpoint.background",),
     "eval_interval": ("train.validate.every",),
     "eval_steps": ("train.validate.every",),
     "eval_iters": ("train.validate.batches",),

@@ -51,6 +51,7 @@ class Checkpoints:
     best: Amount
     keep_every: Count | None
     failure: Literal["continue", "stop"]
+    background: bool = True  # whether they are written while the run trains on
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from tests.runtime.processes import is_gone, started, wait_for
 
 DSC = (sys.executable, "-P", "-m", "compiler.cli")
 TORCHRUN = (sys.executable, "-P", "-m", "torch.distributed.run")
+EVERY = 3  # steps between checkpoints
 LIMIT_S = 120.0  # only against a run that hangs
 CORPUS = ("bisect", "contextlib", "copy", "fnmatch", "heapq", "shlex", "string", "textwrap")
 TIMINGS = ("tokens_per_s", "step_s", "time")  # what may differ between two runs that are equal
@@ -191,7 +192,7 @@ class Running:
     def wait_for_step(self, run: Path, step: int) -> None:
         def reached() -> bool:
             assert self.process.poll() is None, self.stderr()
-            return len(rows(run)) >= step
+            return has_reached(run, step)
 
         wait_for(reached, f"step {step}")
         self.seen()
@@ -227,6 +228,11 @@ def rows(run: Path) -> list[dict[str, Any]]:
     path = run / "metrics.jsonl"
     text = path.read_text("utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def has_reached(run: Path, step: int) -> bool:
+    """Whether a run has trained so far; behind the first step that is saved, whether a checkpoint is there, too."""
+    return len(rows(run)) >= step and (step <= EVERY or (run / "checkpoints" / "LATEST").exists())
 
 
 def untimed(run: Path) -> list[dict[str, Any]]:

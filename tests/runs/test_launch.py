@@ -16,7 +16,7 @@ from compiler.build import compile_spec, write_build
 from dsl.load import load
 from tests.launch.cluster import fake_slurm, in_job
 from tests.progress import children
-from tests.runs.place import FOUR_RANKS, LIMIT_S, Place, bits, rows, saved, untimed
+from tests.runs.place import FOUR_RANKS, LIMIT_S, Place, bits, has_reached, rows, saved, untimed
 from tests.runs.test_failures import BEGUN
 from tests.runtime.processes import is_gone, wait_for
 
@@ -96,7 +96,7 @@ def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(
     batch = ("bash", str(tmp_path / "files" / "job.sbatch"))
     job = subprocess.Popen(batch, cwd=place.folder, env=environment)
     try:
-        wait_for(lambda: len(rows(run)) >= BEGUN, f"step {BEGUN}")
+        wait_for(lambda: has_reached(run, BEGUN), f"step {BEGUN}")
         tasks = [int(pid) for pid in (tmp_path / "tasks").read_text().split()]
         for pid in [each for task in tasks for each in below(task)] if everybody else tasks:
             os.kill(pid, signal.SIGUSR1)

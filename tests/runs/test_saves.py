@@ -252,8 +252,13 @@ def test_a_run_whose_last_save_fails_has_failed(place: Place) -> None:
 def test_failure_stop_ends_the_run(place: Place) -> None:
     spec = renamed(place, "strict", ONE_RANK, checkpoint="checkpoint { every = 3 steps, failure = stop }")
     done = train_failing(place, spec, "strict", 1, error="EACCES", steps={".tmp-3"})
-    assert "error: rank 0 failed during checkpoint, step 3: strict/checkpoints: Permission denied\n" in done.stderr
-    assert len(rows(place.folder / "strict")) == 3
+    line = r"error: rank 0 failed during checkpoint, step (\d): step 3 was not saved: strict/checkpoints: Permission denied"
+    assert (found := re.search(line, done.stderr)) and int(found[1]) == len(rows(place.folder / "strict")) > 3
+    stops = "checkpoint { every = 3 steps, failure = stop, background = false }"
+    spec = renamed(place, "strict_at_once", ONE_RANK, checkpoint=stops)
+    done = train_failing(place, spec, "strict_at_once", 1, error="EACCES", steps={".tmp-3"})
+    line = "error: rank 0 failed during checkpoint, step 3: strict_at_once/checkpoints: Permission denied\n"
+    assert line in done.stderr and len(rows(place.folder / "strict_at_once")) == 3
 
 
 def test_a_shard_of_another_rank_is_named(place: Place) -> None:

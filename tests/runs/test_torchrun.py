@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.progress import children
-from tests.runs.place import FOUR_RANKS, LIMIT_S, TORCHRUN, Place, bits, rows, run, saved, untimed
+from tests.runs.place import FOUR_RANKS, LIMIT_S, TORCHRUN, Place, bits, has_reached, rows, run, saved, untimed
 from tests.runs.test_failures import ACTION, BEGUN
 from tests.runtime.processes import is_gone, listeners, wait_for
 
@@ -58,7 +58,7 @@ class Agents:
     def wait_for_step(self, step: int) -> None:
         def reached() -> bool:
             assert all(agent.poll() is None for agent in self.processes), self.output(0) + self.output(1)
-            return len(rows(self.folder / self.name)) >= step
+            return has_reached(self.folder / self.name, step)
 
         wait_for(reached, f"step {step}")
 
