@@ -63,7 +63,9 @@ def checkpoint_bytes(plan: Plan) -> int:
     dtypes = (plan.precision.master, *(tensor.dtype for tensor in plan.optimizer.state), *average)
     of_element = sum(BITS[dtype] // 8 for dtype in dtypes)
     biases = sum(math.prod(bias.shape) for bias in plan.biases if not plan.frozen)
-    return sum(each.held_elements for each in plan.parameters) * of_element + BITS[plan.precision.gradients] // 8 * biases
+    return (
+        sum(each.held_elements for each in plan.parameters) * of_element + BITS[plan.precision.gradients] // 8 * biases
+    )
 
 
 def cannot_save(plan: Plan, run: Path, steps: int) -> tuple[str, int] | None:

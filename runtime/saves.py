@@ -1,8 +1,8 @@
 """The checkpoints of a run as it trains: when one is due, what it says of the run, and what happens if it fails.
 
-In the background: a rank copies what it answers for, and trains on while a thread of its own writes the copy, hashes it,
-waits for the disk and meets the threads of the other ranks. There is one save at a time: one that is due waits for the
-one before. The last save, and one before a stop, are waited for. How a save ended is said behind the first step after it.
+In the background: a rank copies what it answers for, and trains on while a thread of its own writes the copy, hashes
+it, waits for the disk and meets the threads of the other ranks. There is one save at a time: one that is due waits for
+the one before. The last save, and one before a stop, are waited for. How a save ended is said behind the next step.
 
 A save that fails leaves the checkpoints that are there. It is said, and the run goes on to the next save, unless the
 spec says `failure = stop`. Without its last save a run has failed.
@@ -153,7 +153,9 @@ class Saves:
         loads = {name: load.tolist() for name, load in trainer.loads.items()}
         meta = {**self._about, "threads": torch.get_num_threads(), "loads": loads}
         meta |= {"position": trainer.position.to_json()}
-        return meta | ({LOSS: validation_loss} if validation_loss is not None and math.isfinite(validation_loss) else {})
+        return meta | (
+            {LOSS: validation_loss} if validation_loss is not None and math.isfinite(validation_loss) else {}
+        )
 
     def _write(self, step: int, tensors: publish.ShardData, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Publish a checkpoint, on the thread of saves; what the event log says of it, and on rank 0 a `note`."""

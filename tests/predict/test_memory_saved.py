@@ -45,7 +45,9 @@ def test_a_copy_is_as_large_as_the_plan_says(
     most = [max(copied[at : at + plan.mesh.columns]) for at in range(0, plan.mesh.world, plan.mesh.columns)]
     counted = saved_bytes(chosen, lower_spec(chosen).plan)
     padding = 64 * plan.mesh.world * len(plan.buckets)  # ZeRO's shares are equal, and the last one is not full
-    assert all(0 <= of_plan - real <= (padding if plan.zero else 0) for of_plan, real in zip(counted, most, strict=True))
+    assert all(
+        0 <= of_plan - real <= (padding if plan.zero else 0) for of_plan, real in zip(counted, most, strict=True)
+    )
     at_once = chosen.train.checkpoint.model_copy(update={"background": False})  # type: ignore[union-attr]
     chosen = chosen.model_copy(update={"train": chosen.train.model_copy(update={"checkpoint": at_once})})
     assert not any(saved_bytes(chosen, lower_spec(chosen).plan))

@@ -89,6 +89,45 @@ if "--out" in sys.argv:
 """
 
 
+KILLS = """
+import os, signal, sys, threading
+count = 0
+def hook(event, args):
+    global count
+    if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"):
+        if threading.current_thread().name.startswith("checkpoint"):
+            count += 1
+            if count == {number}:
+                os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+"""
+
+
+@pytest.mark.parametrize("number", range(2, 34, 4))
+def test_a_kill_at_any_file_of_a_save_loses_nothing(place: Place, number: int) -> None:
+    """SIGKILL of the rank at a call of the thread that writes: of the first save, which is beside training, or of the
+    last one, which removes the first. The resumed run is the undisturbed one, bit for bit."""
+    spec = renamed(place, f"kept_{number}", ONE_RANK, checkpoint="checkpoint { every = 3 steps, keep = 1 }")
+    run = place.folder / f"killed at {number}"
+    done = train_changed(place, spec, run.name, 1, KILLS.format(number=number))
+    assert "killed by SIGKILL" in done.stderr
+    before = [path.name for path in (run / "checkpoints").glob("step-*")]
+    place.dsc("train", spec, "--out", run, "--resume")
+    assert untimed(run) == untimed(place.folder / "straight")
+    assert bits(saved(run)) == bits(saved(place.folder / "straight"))
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["LATEST", "step-00000006"], before
+
+
+def test_in_the_background_and_at_once_the_same_bytes_are_saved(place: Place) -> None:
+    spec = renamed(place, "at_once", ONE_RANK, checkpoint="checkpoint { every = 3 steps, background = false }")
+    place.dsc("train", spec, "--out", "at once")
+    for step in (3, 6):
+        here, there = (saved(place.folder / run, step).manifest for run in ("at once", "straight"))
+        assert here.shards == there.shards and here.serial == there.serial, "the sha256 of every shard among them"
+        differs = {name for name in here.meta if here.meta[name] != there.meta[name]}
+        assert differs == {"build", "plan"}, "what says that it is another spec"
+
+
 def locked(run: Path) -> bool:
     """Whether a rank of the run is still there."""
     import fcntl
@@ -217,6 +256,15 @@ def train_failing(
 ) -> subprocess.CompletedProcess[str]:
     """`dsc train` in processes whose saves of these steps fail, on rank 0 or in the shard of rank 1."""
     text = FAILS.format(error=f"errno.{error}", steps=sorted(steps), shards=sorted(shards))
+    done = train_changed(place, spec, out, code, text)
+    logs = [path.read_text("utf-8") for path in (place.folder / out / "logs").iterdir()]
+    assert "Traceback" not in done.stdout + done.stderr
+    assert code or not any("Traceback" in log for log in logs)
+    return done
+
+
+def train_changed(place: Place, spec: str, out: str, code: int, text: str) -> subprocess.CompletedProcess[str]:
+    """`dsc train` in processes that run `text` first."""
     (place.folder / "sitecustomize.py").write_text(text, "utf-8")
     command = [word for word in DSC if word != "-P"]
     try:
@@ -225,9 +273,6 @@ def train_failing(
     finally:
         (place.folder / "sitecustomize.py").unlink()
     assert done.returncode == code, done.stdout + done.stderr
-    logs = [path.read_text("utf-8") for path in (place.folder / out / "logs").iterdir()]
-    assert "Traceback" not in done.stdout + done.stderr
-    assert code or not any("Traceback" in log for log in logs)
     return done
 
 
@@ -252,7 +297,7 @@ def test_a_run_whose_last_save_fails_has_failed(place: Place) -> None:
 def test_failure_stop_ends_the_run(place: Place) -> None:
     spec = renamed(place, "strict", ONE_RANK, checkpoint="checkpoint { every = 3 steps, failure = stop }")
     done = train_failing(place, spec, "strict", 1, error="EACCES", steps={".tmp-3"})
-    line = r"error: rank 0 failed during checkpoint, step (\d): step 3 was not saved: strict/checkpoints: Permission denied"
+    line = r"rank 0 failed during checkpoint, step (\d): step 3 was not saved: strict/checkpoints: Permission denied"
     assert (found := re.search(line, done.stderr)) and int(found[1]) == len(rows(place.folder / "strict")) > 3
     stops = "checkpoint { every = 3 steps, failure = stop, background = false }"
     spec = renamed(place, "strict_at_once", ONE_RANK, checkpoint=stops)

@@ -168,7 +168,9 @@ def test_copies_use_the_same_room(tmp_path: Path) -> None:
     places = []
     for _ in range(2):
         held = copy.of(given)
-        places.append({name: (each.values if isinstance(each, Part) else each).data_ptr() for name, each in held.items()})
+        places.append(
+            {name: (each.values if isinstance(each, Part) else each).data_ptr() for name, each in held.items()}
+        )
         for name, view in views.items():
             each = held[name]
             assert isinstance(each, Tensor) and each.dtype == view.dtype and each.data_ptr() != view.data_ptr()
