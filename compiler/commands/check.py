@@ -133,9 +133,10 @@ def _contents(result: Checked) -> str:
         if model is not None:
             count = parameters(model)
             active = f", {human(count.active)} active" if count.active < count.total else ""
+            in_mtp = f", {human(count.mtp)} more of MTP" if count.mtp else ""
             named = ", ".join(dict.fromkeys(visible(part.module) for _, part in model.customs))
             beside = f" beside those of {named}" if named else ""  # nothing of it is run to count them
-            models[model.name] = f"{visible(model.name)} with {human(count.total)} parameters{active}{beside}"
+            models[model.name] = f"{visible(model.name)} with {human(count.total)} parameters{active}{in_mtp}{beside}"
     runs = [f"run{'s' if len(result.runs) > 1 else ''} {', '.join(result.runs)}"] if result.runs else []
     parts = [*runs, *([f"model{'s' if len(models) > 1 else ''} {', '.join(models.values())}"] if models else [])]
     return f": {'; '.join(parts)}" if parts else ""
@@ -180,7 +181,10 @@ def _models(result: Checked) -> list[dict[str, Any]]:
         return []
     models = {view.spec.model.name: view.spec.model for view in result.views if getattr(view.spec, "model", None)}
     counts = {name: parameters(model) for name, model in models.items()}
-    return [{"name": name, "parameters": each.total, "active": each.active} for name, each in counts.items()]
+    return [
+        {"name": name, "parameters": each.total, "active": each.active, "mtp": each.mtp}
+        for name, each in counts.items()
+    ]
 
 
 # ---------------------------------------------------------------- github

@@ -26,7 +26,12 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
         "cluster": {"name": p.cluster, "devices": p.num_devices, "device": p.device},
         "parallel": dict(p.degrees),
         "placement": str(p.stage_placement),
-        "parameters": {"total": p.parameters, "active": p.active_parameters, "adapters": p.adapter_parameters},
+        "parameters": {
+            "total": p.parameters,
+            "active": p.active_parameters,
+            "mtp": p.mtp_parameters,
+            "adapters": p.adapter_parameters,
+        },
         "flops_per_token": asdict(p.flops),
         "step": _step(p.step),
         "mfu": asdict(p.mfu) if p.mfu else {"causal": None, "full": None},

@@ -144,6 +144,7 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         rates=" and ".join(dict.fromkeys(one.table for one in each)),
         parameters=counts.total,
         active_parameters=counts.active,
+        mtp_parameters=counts.mtp,
         adapter_parameters=sum(replica.num_elements for replica in plan.replicas if is_adapter(replica.name)),
         flops=flops,
         step=step,

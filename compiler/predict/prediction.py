@@ -193,6 +193,7 @@ class Prediction:
     rates: str  # which table they are from
     parameters: int
     active_parameters: int
+    mtp_parameters: int  # of the MTP blocks' own, which the two before do not count
     adapter_parameters: int  # all that is trained beside the others; 0 where these are trained
     flops: Flops
     step: Step

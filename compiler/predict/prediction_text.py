@@ -124,13 +124,12 @@ def _quiet() -> Style:
 def _heading(p: Prediction) -> Iterable[Text]:
     degrees = ", ".join(f"{name} {degree:,}" for name, degree in p.degrees if degree > 1) or "one device"
     active = f", {count(p.active_parameters)} active" if p.active_parameters < p.parameters else ""
+    in_mtp = f", {count(p.mtp_parameters)} more of MTP" if p.mtp_parameters else ""
     trained = f", {count(p.adapter_parameters)} of adapters trained" if p.adapter_parameters else ""
     yield _title(f"{p.run}: {p.model} on {p.num_devices:,} × {p.device}", f"({p.cluster})")
-    yield Text(
-        f"{count(p.parameters)} parameters{active}{trained}; {degrees}; {p.step.schedule}, "
-        f"{plural(p.step.num_micro_batches, 'micro-batch')}",
-        style=_quiet(),
-    )
+    schedule = f"{p.step.schedule}, {plural(p.step.num_micro_batches, 'micro-batch')}"
+    yield Text(f"{count(p.parameters)} parameters{active}{in_mtp}{trained}", style=_quiet())
+    yield Text(f"{degrees}; {schedule}", style=_quiet())
 
 
 def _headline(p: Prediction) -> Iterable[Text]:

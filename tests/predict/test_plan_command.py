@@ -40,7 +40,8 @@ def test_the_document_has_its_form(name: str, capsys: Captured) -> None:
 def test_v3_is_planned_though_it_does_not_train_yet(capsys: Captured) -> None:
     assert main(["plan", V3, "--format", "json"]) == 0
     found = parsed(capsys.readouterr().out, "plan")
-    assert found["parameters"] == {"total": 671_026_419_200, "active": 37_552_297_472, "adapters": 0}
+    counts = {"total": 671_026_419_200, "active": 37_552_297_472, "mtp": 11_610_068_224, "adapters": 0}
+    assert found["parameters"] == counts
     assert found["cluster"] == {"name": "h800_2048", "devices": 2048, "device": "h800"}
     assert found["memory"]["fits"]
     assert found["cost"]["usd_per_device_hour"] == 2
@@ -163,7 +164,7 @@ def test_only_what_a_plan_uses_is_assumed() -> None:
 def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: Captured) -> None:
     assert main(["plan", str(SPECS / "laptop-gqa.dsc")]) == 0
     shown = capsys.readouterr().out
-    assert "1.312M parameters; pipeline 2" in shown
+    assert "1.312M parameters\npipeline 2" in shown
     assert "memory of a device  MiB, at the peak; each has 3.7 GiB" in shown
     (row,) = re.findall(r"^  0  +(.*?) [█·]", shown.partition("memory of a device")[2], re.MULTILINE)
     *parts, peak = map(float, row.split())
