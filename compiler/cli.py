@@ -42,6 +42,7 @@ COMMANDS = {
     "lsp": "serve an editor over stdin and stdout (pip install '.[lsp]')",
     "plan": "predict what a run takes before it runs: time, memory and money",
     "place": "choose which expert belongs on which device, from the load of a run",
+    "replay": "train a step of a run again, and compare it bit for bit",
     "report": "write the report of a run folder",
     "schedule": "print a pipeline schedule, what it takes, and how far that is from the best",
     "show": "print a resolved spec, and where each value comes from",

@@ -29,9 +29,9 @@ NAMES = {  # by module
 }
 
 
-def call(command: Sequence[str]) -> int:
-    """Run `python -P -m COMMAND` to its end; its exit code."""
-    with _started(command) as process, _forwarding(process) as asked:
+def call(command: Sequence[str], *, quiet: bool = False) -> int:
+    """Run `python -P -m COMMAND` to its end; its exit code. quiet: drop its stdout."""
+    with _started(command, quiet=quiet) as process, _forwarding(process) as asked:
         return _code(process, asked)
 
 

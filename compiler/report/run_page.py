@@ -63,7 +63,7 @@ def write_run_report(run: Path) -> Path:
     """
     spec = load_with_files(run / "spec.resolved")
     lowered = lower_spec(spec)
-    metrics, damaged = _rows(run / "metrics.jsonl")
+    metrics, damaged = step_rows(run / "metrics.jsonl")
     figures = RunFigures(
         metrics=metrics,
         data=_meta(run),
@@ -85,8 +85,9 @@ def write_run_report(run: Path) -> Path:
     return path
 
 
-def _rows(path: Path) -> tuple[tuple[dict[str, Any], ...], int]:
-    """The rows of a run's metrics, and how many lines are none. A killed run may have left half of one at the end."""
+def step_rows(path: Path) -> tuple[tuple[dict[str, Any], ...], int]:
+    """The rows of a run's metrics or events that are of a step, and how many lines are none. A killed run may have
+    left half of one at the end."""
     whole, _, _ = read_bytes(path, MOST_BYTES).rpartition(b"\n")
     rows, damaged = [], 0
     for line in whole.split(b"\n") if whole else ():

@@ -1,0 +1,59 @@
+"""`dsc replay`: a step that is trained again has the bits of the run, and a number that was changed is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.forms import FORMS, faults
+from tests.runs.place import FOUR_RANKS, Place, rows
+
+
+@pytest.fixture(scope="module")
+def place(new_place: Callable[[], Place]) -> Place:
+    """`run`: seven steps on four ranks, with checkpoints of steps 3, 6 and 7."""
+    place = new_place()
+    place.compile(FOUR_RANKS)
+    place.dsc("train", "tiny.dsc", "--out", "run", "--steps", 7)
+    return place
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize(("step", "begun"), [(5, 3), (2, 0)])
+def test_a_step_has_the_bits_of_the_run(place: Place, step: int, begun: int) -> None:
+    before = digests(place.folder / "run")
+    found = json.loads(place.dsc("replay", "run", step, "--format", "json").stdout)
+    assert faults(found, FORMS["replay"]) == []
+    assert found == {"version": 1, "from_step": begun, "step": step, "equal": True, "differs": []}
+    assert digests(place.folder / "run") == before, "the run stays as it is"
+
+
+def test_what_differs_is_named(place: Place) -> None:
+    metrics = place.folder / "run" / "metrics.jsonl"
+    text, row = metrics.read_text("utf-8"), rows(place.folder / "run")[4]
+    assert row["step"] == 5
+    changed = row["loss"] * (1 + 2**-50)
+    metrics.write_text(text.replace(repr(row["loss"]), repr(changed)), "utf-8")
+    said = place.dsc("replay", "run", 5, "--out", "why", code=1)
+    assert (
+        f"steps 4 to 5: step 5 is the first that differs\n  loss: {changed!r} in the run, {row['loss']!r} now"
+        in said.stdout
+    )
+    assert "what was trained again: why" in said.stderr
+    assert rows(place.folder / "why" / "run")[-1]["loss"] == row["loss"]
+    said = place.dsc("replay", "run", 5, "--out", "why", code=2)
+    assert "why is there already" in said.stderr
+    metrics.write_text(text, "utf-8")
+
+
+def test_a_step_that_is_not_there(place: Place) -> None:
+    assert "run has no row of step 8: its steps are 1 to 7" in place.dsc("replay", "run", 8, code=2).stderr
+    assert "there is no folder none" in place.dsc("replay", "none", 8, code=2).stderr
