@@ -149,6 +149,7 @@ SOAK = (
     Row("tests/training/test_matrix.py::test_every", 0, "tests/training/test_matrix.py::test_one"),
     Row("tests/training/test_matrix.py::test_one", 7),
     Row("tests/training/test_memory.py", 6),
+    Row("tests/training/test_mirrored.py", 4),
     Row("tests/training/test_custom.py", 2),
     Row("tests/training/test_expert_tensor.py", 8),
     Row("tests/training/test_nodes.py::test_forwarded", 4),

@@ -27,6 +27,7 @@ from runtime.comm.memory import Writer
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
+from runtime.rate import batch_at
 from runtime.state import Bucket
 from runtime.trace import Trace
 from runtime.trainer import Trainer
@@ -120,7 +121,6 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
     samples = RandomSamples(plan.model.vocab, plan.train.sequence)
     trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport=transport, checked=True))
     Recorded(trainer)
-    count = plan.batches[0][1] // (plan.mesh.dp * plan.train.micro_batch)
     for bucket in trainer.state.held:
         for entry in bucket.entries:
             bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
@@ -129,6 +129,8 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
     result: dict[str, Tensor] = {}
     rows, writers, routed = [], counted(trainer), Routed.watched(trainer)
     for step in range(plan.steps):
+        batch = batch_at(plan.batches, plan.train.sequence, trainer.position.tokens)
+        count = batch // (plan.mesh.dp * plan.train.micro_batch)
         with nothing_else(trainer, f"train_{count}"):
             sums = trainer.accumulate()
             trace.write(step + 1, trainer.program, trainer.actions)

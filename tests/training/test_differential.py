@@ -24,6 +24,7 @@ from compiler.emit.segment_cache import Segments
 from compiler.ir import Buffer, Communication, Plan
 from compiler.plan import make_plan
 from compiler.plan.sharding import crossing_of
+from dsl import ramp
 from dsl.schema import Model, Spec
 from runtime.contract import RatePhase
 from runtime.contract.slices import Slice
@@ -86,9 +87,11 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
     optimizer = AdamW(dict(model.named_parameters()), recipe)
     samples = RandomSamples(chosen.model.vocab, sequence)
     phases = [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
-    size, rows, first = train.batch.end, [], {}
-    for step in range(STEPS):
-        losses = batch_losses(model, samples, range(step * size, (step + 1) * size), chosen.data.documents)
+    rows, first, before = [], {}, 0
+    sizes = [size for size, steps in ramp.of(chosen).phases(train.tokens) for _ in range(steps)]
+    for step, size in enumerate(sizes):
+        after = before + size
+        losses = batch_losses(model, samples, range(before, after), chosen.data.documents)
         model.zero_grad()
         losses.total(0.3).backward()
         gradients = model.logical_gradients()
@@ -96,11 +99,12 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
             first = {n: g.clone() for n, g in gradients.items()}
             loads = dict(losses.loads)
         norm = clip_(gradients, recipe.clip)
-        optimizer.step_(gradients, learning_rate(phases, (step + 1) * size * sequence))
-        balance_(model, losses.loads, step * size * sequence)
+        optimizer.step_(gradients, learning_rate(phases, after * sequence))
+        balance_(model, losses.loads, before * sequence)
         rows.append([losses.main.item(), losses.mtp.item(), losses.sequence.item(), norm])
+        before = after
     with torch.no_grad():
-        last = batch_losses(model, samples, range(size), chosen.data.documents)
+        last = batch_losses(model, samples, range(sizes[-1]), chosen.data.documents)
     validation = torch.tensor([last.main.item(), last.mtp.item()], dtype=torch.float64)
     weights = model.logical_parameters()
     return {"gradients": first, "loads": loads, "rows": rows, "weights": weights, "validation": validation}
@@ -143,7 +147,7 @@ def check(
         expected = references[recipe] = references.get(recipe) or reference_run(chosen, make)
         held: set[str] = set()
         plan, parallel = make_plan(chosen), chosen.parallel
-        count = chosen.train.batch.end // (parallel.data * chosen.train.micro_batch)
+        count = chosen.train.batch.start // (parallel.data * chosen.train.micro_batch)
         for rank in range(world):
             left = load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors")
             slices = {each.name: each.slice for each in plan.replicas if rank in each.holders}
