@@ -9,6 +9,46 @@ from typing import overload
 
 
 @dataclass(frozen=True, slots=True)
+class Runs(Sequence[int]):
+    """Columns, ascending: `length` neighbours from each of `firsts` on, which lie further apart than that."""
+
+    firsts: range
+    length: int
+
+    @property
+    def start(self) -> int:
+        return self.firsts.start
+
+    def __len__(self) -> int:
+        return len(self.firsts) * self.length
+
+    def __contains__(self, column: object) -> bool:
+        return isinstance(column, int) and any(column - at in self.firsts for at in range(self.length))
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
+        if isinstance(at, slice):
+            return tuple(self)[at]
+        run, place = divmod(range(len(self))[at], self.length)
+        return self.firsts[run] + place
+
+
+Columns = range | Runs
+
+
+def columns_of(first: int, width: int, step: int, length: int = 1) -> Columns:
+    """`length` neighbours from the first column on, and from every `step`-th behind it, of `width`. Equal columns are
+    one value: neighbours without a gap are a range."""
+    firsts = range(first, width, step)
+    if length == 1:
+        return firsts
+    return range(first, first + len(firsts) * length) if length == step or len(firsts) == 1 else Runs(firsts, length)
+
+
+@dataclass(frozen=True, slots=True)
 class Holders(Sequence[int]):
     """World ranks, ascending: `columns` of each of `pipeline_ranks`, of `width` each; world rank = p·width + column.
 
@@ -16,7 +56,7 @@ class Holders(Sequence[int]):
     """
 
     pipeline_ranks: tuple[int, ...]  # ascending
-    columns: range  # ascending, within range(width)
+    columns: Columns  # ascending, within range(width)
     width: int
 
     def on(self, pipeline_rank: int) -> Holders:
@@ -31,9 +71,7 @@ class Holders(Sequence[int]):
         return len(self.pipeline_ranks) * len(self.columns)
 
     def __iter__(self) -> Iterator[int]:
-        of = self.columns
-        runs = (range(p * self.width + of.start, p * self.width + of.stop, of.step) for p in self.pipeline_ranks)
-        return chain.from_iterable(runs)
+        return chain.from_iterable(map((p * self.width).__add__, self.columns) for p in self.pipeline_ranks)
 
     def __contains__(self, rank: object) -> bool:
         if not isinstance(rank, int):

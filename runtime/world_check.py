@@ -113,6 +113,8 @@ def _used(plan: Plan, programs: Mapping[str, Program]) -> Iterator[Opening]:
             columns: Columns = "slice" if slices else "member"
             if held in (1, mesh.columns):
                 columns = "each" if held < mesh.columns else "all"
+            elif bucket.holders[1] - bucket.holders[0] == 1:
+                columns = "experts"
             opening = Opening("reduce", ranks, columns)
             if opening.channel_of(mesh, bucket.holders[0]) != bucket.holders:
                 raise CertificateError(f"plan.json: bucket {bucket.name} has holders that no channel has")

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from compiler.holders import Holders
+from compiler.holders import Columns, Holders, columns_of
 from compiler.ir.segment import Buffer, Cut, Role, Segment
 from compiler.stage_placement import StagePlacement
 from runtime.contract.slices import Slice, held_shape
@@ -142,6 +142,13 @@ class Mesh:
     def expert_group(self) -> int:
         """Ranks that have all experts of a layer once: etp neighbours have the slices of the same experts."""
         return self.ep * self.etp
+
+    def sharing(self, of_experts: bool, split: bool, first: int = 0) -> Columns:
+        """The columns that hold the same of a parameter, of which the first is given. What is whole of an expert is on
+        all ranks that have its slices."""
+        if of_experts:
+            return columns_of(first, self.columns, self.expert_group, 1 if split else self.etp)
+        return columns_of(first, self.columns, self.tp if split else 1)
 
     def rank(self, pp: int, column: int) -> int:
         return pp * self.columns + column

@@ -124,8 +124,10 @@ class Place:
         return tuple(self._split(param, 0, parts) for param in params)
 
     def columns(self, params: tuple[ir.Param, ...]) -> tuple[ir.Param, ...]:
-        """The columns of matrices that a rank has; vectors are whole."""
-        return tuple(self._split(each, 1, each.shape[-1:]) if len(each.shape) > 1 else each for each in params)
+        """The columns of matrices that a rank has; vectors are whole, one of each expert too."""
+        return tuple(
+            self._split(each, 1, each.shape[-1:]) if len(each.shape) > 1 + (each.stack > 0) else each for each in params
+        )
 
     def _split(self, param: ir.Param, dimension: int, parts: tuple[int, ...]) -> ir.Param:
         ranks = self.slices if param.stack else self.ways

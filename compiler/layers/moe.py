@@ -240,11 +240,14 @@ def experts(
     alpha: float = 0.0,
     shift: float = 0.0,
     biased: bool = False,
+    slices: int = 1,
 ) -> tuple[Any, ...]:
-    """The routed experts of this rank. The gate weight comes before `down`, so that their outputs need not be kept; the
-    bias of `down` is weighed like them."""
+    """The routed experts of this rank, or one of the `slices` of each. The gate weight comes before `down`, so that
+    their outputs need not be kept; the bias of `down` is weighed like them, and each slice adds an equal part of it."""
     h_RM = grouped_linear(ops, p, "up", rows_RD, offsets_E, biased)
     act_RI = times_gate(ops, h_RM, gate_R, activation, limit, alpha, shift)
+    if biased and slices > 1:
+        gate_R = ops.scale(gate_R, 1 / slices)
     return (grouped_linear(ops, p, "down", act_RI, offsets_E, biased, gate_R),)
 
 
@@ -264,6 +267,7 @@ def build_experts(place: Place) -> ir.Segment:
         ),
         ("y",),
         **constants_of(moe),
+        **({"slices": place.slices} if moe.bias and place.slices > 1 else {}),
     )
 
 

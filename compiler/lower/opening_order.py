@@ -81,10 +81,12 @@ def _of_holders(plan: Plan) -> Iterator[Opening]:
 
 
 def _columns(plan: Plan, holders: Holders) -> Columns:
-    """All columns, one, or those at one place of their expert or tensor groups."""
+    """All columns, one, those that have the same experts, or those at one place of their expert or tensor groups."""
     every, held = plan.mesh.columns, len(holders.columns)
     if held in (1, every):
         return "all" if held == every else "each"
+    if holders.columns[1] - holders.columns[0] == 1:
+        return "experts"
     return "slice" if plan.mesh.tp > 1 and held * plan.mesh.tp == every else "member"
 
 

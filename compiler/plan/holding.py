@@ -52,7 +52,8 @@ def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, in
     for use in (step for step in steps if isinstance(step, Use)):
         quantised = {each.param: each.num_bytes for each in model.cuts[use.site].quantised}
         for param, (_, tensor) in zip(use.segment.params, use.params, strict=True):
-            groups = p.expert_group if param.stack else p.tensor if param.split else 1
+            slices = p.expert_tensor if param.stack else p.tensor
+            groups = (p.expert if param.stack else 1) * (slices if param.split else 1)
             holders = max(1, p.columns // groups)  # on a pipeline rank
             frozen = param.role == "frozen"
             elements = prod(param.shape) if param.grad or frozen else 0

@@ -143,19 +143,20 @@ def replicas_of(
     """A row for each logical parameter of a tensor, or for each of its slices; an expert's are on its owner. Equal
     holders are one value."""
 
-    def every(step: int, first: int = 0) -> Holders:
-        return Holders(pipeline_ranks, range(first, mesh.columns, step), mesh.columns)
-
     row, split = (tensor.shape, tensor.role, tensor.init, tensor.decay), tensor.split
     slices = [split.slice_of(rank) for rank in range(split.ranks)] if split else [None]
     names = tensor.names()
-    group, places = len(slices), tuple(0 for _ in names)
-    if tensor.num_experts is not None:
-        assert len(slices) == mesh.etp, f"{tensor.name} is not split as experts are"
-        group, places = mesh.expert_group, tuple(owners)
-    holders = [every(group, place) for place in range(group)]
+    of_experts, places = tensor.num_experts is not None, tuple(owners) if owners else (0,)
+    assert not (of_experts and split) or len(slices) == mesh.etp, f"{tensor.name} is not split as experts are"
+    holders = {
+        (place, at): Holders(
+            pipeline_ranks, mesh.sharing(of_experts, split is not None, place * mesh.etp + at), mesh.columns
+        )
+        for place in {*places}
+        for at in range(len(slices))
+    }
     return tuple(
-        Replica(name, tensor.name, *row, holders[place * len(slices) + at], tensor.uniform, of)
+        Replica(name, tensor.name, *row, holders[place, at], tensor.uniform, of)
         for name, place in zip(names, places, strict=True)
         for at, of in enumerate(slices)
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from compiler.holders import Holders
+from compiler.holders import Columns, Holders
 from compiler.ir import Mesh, Param, Plan, Use
 from compiler.predict.memory_state import kept_elements, owned_at_most
 from compiler.predict.prediction import Tail
@@ -25,12 +25,12 @@ Reduce = Callable[[float, Holders, Reduction], float]  # bytes of a device, who 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A trained tensor: in each `every`-th column of its pipeline ranks, a stack of experts or a slice in several."""
+    """A trained tensor, of the first column of its pipeline ranks and those that hold the same."""
 
     pipeline_ranks: tuple[int, ...]
     stages: tuple[int, ...]
     elements: int  # on a device
-    every: int
+    columns: Columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def tensors_of(plan: Plan) -> dict[str, Tensor]:
             tuple(sorted(ranks[name])),
             tuple(stages[name]),
             prod(param.shape),
-            plan.mesh.expert_group if param.stack else plan.mesh.tp if param.split else 1,
+            plan.mesh.sharing(param.stack > 0, param.split is not None),
         )
         for name, param in params.items()
     }
@@ -89,7 +89,7 @@ def groups_of(mesh: Mesh, tensors: Iterable[Tensor], rank: int) -> tuple[Group, 
     held: dict[tuple[Holders, tuple[int, ...]], int] = defaultdict(int)
     for each in tensors:
         if rank in each.pipeline_ranks:
-            holders = Holders(each.pipeline_ranks, range(0, mesh.columns, each.every), mesh.columns)
+            holders = Holders(each.pipeline_ranks, each.columns, mesh.columns)
             held[holders, each.stages] += each.elements
     return tuple(Group(*key, elements) for key, elements in held.items())
 

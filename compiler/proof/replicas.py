@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 
+from compiler.holders import Columns
 from compiler.ir import Param, Plan, Replica, Use
 from compiler.proof.certificate import ProofError
 from runtime.contract.slices import tiling_problem
@@ -21,9 +22,10 @@ def check_holders(plan: Plan) -> None:
     for replica in plan.replicas:
         users, param = uses.get(replica.tensor, frozenset()), params.get(replica.tensor)
         every = plan.mesh.expert_group if param and param.stack else plan.mesh.tp if replica.slice else 1
-        common = (replica.holders, users, every)
+        together = plan.mesh.etp if param and param.stack and not replica.slice else 1
+        common = (replica.holders, users, every, together)
         if common not in right:
-            _check_holders(plan, replica, users, every)
+            _check_holders(plan, replica, users, every, together)
             right.add(common)
     _check_slices(plan, params)
     _check_buckets(plan, stages)
@@ -48,13 +50,14 @@ def _ranks_of(plan: Plan, stages: frozenset[int]) -> frozenset[int]:
     return frozenset(rank for rank in range(plan.mesh.pp) if not stages.isdisjoint(plan.stages_of(rank)))
 
 
-def _check_holders(plan: Plan, replica: Replica, users: frozenset[int], every: int) -> None:
-    """All columns of every pipeline rank that uses the tensor; of an expert or a slice, one in each of its groups."""
+def _check_holders(plan: Plan, replica: Replica, users: frozenset[int], every: int, together: int) -> None:
+    """All columns of every pipeline rank that uses the tensor; of an expert or a slice, one in each of its groups, or
+    so many together: those that have the slices of an expert."""
     width = plan.mesh.columns
-    expected = Counter({rank: width // every for rank in users})
+    expected = Counter({rank: width // every * together for rank in users})
     holders = list(replica.holders)  # of thousands of ranks: what follows is mesh.coordinates of each
     given = Counter([holder // width for holder in holders])
-    coordinates = {holder % width % every for holder in holders}
+    coordinates = {holder % width % every // together for holder in holders}
     if len({*holders}) < len(holders) or given != expected or len(coordinates) > 1:
         raise ProofError(
             f"reduce {replica.key}: held by ranks {list(replica.holders)}, but used on pipeline ranks {sorted(users)}"
@@ -107,7 +110,7 @@ def _check_divided(plan: Plan) -> None:
         for _, tensor in use.params:
             readers[tensor].add(use.site)
     of = {replica.key: replica for replica in plan.replicas}
-    sizes: dict[str, dict[range, int]] = defaultdict(dict)  # of the buckets of each site, by columns, with padding
+    sizes: dict[str, dict[Columns, int]] = defaultdict(dict)  # of the buckets of each site, by columns, with padding
     tensors: dict[str, set[str]] = defaultdict(set)
     for bucket in plan.buckets:
         members, count = [of[name] for name in bucket.replicas], len(bucket.holders)

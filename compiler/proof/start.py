@@ -102,6 +102,8 @@ def _of_collective(plan: Plan, holders: Sequence[int] | None) -> set[Opening]:
     held = len(several) // len(ranks)
     if held in (1, mesh.columns):
         return {Opening("reduce", ranks, "each" if held < mesh.columns else "all")}
+    if several[1] - several[0] == 1:  # neighbours, and not all: of slices of the same experts
+        return {Opening("reduce", ranks, "experts")}
     return {Opening("reduce", ranks, "slice" if mesh.tp > 1 and held == mesh.columns // mesh.tp else "member")}
 
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Literal
 
 from compiler.dtypes import tensor_bytes
-from compiler.holders import Holders
+from compiler.holders import Holders, Runs
 from compiler.ir import Buffer
 from compiler.topology.links import LARGE, LEAF, POD, Link, Links
 
@@ -230,9 +230,10 @@ def level_between(node_a: int, node_b: int) -> str:
 
 def _even_spread(holders: Holders, devices: int) -> Spread | None:
     """The spread of holders that lie on each of their nodes in the same way; None where that takes more to see."""
-    step, pipelines, each = holders.columns.step, len(holders.pipeline_ranks), len(holders.columns)
-    if not each or holders.width % devices:
+    pipelines, each = len(holders.pipeline_ranks), len(holders.columns)
+    if not each or holders.width % devices or isinstance(holders.columns, Runs):
         return None
+    step = holders.columns.step
     if step % devices == 0 or each == 1:
         return Spread(pipelines * each, 1, 1)
     members = devices // step if devices % step == 0 else 0

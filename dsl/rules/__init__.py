@@ -169,7 +169,6 @@ RULES: tuple[Row, ...] = (
     (("parallel.context", *ATTENTIONS), parallel.attention_is_split),
     (("parallel.tensor", "parallel.context", "train.micro_batch", "train.sequence"), tensor.rows_are_split),
     (("parallel.expert_tensor", *COLUMNS, f"{LAYERS}.ffn"), tensor.experts_are_split),
-    (("parallel.expert_tensor", "adapter"), tensor.adapters_are_split),
     ((*TENSOR, "precision"), tensor.products_are_split),
     ((*TENSOR, "train.optimizer"), tensor.matrices_are_updated_whole),
     (WORLD, parallel.ranks_are_of_one_kind),

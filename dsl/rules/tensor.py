@@ -7,7 +7,6 @@ from itertools import islice
 from math import gcd
 
 from dsl.formats import FP8, format_of
-from dsl.rules.adapter import EXPERTS
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import CustomAttention, Dense, Gqa, Mla, Model, Moe, Spec
 
@@ -71,7 +70,7 @@ def rows_are_split(spec: Spec) -> Iterator[Finding]:
 
 
 def experts_are_split(spec: Spec) -> Iterator[Finding]:
-    """Each rank of an expert has as much of its width as any other; a bias that is added once has no rank."""
+    """Each rank of an expert has as much of its width as any other."""
     p = spec.parallel
     if p.expert_tensor == 1:
         return
@@ -80,17 +79,6 @@ def experts_are_split(spec: Spec) -> Iterator[Finding]:
         if isinstance(ffn, Moe) and ffn.inner % p.expert_tensor:
             yield _uneven("E0819", EXPERT, spec, f"inner = {ffn.inner:,}", gcd(ffn.inner, p.columns), f"{path}.inner")
             return
-        if isinstance(ffn, Moe) and ffn.bias:
-            why = "the bias of `down` is added once, and not by each rank of an expert"
-            yield _whole("E0819", EXPERT, spec, why, f"{path}.bias")
-            return
-
-
-def adapters_are_split(spec: Spec) -> Iterator[Finding]:
-    """One half of the adapter of a split weight is split too, and the other is whole on each rank: for an expert, that
-    would be a tensor on some of the ranks of its group, which no holders are."""
-    if spec.adapter is not None and spec.parallel.expert_tensor > 1 and {*spec.adapter.on} & {*EXPERTS}:
-        yield _whole("E0819", EXPERT, spec, "adapters of experts are not split over ranks", "adapter.on")
 
 
 def products_are_split(spec: Spec) -> Iterator[Finding]:

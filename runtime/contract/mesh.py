@@ -15,7 +15,9 @@ from runtime.strict_json import Range
 
 MAX_RANKS = 1 << 20
 Rank = Annotated[int, Range(0, MAX_RANKS - 1)]
-Columns = Literal["each", "block", "node", "across", "member", "tensor", "context", "sequence", "slice", "all"]
+Columns = Literal[
+    "each", "block", "node", "across", "member", "experts", "tensor", "context", "sequence", "slice", "all"
+]  # fmt: skip
 Degree = Annotated[int, Range(1, MAX_RANKS)]
 
 
@@ -71,6 +73,7 @@ class Opening(NamedTuple):
     | node | those of one expert group on one node |
     | across | those of one expert group at one place of its nodes |
     | member | those at one place of their expert groups |
+    | experts | those that have the same experts, whichever slice of them |
     | tensor | those of one tensor group |
     | context | those of one context group |
     | sequence | those that have parts of the same sequences |
@@ -105,6 +108,7 @@ def columns_with(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
     of_node, of_data = column - column % node, column - column % (mesh.cp * tp)
     sharing = max(1, mesh.sq // mesh.cp)  # tensor ranks that have parts of one sequence
     lowest = of_data + column % tp - column % sharing
+    same = column % group - column % mesh.etp
     sharers = [each + at for each in range(lowest, of_data + mesh.cp * tp, tp) for at in range(sharing)]
     found: Mapping[Columns, Sequence[int]] = {
         "each": range(column, column + 1),
@@ -112,6 +116,7 @@ def columns_with(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
         "node": range(of_node, of_node + node),
         "across": range(first + column % node, first + group, node),
         "member": range(column % group, width, group),
+        "experts": [at + each for at in range(same, width, group) for each in range(mesh.etp)],
         "tensor": range(column - column % tp, column - column % tp + tp),
         "context": range(of_data + column % tp, of_data + mesh.cp * tp, tp),
         "sequence": sharers if mesh.sq > 1 else [column],

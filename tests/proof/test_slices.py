@@ -58,6 +58,16 @@ def whole(rows: Rows) -> Rows:
     return [replace(rows[0], slice=None)]
 
 
+def beside(rows: Rows) -> Rows:
+    """What is whole of an expert on a slice of it, and on one of the next expert's."""
+    columns = [column + 1 for column in rows[0].holders.columns]
+    return [replace(rows[0], holders=replace(rows[0].holders, columns=range(columns[0], columns[-1] + 1)))]
+
+
+def once(rows: Rows) -> Rows:
+    return [replace(rows[0], holders=rows[0].holders.at(rows[0].holders.columns.start))]
+
+
 UP, QKV = "layers.1.ffn.experts.5.up", "layers.1.attention.qkv"
 
 
@@ -72,3 +82,13 @@ def test_other_slices_are_rejected(plan: Plan, name: str, fault: Callable[[Rows]
     check_holders(plan)
     with pytest.raises(ProofError, match=f"(hold|reduce) {name}"):
         check_holders(with_rows(plan, fault(of(plan, name))))
+
+
+@pytest.mark.parametrize("fault", [beside, once])
+def test_what_is_whole_of_an_expert_is_with_its_slices(fault: Callable[[Rows], Rows]) -> None:
+    biased = make_plan(spec(1, 2, 4, 2, of="everything", schedule="1f1b", expert_tensor=2))
+    check_holders(biased)
+    name = "layers.1.ffn.experts.1.down_bias"
+    assert [*of(biased, name)[0].holders] == [0, 1]
+    with pytest.raises(ProofError, match=f"reduce {name}"):
+        check_holders(with_rows(biased, fault(of(biased, name))))

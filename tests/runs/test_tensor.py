@@ -8,15 +8,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.runs.place import DENSE, FOUR_RANKS, ONE_RANK, Place, rows, saved, untimed
+from tests.runs.place import DENSE, FOUR_RANKS, ONE_RANK, V3, Place, rows, saved, untimed
 
 WIDE = dict(precision="fp64", zero=1)
+BIASED = dict(model=V3.replace("moe {{", "moe {{\n      bias = true"))  # what is whole of an expert is on several ranks
 RUNS = {
     "dense": ONE_RANK | WIDE | dict(model=DENSE),
     "split dense": FOUR_RANKS | WIDE | dict(model=DENSE, expert=1, schedule="zbv", tensor=", tensor = 2"),
-    "experts": ONE_RANK | WIDE,
-    "split sequences": FOUR_RANKS | WIDE | dict(expert=1, tensor=", context = 2"),
-    "split experts": FOUR_RANKS | WIDE | dict(expert=1, tensor=", expert_tensor = 2"),
+    "experts": ONE_RANK | WIDE | BIASED,
+    "split sequences": FOUR_RANKS | WIDE | BIASED | dict(expert=1, tensor=", context = 2"),
+    "split experts": FOUR_RANKS | WIDE | BIASED | dict(expert=1, tensor=", expert_tensor = 2"),
 }
 EXACT = 1e-10
 

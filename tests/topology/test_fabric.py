@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 
 import networkx as nx
 import pytest
 
-from compiler.holders import Holders
+from compiler.holders import Holders, columns_of
 from compiler.ir import Buffer
 from compiler.plan import make_plan
 from compiler.rates import rates_of
@@ -147,8 +147,10 @@ def test_how_holders_lie_is_as_counted(devices: int) -> None:
         fabric = Fabric((Nodes(4 * dp // devices + 1, devices, H800),))
         for step in (1, 2, 3, 4, 6, 8, 12):
             for first in range(step):
-                for pipelines in ((0,), (1, 2), (0, 3)):
-                    holders = Holders(pipelines, range(first, dp, step), dp)
+                for pipelines, length in product(((0,), (1, 2), (0, 3)), (1, 2, 3)):
+                    if length > 1 and (first % length or step % length or dp % step):
+                        continue
+                    holders = Holders(pipelines, columns_of(first, dp, step, length), dp)
                     if not len(holders):
                         continue
                     spread = fabric.spread(holders)

@@ -20,7 +20,7 @@ from compiler.plan import make_plan
 from compiler.plan.blocks import model_steps
 from compiler.predict.flops import flops_per_token
 from compiler.predict.memory_state import rank_states
-from dsl.rules.adapter import EXPERTS, matrices_of
+from dsl.rules.adapter import matrices_of
 from dsl.schema import Lora, Spec
 from runtime.adapter_names import A, B, weight_of
 from runtime.build import Build
@@ -41,8 +41,7 @@ RANK, ALPHA = 3, 4.5
 
 def adapted(chosen: Spec, **changes: Any) -> Spec:
     """The spec with adapters on every matrix that may have one, and a validation of what is trained."""
-    on = [name for name in matrices_of(chosen.model) if name not in EXPERTS or chosen.parallel.expert_tensor == 1]
-    lora = Lora(rank=RANK, alpha=ALPHA, on=tuple(on))
+    lora = Lora(rank=RANK, alpha=ALPHA, on=tuple(matrices_of(chosen.model)))
     return chosen.model_copy(update={"adapter": lora, **changes})
 
 
@@ -99,11 +98,15 @@ MESHES = [
     ("v3", "dualpipe", 2, 2, 2, 0, 1, 1),
     ("v3", "dualpipe", 2, 2, 2, 1, 1, 1),
     ("v3", "zbv", 2, 2, 2, 2, 1, 1),
+    ("v3", "dualpipe", 2, 2, 4, 2, 1, 1),
     ("llama", "1f1b", 2, 1, 2, 2, 1, 1),
     ("pattern", "dualpipe", 2, 2, 2, 1, 1, 1),
     ("v3", "1f1b", 1, 2, 2, 1, 2, 1),
     ("split", "dualpipe", 2, 1, 1, 0, 2, 1),
     ("qwen", "zbv", 2, 1, 2, 2, 1, 2),
+    ("v3", "1f1b", 1, 2, 8, 2, 1, 2),
+    ("v3", "dualpipe", 2, 2, 2, 1, 2, 2),
+    ("everything", "1f1b", 1, 2, 4, 0, 1, 2),
 ]
 
 

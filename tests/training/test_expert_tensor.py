@@ -10,6 +10,7 @@ import pytest
 from compiler.emit.segment_cache import Segments
 from tests.experts.test_trained import scattered
 from tests.training.specs import spec
+from tests.training.test_adapters import adapted
 from tests.training.test_differential import STEPS, check
 from tests.training.test_memory import measured_peaks
 from tests.training.test_nodes import on_nodes
@@ -23,6 +24,9 @@ SPLIT = [
     ("v3", "1f1b", 1, 2, 8, 1, 2, 1),
     ("v3", "1f1b", 1, 4, 4, 2, 2, 2),
     ("plain", "dualpipe", 2, 1, 2, 2, 4, 0),
+    ("everything", "1f1b", 1, 2, 8, 1, 2, 3),
+    ("everything", "1f1b", 1, 2, 4, 1, 2, 0),
+    ("everything", "dualpipe", 2, 2, 8, 1, 2, 2),
 ]
 
 
@@ -53,10 +57,19 @@ def test_slices_over_gloo(tmp_path: Path, segments: Segments) -> None:
     check(tmp_path, segments, {"only": chosen}, 2, transport="gloo")
 
 
-@pytest.mark.parametrize(("precision", "nodes"), [("fp64", 1), ("bf16", 2)])
-def test_rows_of_slices_are_counted(tmp_path: Path, segments: Segments, precision: str, nodes: int) -> None:
+@pytest.mark.parametrize(
+    ("of", "precision", "nodes", "zero"), [("v3", "fp64", 1, 0), ("v3", "bf16", 2, 0), ("everything", "bf16", 1, 3)]
+)
+def test_rows_of_slices_are_counted(
+    tmp_path: Path, segments: Segments, of: str, precision: str, nodes: int, zero: int
+) -> None:
     """What a rank holds is what the proof says, to the byte, with the rows that it received."""
-    measured_peaks(tmp_path, segments, on_nodes(spec(1, 2, 4, 2, precision=precision, expert_tensor=2), nodes))
+    chosen = spec(1, 2, 4, 2, of=of, precision=precision, expert_tensor=2, zero=zero)
+    measured_peaks(tmp_path, segments, on_nodes(chosen, nodes))
+
+
+def test_adapters_of_slices_are_counted(tmp_path: Path, segments: Segments) -> None:
+    measured_peaks(tmp_path, segments, adapted(spec(1, 2, 4, 2, of="everything", expert_tensor=2, zero=2)))
 
 
 def test_expert_groups_reach_over_context_ranks(tmp_path: Path, segments: Segments) -> None:
