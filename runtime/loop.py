@@ -234,6 +234,7 @@ class Loop:
                     data = origin(self.build, self.corpus, self.device)["data"]
                     order = bad_batches.identity(trainer.position, data)
                     bad_batches.record(self.run, order, error.step, error.samples, error.loss, error.norm)
+            print(f"{type(error).__name__}: {error}", flush=True)  # the first rank that ends may end the others
             saves.settle()
             if world > 1:
                 dist.barrier()
