@@ -65,7 +65,7 @@ def test_whole_values_read_back(value: int, name: str) -> None:
     assert int(read(units.write(value, name), name)) == value
 
 
-@given(st.floats(1e-3, 1e21), st.sampled_from(["byte/s", "flop/s", "USD/h"]))
+@given(st.floats(1e-3, 1e21), st.sampled_from(["byte/s", "flop/s", "USD/h", "s"]))
 def test_rates_read_back(value: float, name: str) -> None:
     assert float(read(units.write(value, name), name)) == value
 

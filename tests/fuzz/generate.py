@@ -175,6 +175,7 @@ def _wanted(chooser: random.Random, kind: FieldType) -> str:
             "byte/s": "GB/s",
             "flop/s": "TFLOPS",
             "USD/h": "USD/h",
+            "s": "min",
             "token": "K tokens",
             "step": " steps",
         }
