@@ -71,7 +71,10 @@ class Holders(Sequence[int]):
         return len(self.pipeline_ranks) * len(self.columns)
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(map((p * self.width).__add__, self.columns) for p in self.pipeline_ranks)
+        of, begins = self.columns, [p * self.width for p in self.pipeline_ranks]
+        if isinstance(of, range):
+            return chain.from_iterable(range(at + of.start, at + of.stop, of.step) for at in begins)
+        return chain.from_iterable(range(at + first, at + first + of.length) for at in begins for first in of.firsts)
 
     def __contains__(self, rank: object) -> bool:
         if not isinstance(rank, int):

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.commands.common import EXIT_DIFFERS, is_missing, say, wrong
+from compiler.commands.common import EXIT_DIFFERS, say, wrong
 from compiler.commands.train_processes import call
 from compiler.report.run_page import step_rows
 from compiler.textfile import TextFileError
@@ -60,8 +60,10 @@ def _step(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Train the step again and compare; the exit code."""
     folder, step = args.run_folder, args.step
-    if is_missing(folder):
-        return wrong(f"there is no folder {folder}", how=args.format)
+    if not folder.is_dir():
+        return wrong(
+            f"there is no folder {printable(str(folder))}", "`dsc train` writes the folder of a run", args.format
+        )
     try:
         rows = {row["step"]: row for row in step_rows(folder / METRICS)[0]}
     except TextFileError as error:
@@ -78,7 +80,10 @@ def run(args: argparse.Namespace) -> int:
         return wrong(f"{printable(str(out))} is there already", "remove it, or name another with --out", args.format)
     except (CheckpointError, OSError) as error:
         return wrong(printable(str(error)), how=args.format)
-    if code := _trained(args, spec, out, step):
+    if code := _compiled(spec, out):
+        shutil.rmtree(out)  # nothing was trained
+        return code
+    if code := _trained(args, out, step):
         return code
     again = {row["step"]: row for row in step_rows(out / "run" / METRICS)[0]}
     differing = [
@@ -124,11 +129,14 @@ def _link(source: Path, target: Path) -> None:
     shutil.copytree(source, target, copy_function=link, ignore=shutil.ignore_patterns(".*"))
 
 
-def _trained(args: argparse.Namespace, spec: Path, out: Path, step: int) -> int:
-    """Compile the run as it was described, and train it up to the step; the exit code."""
+def _compiled(spec: Path, out: Path) -> int:
+    """Compile the run as it was described; the exit code."""
+    return call(["compiler.cli", "compile", str(spec), "-o", str(out / "build")], quiet=True)
+
+
+def _trained(args: argparse.Namespace, out: Path, step: int) -> int:
+    """Train the build up to the step; the exit code."""
     say(f"training step {step} again")
-    if code := call(["compiler.cli", "compile", str(spec), "-o", str(out / "build")], quiet=True):
-        return code
     was, now = _build_of(args.run_folder, step), read(out / "build").digest
     if was not in (None, now):
         say(f"the run trained step {step} with build {was}, and this is {now}: roundings may differ")
@@ -138,7 +146,11 @@ def _trained(args: argparse.Namespace, spec: Path, out: Path, step: int) -> int:
 
 def _build_of(run: Path, step: int) -> str | None:
     """The digest of the build that trained a step last, by the events of the run; None where they do not say."""
-    starts = [row for row in step_rows(run / EVENTS)[0] if row.get("event") == "start" and row["step"] < step]
+    try:
+        rows, _ = step_rows(run / EVENTS)
+    except TextFileError:
+        return None
+    starts = [row for row in rows if row.get("event") == "start" and row["step"] < step]
     return str(starts[-1].get("build")) if starts else None
 
 

@@ -54,6 +54,8 @@ def goodput_of(spec: Spec, replicas: Sequence[Replica], step_s: float, copy_s: f
     size = checkpoint_bytes(spec, replicas)
     mtbf_s = failures.mtbf / spec.cluster.world
     write_s = size / spec.cluster.num_nodes / failures.store
+    if spec.train.checkpoint is not None and not spec.train.checkpoint.background:  # training waits for all of it
+        copy_s, write_s = write_s, 0.0
 
     def every(steps: int) -> float:
         return share(steps * step_s, mtbf_s, copy_s, write_s, failures.restart)
@@ -69,7 +71,7 @@ def checkpoint_bytes(spec: Spec, replicas: Sequence[Replica]) -> int:
     the moving average; and balancing biases."""
     average = ITEMSIZE[average_dtype(spec.precision)] if spec.train.ema else 0
     of_element = ITEMSIZE[spec.precision.master] + state_bytes(spec.precision, spec.train.optimizer) + average
-    of = {"parameter": of_element, "bias": 0 if spec.adapter else ITEMSIZE["fp32"]}
+    of = {"parameter": of_element, "bias": 0 if spec.adapter else ITEMSIZE[spec.precision.gradients]}
     return sum(each.num_elements * of.get(each.role, 0) for each in replicas)
 
 

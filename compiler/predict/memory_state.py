@@ -45,7 +45,10 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
         if replica.role == "bias":
             for rank in _pipeline_ranks(plan, replica.holders):
                 biases[rank] += replica.num_elements * ITEMSIZE[spec.precision.gradients]
-    copies, staged, saved = quantised_weights(plan), staged_bytes(spec, plan), saved_bytes(spec, plan)
+    copies, staged = quantised_weights(plan), staged_bytes(spec, plan)
+    checkpoint, saved = spec.train.checkpoint, (0,) * plan.mesh.pp
+    if checkpoint is not None and checkpoint.background:  # they are written from a copy in the memory of the host
+        saved = saved_bytes(spec, plan)
     return tuple(
         Memory(
             weights=kept.weights[rank] * size.weights + biases[rank] + copies[rank],
@@ -80,15 +83,12 @@ def staged_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
 
 
 def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
-    """Bytes of the memory of a host in which a device of each pipeline rank, at most, copies what it saves; 0 where
-    checkpoints are not written in the background.
+    """Bytes of a checkpoint that a device of each pipeline rank, at most, answers for.
 
     Without ZeRO the first holder of a bucket saves it, with it each holder saves its part of the optimizer's state, and
     of weights that are not whole on the first one: master weights, or gathered ones (runtime/snapshot.py).
     """
-    saved, precision = spec.train.checkpoint, spec.precision
-    if saved is None or not saved.background:
-        return (0,) * plan.mesh.pp
+    precision = spec.precision
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
     of_weight = ITEMSIZE[precision.master]
     of_state = state_bytes(precision, spec.train.optimizer)

@@ -18,6 +18,7 @@ from compiler.predict.failures import Goodput, goodput_of
 from compiler.predict.flops import flops_per_token
 from compiler.predict.interval import interval_of, rank_seconds
 from compiler.predict.memory import rank_memories
+from compiler.predict.memory_state import saved_bytes
 from compiler.predict.money import energy_of, money_of
 from compiler.predict.prediction import Exchange, Flops, Prediction, RankMemory, StageRow, Step, Tail, Whole
 from compiler.predict.step import step_of
@@ -129,7 +130,7 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
     p, devices = spec.parallel, devices_of(spec)
     peak, prices = sum(n * (d.bf16 or 0) for n, d in devices), [d.price for _, d in devices]
     price = None if None in prices else sum(n * (d.price or 0) for n, d in devices) / plan.mesh.world
-    goodput = _goodput(found, ranks)
+    goodput = _goodput(found)
     return Prediction(
         run=spec.name,
         model=spec.model.name,
@@ -162,11 +163,10 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
     )  # fmt: skip
 
 
-def _goodput(found: Timed, ranks: Sequence[RankMemory]) -> Goodput | None:
+def _goodput(found: Timed) -> Goodput | None:
     """What failures take from a run, and which checkpoints are best."""
     spec, plan = found.spec, found.plan
-    are_masters = spec.adapter is None and spec.precision.master == spec.precision.parameter
-    copied = max(rank.optimizer + (rank.weights if are_masters else 0) for rank in ranks)
+    copied = max(saved_bytes(spec, plan))
     seconds = max(one.host_time_s(copied) if spec.has_hosts else copied / one.memory_bytes for one in found.rates)
     return goodput_of(spec, plan.replicas, found.step.seconds, seconds)
 

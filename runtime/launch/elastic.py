@@ -17,6 +17,7 @@ from pathlib import Path
 from runtime.build import Build, BuildError
 from runtime.launch.rank_process import die_with_parent
 from runtime.launch.torchrun_meet import Place
+from runtime.outcome import EXIT_RETRY
 from runtime.preparing import UsageError
 
 FOLDER = "builds"  # of a run folder
@@ -49,8 +50,9 @@ def _compile(spec: Path, on: str, folder: Path) -> None:
     done = subprocess.run(
         (sys.executable, "-P", "-m", *words), capture_output=True, text=True, check=False, preexec_fn=die_with_parent
     )
-    if done.returncode:
-        raise UsageError(f"the run cannot be compiled for {on} devices:\n{done.stderr.strip()}", done.returncode)
+    if code := done.returncode:
+        said = f"the run cannot be compiled for {on} devices:\n{done.stderr.strip()}"
+        raise UsageError(said, code if code > 0 else EXIT_RETRY)  # below 0: killed
 
 
 def _awaited(folder: Path) -> Build:

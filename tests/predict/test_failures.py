@@ -76,6 +76,8 @@ def test_the_plan_says_what_failures_take() -> None:
     assert found.best > found.share == found.of_spec
     often = plan_of("llama3-8b", f"train.checkpoint.every={found.best_steps} steps").goodput
     assert often is not None and often.share == found.best
+    at_once = plan_of("llama3-8b", "train.checkpoint.background=false").goodput
+    assert at_once is not None and at_once.copy_s == found.write_s > found.copy_s and at_once.write_s == 0
     rarer = plan_of("llama3-8b", "cluster.failures.mtbf=500_000h").goodput
     assert rarer is not None and rarer.share > found.share and rarer.best_steps > found.best_steps
 

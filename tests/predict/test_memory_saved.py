@@ -11,7 +11,7 @@ import torch
 from compiler.build import compile_spec, write_build
 from compiler.decide import lower_spec
 from compiler.emit.segment_cache import Segments
-from compiler.predict.memory_state import saved_bytes
+from compiler.predict.memory_state import rank_states, saved_bytes
 from dsl.schema.train import Checkpoint
 from runtime import snapshot
 from runtime.build import Build
@@ -43,11 +43,13 @@ def test_a_copy_is_as_large_as_the_plan_says(
         copied.append(sum((each.values if isinstance(each, Part) else each).nbytes for each in held))
     assert sum(copied) == checkpoint_bytes(plan)
     most = [max(copied[at : at + plan.mesh.columns]) for at in range(0, plan.mesh.world, plan.mesh.columns)]
-    counted = saved_bytes(chosen, lower_spec(chosen).plan)
+    planned = lower_spec(chosen).plan
+    counted = saved_bytes(chosen, planned)
     padding = 64 * plan.mesh.world * len(plan.buckets)  # ZeRO's shares are equal, and the last one is not full
     assert all(
         0 <= of_plan - real <= (padding if plan.zero else 0) for of_plan, real in zip(counted, most, strict=True)
     )
+    assert tuple(each.host for each in rank_states(chosen, planned)) == counted
     at_once = chosen.train.checkpoint.model_copy(update={"background": False})  # type: ignore[union-attr]
     chosen = chosen.model_copy(update={"train": chosen.train.model_copy(update={"checkpoint": at_once})})
-    assert not any(saved_bytes(chosen, lower_spec(chosen).plan))
+    assert not any(each.host for each in rank_states(chosen, planned))

@@ -56,4 +56,6 @@ def test_what_differs_is_named(place: Place) -> None:
 
 def test_a_step_that_is_not_there(place: Place) -> None:
     assert "run has no row of step 8: its steps are 1 to 7" in place.dsc("replay", "run", 8, code=2).stderr
+    (place.folder / "run" / "events.jsonl").unlink()
+    assert json.loads(place.dsc("replay", "run", 4, "--format", "json").stdout)["equal"]
     assert "there is no folder none" in place.dsc("replay", "none", 8, code=2).stderr
