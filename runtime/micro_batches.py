@@ -34,9 +34,9 @@ class DocumentSource(Source, Protocol):
 
 @runtime_checkable
 class WeighedSource(DocumentSource, Protocol):
-    """Samples that say how much attention computes for them: how many pairs of tokens see each other."""
+    """Samples that say how much attention computes for each of them: how many pairs of tokens see each other."""
 
-    def seen(self, index: int) -> int: ...
+    def seen(self, indices: Indices) -> Indices: ...
 
 
 def by_cost(source: Source, samples: Indices, order: Sequence[int]) -> Indices:
@@ -47,8 +47,7 @@ def by_cost(source: Source, samples: Indices, order: Sequence[int]) -> Indices:
     order, so that no data rank has the dearest of each.
     """
     assert isinstance(source, WeighedSource), source
-    seen = np.array([source.seen(int(index)) for index in samples])
-    ranked = samples[np.argsort(seen, kind="stable")].reshape(len(order), -1)
+    ranked = samples[np.argsort(source.seen(samples), kind="stable")].reshape(len(order), -1)
     ranked[1::2] = ranked[1::2, ::-1].copy()
     return ranked[list(order)].reshape(-1)
 

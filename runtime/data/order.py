@@ -8,12 +8,12 @@ token of the pieces is in one window of an epoch, whichever phase draws it.
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from dataclasses import dataclass
 from typing import Any
 
-_ROUNDS = 6  # four make a Feistel network over a good round function indistinguishable from chance (Luby and Rackoff)
+import numpy as np
+
+from runtime.data.permutation import Numbers, permuted, permuted_all, unpermuted
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,25 @@ class Order:
             place = low + permuted(place - low, high - low, self.seed, -1 - epoch)
         piece, part = divmod(place, self._parts)
         return permuted(piece, self._pieces, self.seed, epoch) * self._parts + part
+
+    def windows_of(self, indices: Numbers) -> Numbers:
+        """The windows of several samples, as `window` says them."""
+        epochs, places = np.divmod(indices, self.windows)
+        for epoch in np.unique(epochs).tolist():
+            at = epochs == epoch
+            places[at] = self._windows(places[at], epoch)
+        return places
+
+    def _windows(self, places: Numbers, epoch: int) -> Numbers:
+        """The windows at these places of an epoch."""
+        if not self.piece:
+            return permuted_all(places, self.windows, self.seed, epoch)
+        low, high = self._span(epoch)
+        inside = (low <= places) & (places < high)
+        if low < high:
+            places[inside] = low + permuted_all(places[inside] - low, high - low, self.seed, -1 - epoch)
+        pieces, parts = np.divmod(places, self._parts)
+        return permuted_all(pieces, self._pieces, self.seed, epoch) * self._parts + parts
 
     def index(self, window: int, epoch: int) -> int:
         """The sample of an epoch that is this window: what `window` sends to it."""
@@ -84,56 +103,3 @@ class Order:
         """The fields; of a run without phases, those that it has."""
         plain = {"sequence": self.sequence, "windows": self.windows, "seed": self.seed}
         return plain | ({"piece": self.piece, "first": self.first, "end": self.end} if self.piece else {})
-
-
-def permuted(place: int, num: int, seed: int, epoch: int) -> int:
-    """Where `place` goes under the permutation of range(num) that (seed, epoch) names.
-
-    A Feistel network permutes the least 4^k ≥ num; walking its cycle until below num gives a permutation of range(num)
-    (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002), in 4 steps or fewer on average.
-    """
-    assert 0 <= place < num
-    key, half = _network(num, seed, epoch)
-    place = _feistel(place, half, key)
-    while place >= num:
-        place = _feistel(place, half, key)
-    return place
-
-
-def unpermuted(window: int, num: int, seed: int, epoch: int) -> int:
-    """The place that `permuted` sends to `window`."""
-    assert 0 <= window < num
-    key, half = _network(num, seed, epoch)
-    window = _feistel_back(window, half, key)
-    while window >= num:
-        window = _feistel_back(window, half, key)
-    return window
-
-
-def _network(num: int, seed: int, epoch: int) -> tuple[bytes, int]:
-    """Key and half of the bits of the network that permutes range(num)."""
-    key = hashlib.blake2b(f"{seed}\0{epoch}".encode(), digest_size=32).digest()
-    return key, max(1, ((num - 1).bit_length() + 1) // 2)
-
-
-def _feistel(value: int, half: int, key: bytes) -> int:
-    """One permutation of [0, 4^half)."""
-    mask = (1 << half) - 1
-    left, right = value >> half, value & mask
-    for number in range(_ROUNDS):
-        left, right = right, left ^ (_round(number, right, key) & mask)
-    return left << half | right
-
-
-def _feistel_back(value: int, half: int, key: bytes) -> int:
-    """The inverse of `_feistel`."""
-    mask = (1 << half) - 1
-    left, right = value >> half, value & mask
-    for number in reversed(range(_ROUNDS)):
-        left, right = right ^ (_round(number, left, key) & mask), left
-    return left << half | right
-
-
-def _round(number: int, half: int, key: bytes) -> int:
-    block = hashlib.blake2b(struct.pack("<BQ", number, half), key=key, digest_size=8).digest()
-    return int.from_bytes(block, "little")

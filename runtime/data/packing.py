@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
+
+from runtime.data.permutation import Numbers
 
 WINDOW = 1 << 14  # rows
-Numbers = npt.NDArray[np.int64]
 
 
 class Packs:
@@ -33,6 +33,21 @@ class Packs:
     def rows(self, pack: int) -> Numbers:
         """The rows of a sequence, by their numbers."""
         return self._rows[self._ends[pack - 1] if pack else 0 : self._ends[pack]]
+
+    def rows_of(self, packs: Numbers) -> tuple[Numbers, Numbers]:
+        """The rows of several sequences, one after the other, and how many each has."""
+        counts = np.diff(self._ends, prepend=0)[packs]
+        return self._rows[runs(self._ends[packs] - counts, counts)], counts
+
+
+def runs(first: Numbers, counts: Numbers) -> Numbers:
+    """So many numbers from each first one on, one run after the other."""
+    return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+
+
+def sums(values: Numbers, counts: Numbers) -> Numbers:
+    """The sums of runs of so many values each, at least one."""
+    return np.asarray(np.add.reduceat(values, np.cumsum(counts) - counts))
 
 
 def packed(rows: Numbers, sizes: Numbers, room: int) -> Packs:

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from runtime.contract import Chat
 from runtime.data.errors import DataError
-from runtime.data.order import Order, permuted
-from runtime.data.packing import Packs, packed
+from runtime.data.order import Order
+from runtime.data.packing import Packs, packed, runs, sums
+from runtime.data.permutation import Numbers
 from runtime.data.row_shards import RowReader
 from runtime.data.shards import Reader
 
@@ -26,7 +27,25 @@ Fate = Literal["sample", "cut", "dropped", "without_loss"]  # of a row
 PADDING = -1  # ~0: read as token 0, and nobody's target
 
 
-class Samples:
+class _Drawn:
+    """What samples of a text and of conversations have alike: windows, which training draws in an order."""
+
+    split: str
+    num_windows: int
+    order: Order
+
+    def window(self, index: int) -> int:
+        """Which window sample `index` is, of conversations which row that is trained on, or pack: from 0 to below
+        `num_windows`."""
+        assert index >= 0, "samples count from 0"
+        return index % self.num_windows if self.split == "validation" else self.order.window(index)
+
+    def windows(self, indices: Numbers) -> Numbers:
+        """The windows of several samples."""
+        return indices % self.num_windows if self.split == "validation" else self.order.windows_of(indices)
+
+
+class Samples(_Drawn):
     """The samples of one split of a prepared folder. Training is permuted anew each epoch, validation is in order.
 
     `order`: that of training, where it is a phase's. Raises DataError when the split is shorter than one sample.
@@ -46,11 +65,6 @@ class Samples:
                 f"{sequence + extra}; shorten the sequence or give more text"
             )
 
-    def window(self, index: int) -> int:
-        """Which window sample `index` is: 0 ≤ window < num_windows."""
-        assert index >= 0, "samples count from 0"
-        return index % self.num_windows if self.split == "validation" else self.order.window(index)
-
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
         """[sequence + extra] token ids of sample `index`."""
         first = self.window(index) * self.sequence
@@ -63,12 +77,16 @@ class Samples:
         documents = np.searchsorted(self.reader.starts, tokens, "right") - 1
         return np.maximum(self.reader.starts[documents] - first, 0)
 
-    def seen(self, index: int) -> int:
-        """How many pairs of a token and one that it sees the sequence of sample `index` has."""
-        first = self.window(index) * self.sequence
+    def seen(self, indices: Numbers) -> Numbers:
+        """How many pairs of a token and one that it sees the sequence of each of these samples has."""
+        starts, first = self.reader.starts, self.windows(indices) * self.sequence
         end = first + self.sequence
-        a, b = np.searchsorted(self.reader.starts, (first + 1, end))
-        return _pairs(np.diff([first, *self.reader.starts[a:b], end]))
+        a, b = np.searchsorted(starts, (first + 1, end))
+        parts = b - a + 1
+        at = runs(a, parts)
+        begins = np.maximum(starts[at - 1], np.repeat(first, parts))
+        ends = np.minimum(starts[at], np.repeat(end, parts))
+        return sums(_pairs(ends - begins), parts)
 
 
 class Survey:
@@ -123,7 +141,7 @@ class Survey:
         return found
 
 
-class RowSamples:
+class RowSamples(_Drawn):
     """The samples of one split of conversations: a row is a sample, padded to `sequence + extra` tokens; or those rows
     are that `pack` puts together.
 
@@ -146,15 +164,10 @@ class RowSamples:
         self.split, self.sequence, self.extra, self.seed = split, sequence, extra, seed
         self.survey = Survey(folder, split, sequence, long, pack=pack)
         self.num_windows = self.survey.facts["samples"]
+        self.order = Order(sequence, self.num_windows, seed)
         if self.num_windows == 0:
             reasons = "".join(f"; {note}" for note in self.survey.notes())
             raise DataError(f"{folder / split}: no row is left to be a sample{reasons}")
-
-    def window(self, index: int) -> int:
-        """Which row that is trained on, or which pack, sample `index` is: 0 ≤ window < num_windows."""
-        assert index >= 0, "samples count from 0"
-        epoch, place = divmod(index, self.num_windows)
-        return place if self.split == "validation" else permuted(place, self.num_windows, self.seed, epoch)
 
     def rows(self, window: int) -> npt.NDArray[np.int64]:
         """The rows that are in a window, by their numbers."""
@@ -176,15 +189,18 @@ class RowSamples:
         sizes = np.append(sizes, self.sequence + self.extra - ends[-1])
         return np.repeat(np.insert(ends, 0, 0), sizes)
 
-    def seen(self, index: int) -> int:
-        """How many pairs of a token and one that it sees the sequence of sample `index` has. Padding is as a row."""
-        sizes = np.minimum(self.survey.reader.sizes[self.rows(self.window(index))], self.sequence)
-        return _pairs(np.append(sizes, self.sequence - sizes.sum()))
+    def seen(self, indices: Numbers) -> Numbers:
+        """How many pairs of a token and one that it sees the sequence of each of these samples has. Padding is as a
+        row."""
+        windows, packs = self.windows(indices), self.survey.packs
+        rows, counts = (self.survey.rows[windows], np.ones_like(windows)) if packs is None else packs.rows_of(windows)
+        sizes = np.minimum(self.survey.reader.sizes[rows], self.sequence, dtype=np.int64)
+        return sums(_pairs(sizes), counts) + _pairs(self.sequence - sums(sizes, counts))
 
 
-def _pairs(lengths: npt.NDArray[np.int64]) -> int:
+def _pairs(lengths: Numbers) -> Numbers:
     """Pairs of a token and itself or one before it, in documents of these lengths."""
-    return int((lengths * (lengths + 1) // 2).sum())
+    return lengths * (lengths + 1) // 2
 
 
 def samples_of(

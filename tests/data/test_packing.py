@@ -95,7 +95,7 @@ def test_every_row_is_whole_in_one_sequence(tmp_path: Path, sequence: int, long:
     for index in range(samples.num_windows):
         tokens, starts = samples.tokens(index).tolist(), samples.starts(index).tolist()
         assert len(tokens) == len(starts) == sequence + 2
-        assert samples.seen(index) == sum(at - start + 1 for at, start in enumerate(starts[:sequence]))
+        assert samples.seen(np.array([index])) == sum(at - start + 1 for at, start in enumerate(starts[:sequence]))
         begins = sorted({*starts})
         assert all(starts[a:b] == [a] * (b - a) for a, b in zip(begins, [*begins[1:], sequence + 2], strict=True))
         *parts, filling = [tokens[a:b] for a, b in zip(begins, [*begins[1:], sequence + 2], strict=True)]
@@ -139,4 +139,4 @@ def test_a_window_of_text_says_where_its_documents_begin(sizes: list[int], seque
             documents = samples.tokens(index).tolist()
             starts = samples.starts(index).tolist()
             assert starts == [documents.index(document) for document in documents]
-            assert samples.seen(index) == sum(at - start + 1 for at, start in enumerate(starts[:sequence]))
+            assert samples.seen(np.array([index])) == sum(at - start + 1 for at, start in enumerate(starts[:sequence]))

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.data.errors import DataError
-from runtime.data.samples import Samples, permuted
+from runtime.data.permutation import permuted
+from runtime.data.samples import Samples
 from runtime.data.shards import Writer
 
 SEQUENCE = 8

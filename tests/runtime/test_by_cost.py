@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
-from hypothesis import given
+import numpy.typing as npt
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.data.order import Order
+from runtime.data.row_shards import RowWriter
+from runtime.data.samples import RowSamples, Samples
+from runtime.data.shards import Writer
 from runtime.micro_batches import by_cost
 from tests.training.samples import RandomSamples
 
 SOURCE = RandomSamples(50, 12)
+Numbers = npt.NDArray[np.int64]
 
 
 @given(st.permutations(range(5)), st.integers(1, 3), st.integers(1, 2), st.integers(0, 40))
@@ -18,8 +27,90 @@ def test_neighbours_in_cost_share_a_position(order: list[int], data_ranks: int, 
     samples = np.arange(first, first + len(order) * data_ranks * size)
     found = by_cost(SOURCE, samples, order)
     assert sorted(found) == samples.tolist()
-    costs = [[SOURCE.seen(int(i)) for i in part] for part in found.reshape(len(order), -1)]
-    every = sorted(SOURCE.seen(int(i)) for i in samples)
+    costs = [SOURCE.seen(part).tolist() for part in found.reshape(len(order), -1)]
+    every = sorted(SOURCE.seen(samples).tolist())
     each = data_ranks * size
     assert [sorted(part) for part in costs] == [every[rank * each : (rank + 1) * each] for rank in order]
     assert by_cost(SOURCE, samples, order).tolist() == found.tolist()
+
+
+# ---------------------------------------------------------------- the same, sample by sample
+
+
+def pairs(lengths: Numbers) -> int:
+    return int((lengths * (lengths + 1) // 2).sum())
+
+
+def seen_in_text(samples: Samples, index: int) -> int:
+    first = samples.window(index) * samples.sequence
+    end = first + samples.sequence
+    a, b = np.searchsorted(samples.reader.starts, (first + 1, end))
+    return pairs(np.diff([first, *samples.reader.starts[a:b], end]))
+
+
+def seen_in_rows(samples: RowSamples, index: int) -> int:
+    sizes = np.minimum(samples.survey.reader.sizes[samples.rows(samples.window(index))], samples.sequence)
+    return pairs(np.append(sizes, samples.sequence - sizes.sum()))
+
+
+def put(samples: Numbers, seen: list[int], order: list[int]) -> list[int]:
+    """Where each sample goes, by what attention computes for it."""
+    ranked = [int(samples[k]) for k in sorted(range(len(samples)), key=lambda k: seen[k])]
+    each = len(samples) // len(order)
+    parts = [ranked[k * each : (k + 1) * each][:: -1 if k % 2 else 1] for k in range(len(order))]
+    return [sample for rank in order for sample in parts[rank]]
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[Numbers, list[int]]:
+    """The samples of a step, over several epochs and with gaps, and an order of its micro-batches."""
+    order = draw(st.permutations(range(draw(st.integers(1, 6)))))
+    gaps = draw(st.lists(st.integers(1, 9), min_size=3 * len(order), max_size=3 * len(order)))
+    return draw(st.integers(0, 60)) + np.cumsum(gaps), list(order)
+
+
+@given(st.lists(st.integers(1, 15), min_size=6, max_size=40), st.integers(1, 12), st.sampled_from([0, 2]), steps())
+@settings(max_examples=30)
+def test_samples_of_a_text_go_where_each_one_says(
+    sizes: list[int], sequence: int, parts: int, step: tuple[Numbers, list[int]]
+) -> None:
+    samples, order = step
+    with TemporaryDirectory() as name:
+        with Writer(Path(name) / "train", 100) as writer:
+            for size in (*sizes, 30):
+                writer.add([7] * size)
+        pieces = (sum(sizes) + 28) // (parts * sequence) if parts else 0
+        drawn = Order(sequence, parts * pieces, 5, parts * sequence, parts * sequence, None) if pieces else None
+        text = Samples(Path(name), "train", sequence, 2, seed=3, order=drawn)
+        seen = [seen_in_text(text, index) for index in samples.tolist()]
+        assert text.windows(samples).tolist() == [text.window(index) for index in samples.tolist()]
+        assert text.seen(samples).tolist() == seen
+        assert by_cost(text, samples, order).tolist() == put(samples, seen, order)
+
+
+@given(st.lists(st.integers(1, 15), min_size=1, max_size=40), st.integers(5, 20), st.booleans(), steps())
+@settings(max_examples=30)
+def test_rows_go_where_each_one_says(
+    sizes: list[int], sequence: int, pack: bool, step: tuple[Numbers, list[int]]
+) -> None:
+    samples, order = step
+    with TemporaryDirectory() as name:
+        with RowWriter(Path(name) / "train", 100) as writer:
+            for size in (*sizes, 3):
+                writer.add(np.full(size, 7))
+        rows = RowSamples(Path(name), "train", sequence, seed=3, long="cut", pack=pack)
+        seen = [seen_in_rows(rows, index) for index in samples.tolist()]
+        assert rows.windows(samples).tolist() == [rows.window(index) for index in samples.tolist()]
+        assert rows.seen(samples).tolist() == seen
+        assert by_cost(rows, samples, order).tolist() == put(samples, seen, order)
+
+
+@given(st.integers(1, 3000), st.integers(0, 5), st.integers(0, 2000), st.integers(1, 400), st.sampled_from([0, 1, 4]))
+@settings(max_examples=60)
+def test_windows_of_many_samples_are_those_of_each(windows: int, seed: int, first: int, count: int, parts: int) -> None:
+    """Runs of phases are among them, whose pieces have parts that a phase permutes among themselves."""
+    order = Order(8, windows, seed)
+    if parts:
+        order = Order(8, windows * parts, seed, 8 * parts, first // parts * 8 * parts, (first + 900) * 8 * parts)
+    indices = first + np.arange(count)
+    assert order.windows_of(indices).tolist() == [order.window(index) for index in indices.tolist()]

@@ -12,7 +12,8 @@ import pytest
 
 from dsl.ramp import ramp
 from dsl.schema import Batch
-from runtime.data.order import Order, permuted, unpermuted
+from runtime.data.order import Order
+from runtime.data.permutation import permuted, unpermuted
 from runtime.position import Position
 from runtime.rate import batch_at, last_step, tokens_after
 

@@ -26,9 +26,10 @@ class RandomSamples:
         begins[0] = True
         return np.maximum.accumulate(begins * np.arange(self.sequence + 2))
 
-    def seen(self, index: int) -> int:
-        """Pairs of a token of the sequence and one that it sees."""
-        return int((np.arange(self.sequence) - self.starts(index)[: self.sequence] + 1).sum())
+    def seen(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """By sample, pairs of a token of the sequence and one that it sees."""
+        starts = np.array([self.starts(int(index))[: self.sequence] for index in indices])
+        return (np.arange(self.sequence) - starts + 1).sum(axis=1)
 
 
 def weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:

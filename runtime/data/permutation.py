@@ -1,0 +1,95 @@
+"""Permutations of range(num) that a seed and an epoch name: any place of them is found by itself.
+
+A Feistel network permutes the least 4^k ≥ num; walking its cycle until below num gives a permutation of range(num)
+(Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002), in 4 steps or fewer on average.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+_ROUNDS = 6  # four make a Feistel network over a good round function indistinguishable from chance (Luby and Rackoff)
+
+Numbers = npt.NDArray[np.int64]
+
+
+def permuted(place: int, num: int, seed: int, epoch: int) -> int:
+    """Where `place` goes under the permutation of range(num) that (seed, epoch) names."""
+    assert 0 <= place < num
+    key, half = _network(num, seed, epoch)
+    place = _feistel(place, half, key)
+    while place >= num:
+        place = _feistel(place, half, key)
+    return place
+
+
+def permuted_all(places: Numbers, num: int, seed: int, epoch: int) -> Numbers:
+    """Where several places go, as `permuted` says it."""
+    key, half = _network(num, seed, epoch)
+    rounds = _rounds(key, half)
+    found = _feistel_all(places, half, key, rounds)
+    while (out := np.flatnonzero(found >= num)).size:
+        found[out] = _feistel_all(found[out], half, key, rounds)
+    return found
+
+
+def unpermuted(window: int, num: int, seed: int, epoch: int) -> int:
+    """The place that `permuted` sends to `window`."""
+    assert 0 <= window < num
+    key, half = _network(num, seed, epoch)
+    window = _feistel_back(window, half, key)
+    while window >= num:
+        window = _feistel_back(window, half, key)
+    return window
+
+
+def _network(num: int, seed: int, epoch: int) -> tuple[bytes, int]:
+    """Key and half of the bits of the network that permutes range(num)."""
+    key = hashlib.blake2b(f"{seed}\0{epoch}".encode(), digest_size=32).digest()
+    return key, max(1, ((num - 1).bit_length() + 1) // 2)
+
+
+def _feistel(value: int, half: int, key: bytes) -> int:
+    """One permutation of [0, 4^half)."""
+    mask = (1 << half) - 1
+    left, right = value >> half, value & mask
+    for number in range(_ROUNDS):
+        left, right = right, left ^ (_round(number, right, key) & mask)
+    return left << half | right
+
+
+def _feistel_all(values: Numbers, half: int, key: bytes, rounds: Numbers) -> Numbers:
+    """`_feistel` of several values. `rounds`, [number, half of a value]: what each round makes of it, -1 where that was
+    not asked for yet."""
+    mask = (1 << half) - 1
+    left, right = values >> half, values & mask
+    for number, table in enumerate(rounds):
+        for missing in np.unique(right[table[right] < 0]).tolist():
+            table[missing] = _round(number, missing, key) & mask
+        left, right = right, left ^ table[right]
+    return left << half | right
+
+
+@lru_cache(maxsize=8)  # an epoch has one permutation, in a run of phases two; a step may lie in two epochs
+def _rounds(key: bytes, half: int) -> Numbers:
+    """The rounds of a network, to be filled: a value's half is one of few, and a run asks for most of them again."""
+    return np.full((_ROUNDS, 1 << half), -1, np.int64)
+
+
+def _feistel_back(value: int, half: int, key: bytes) -> int:
+    """The inverse of `_feistel`."""
+    mask = (1 << half) - 1
+    left, right = value >> half, value & mask
+    for number in reversed(range(_ROUNDS)):
+        left, right = right ^ (_round(number, left, key) & mask), left
+    return left << half | right
+
+
+def _round(number: int, half: int, key: bytes) -> int:
+    block = hashlib.blake2b(struct.pack("<BQ", number, half), key=key, digest_size=8).digest()
+    return int.from_bytes(block, "little")
