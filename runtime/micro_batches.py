@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +16,7 @@ from runtime import contract, zigzag
 NO_TARGET = -1
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
 AHEAD = {"tokens": 0, "targets": 1, "mtp_tokens": 1, "mtp_targets": 2}
+PLACES = ("starts", "positions")
 
 Indices = npt.NDArray[np.int64]
 
@@ -57,11 +59,9 @@ def unravel(column: int, mesh: contract.Mesh) -> tuple[int, int, int]:
     return column // (mesh.cp * mesh.tp), column // mesh.tp % mesh.cp, column % mesh.tp
 
 
-def micro_batches(
-    plan: contract.Plan, source: Source, samples: Indices, sequence: int, column: int, device: torch.device
-) -> dict[str, Tensor]:
-    """A column's micro-batches of the samples, [micro-batch, token]: its rows of them, where context ranks divide
-    sequences and tensor ranks rows.
+class MicroBatches(dict[str, Tensor]):
+    """A column's micro-batches of the samples of a step by name, [micro-batch, token]: its rows of them, where context
+    ranks divide sequences and tensor ranks rows. Samples are read when a name is asked for that is of tokens.
 
     A token below 0 is ~id of an input, and no target. Where documents are kept apart, a token of another document than
     the one that is to predict it is no target either, and `starts` says where the document of each token begins in its
@@ -71,41 +71,71 @@ def micro_batches(
     Where tensor ranks have parts of the vocabulary, a rank gets the tokens of all rows, and beside its targets those of
     all rows as `part_targets`, both less the first word that it has; below 0 are those that other ranks have.
     """
-    mesh, size = plan.mesh, plan.train.micro_batch
-    data_rank, context_rank, tensor_rank = unravel(column, mesh)
-    count = len(samples) // (mesh.dp * size)
-    indices = samples.reshape(count, mesh.dp, size)[:, data_rank].reshape(-1)
 
-    def stacked(of: Callable[[int], np.ndarray]) -> Tensor:
-        rows = torch.from_numpy(np.stack([of(int(i)) for i in indices]).astype(np.int64))
-        return rows.to(device).view(count, size, sequence + EXTRA_TOKENS)
+    def __init__(
+        self, plan: contract.Plan, source: Source, samples: Indices, sequence: int, column: int, device: torch.device
+    ) -> None:
+        super().__init__()
+        mesh, size = plan.mesh, plan.train.micro_batch
+        data_rank, self._context_rank, self._tensor_rank = unravel(column, mesh)
+        self._plan, self._source, self._sequence, self._device = plan, source, sequence, device
+        self._shape = len(samples) // (mesh.dp * size), size
+        self._indices = samples.reshape(-1, mesh.dp, size)[:, data_rank].reshape(-1)
 
-    def ahead(z: Tensor, skip: int) -> Tensor:
-        return z[:, :, skip : skip + sequence].reshape(count, size * sequence)
+    def __missing__(self, name: str) -> Tensor:
+        found = self._places() if name in PLACES else self._words()
+        self |= found
+        return found[name]
 
-    z = stacked(source.tokens)
-    views = {name: ahead(z, skip) for name, skip in AHEAD.items()}
-    data = {name: v if name.endswith("targets") else v ^ (v >> 63) for name, v in views.items()}
-    whole: dict[str, Tensor] = {}
-    if plan.data.masks_documents:
-        assert isinstance(source, DocumentSource), source
-        starts = stacked(source.starts)
-        position = torch.arange(sequence, device=device).repeat(size)
-        for name in ("targets", "mtp_targets"):
-            data[name] = data[name].masked_fill(ahead(starts, AHEAD[name]) > position, NO_TARGET)
-        whole["starts"] = ahead(starts, 0).to(torch.int32)
-    if mesh.cp > 1:
-        whole["positions"] = torch.arange(sequence, dtype=torch.int32, device=device).repeat(count, size)
+    def _places(self) -> dict[str, Tensor]:
+        """Where rows are in their documents and sequences. No sample is read for it."""
+        (count, size), sequence = self._shape, self._sequence
+        found: dict[str, Tensor] = {}
+        if self._plan.data.masks_documents:
+            found["starts"] = self._ahead(self._starts, 0).to(torch.int32)
+        if self._plan.mesh.cp > 1:
+            positions = torch.arange(sequence, dtype=torch.int32, device=self._device)
+            found["positions"] = positions.repeat(count, size)
+        return self._mine(found)
 
-        def mine(rows: Tensor) -> Tensor:
-            return zigzag.of_rank(rows.flatten(), count * size, mesh.cp, context_rank).view(count, -1)
+    def _words(self) -> dict[str, Tensor]:
+        """Tokens and targets."""
+        mesh, vocab = self._plan.mesh, self._plan.model.vocab
+        z = self._stacked(self._source.tokens)
+        views = {name: self._ahead(z, skip) for name, skip in AHEAD.items()}
+        data = {name: v if name.endswith("targets") else v ^ (v >> 63) for name, v in views.items()}
+        if self._plan.data.masks_documents:
+            position = torch.arange(self._sequence, device=self._device).repeat(self._shape[1])
+            for name in ("targets", "mtp_targets"):
+                outside = self._ahead(self._starts, AHEAD[name]) > position
+                data[name] = data[name].masked_fill(outside, NO_TARGET)
+        data = self._mine(data)
+        if mesh.tp == 1:
+            return data
+        rows = {name: v.chunk(mesh.tp, dim=1)[self._tensor_rank].contiguous() for name, v in data.items()}
+        return rows | (_of_part(data, vocab, self._tensor_rank, mesh.tp) if vocab % mesh.tp == 0 else {})
 
-        data, whole = ({name: mine(rows) for name, rows in of.items()} for of in (data, whole))
-    if mesh.tp > 1:
-        rows = {name: v.chunk(mesh.tp, dim=1)[tensor_rank].contiguous() for name, v in data.items()}
-        whole |= _of_part(data, plan.model.vocab, tensor_rank, mesh.tp) if plan.model.vocab % mesh.tp == 0 else {}
-        data = rows
-    return data | whole
+    @cached_property
+    def _starts(self) -> Tensor:
+        assert isinstance(self._source, DocumentSource), self._source
+        return self._stacked(self._source.starts)
+
+    def _stacked(self, of: Callable[[int], np.ndarray]) -> Tensor:
+        rows = torch.from_numpy(np.stack([of(int(i)) for i in self._indices]).astype(np.int64))
+        return rows.to(self._device).view(*self._shape, self._sequence + EXTRA_TOKENS)
+
+    def _ahead(self, z: Tensor, skip: int) -> Tensor:
+        return z[:, :, skip : skip + self._sequence].reshape(self._shape[0], -1)
+
+    def _mine(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The rows of this context rank."""
+        if (ranks := self._plan.mesh.cp) == 1:
+            return data
+        count, size = self._shape
+        return {
+            name: zigzag.of_rank(rows.flatten(), count * size, ranks, self._context_rank).view(count, -1)
+            for name, rows in data.items()
+        }
 
 
 def _of_part(data: dict[str, Tensor], vocab: int, rank: int, ranks: int) -> dict[str, Tensor]:

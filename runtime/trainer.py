@@ -26,8 +26,9 @@ from runtime.comm.transport import Links, Wanted, Work
 from runtime.contract import Collective, Program
 from runtime.contract.mesh import Columns, columns_with
 from runtime.executor import Board, Executor
+from runtime.feed import Feed
 from runtime.ledger import Ledger
-from runtime.micro_batches import Indices, Source, by_cost, micro_batches
+from runtime.micro_batches import Indices, MicroBatches, Source, by_cost
 from runtime.offload import Staging
 from runtime.ops.wide import wide_dtype
 from runtime.optimizers import update_of
@@ -96,6 +97,7 @@ class Trainer:
         self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in plan.moe_layers}
         self.step, self.position = 0, Position()
         self.drawn = np.arange(0)  # indices of the samples of the step at hand
+        self.feed = Feed()
         self.program, self.actions = "", list[Span]()  # what was run last, and when
         self.reducing: dict[str, Work] = {}  # reductions that were started, by bucket
         self.executor = self._executor(self.links)
@@ -155,11 +157,15 @@ class Trainer:
 
     def accumulate(self) -> Sums:
         """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
-        done = self.position.tokens - self.plan.train.first_token
-        self.drawn = self.position.draw(batch_at(self.plan.batches, self.sequence, done))
+        self.drawn = self._draw(self.position)
         for bucket in self.state.buckets:
             bucket.gradients.zero_()
         return self._run("train", self.train_source, self.drawn)
+
+    def _draw(self, position: Position) -> Indices:
+        """Indices of the samples of the step that begins there."""
+        done = position.tokens - self.plan.train.first_token
+        return position.draw(batch_at(self.plan.batches, self.sequence, done))
 
     def apply(self, sums: Sums) -> dict[str, Any]:
         """Clip, update, balance; the step counts from here on."""
@@ -220,17 +226,21 @@ class Trainer:
     def _run(self, kind: str, source: Source, samples: Indices) -> Sums:
         """Execute a program on the samples of these indices; sums of its records over all ranks."""
         size = len(samples)
-        dp, micro_batch = self.plan.mesh.dp, self.plan.train.micro_batch
-        count = size // (dp * micro_batch)
-        self.program = f"{kind}_{count}"
+        self.program = self._program_of(kind, size)
         program = self.programs[self.program]
-        self.executor.data = self._load(source, by_cost(source, samples, program.order) if program.order else samples)
+        self.executor.data = data = self._data(kind, source, samples)
         targets, mtp_targets = self._collect(program.prologue, {"targets": self._count_targets})["targets"]
         counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": torch.tensor(size, device=self.device)}
         self.executor.constants = self._tangents(counts)
         self.executor.records = {}
         self._quantise()
+        trains = kind == "train"
+        if trains and self.feed.names is not None:
+            self._read_ahead()
         self.actions = self.executor.execute(self.bodies, program.ranks[self.pp_rank], self._reductions(program))
+        if trains and self.feed.names is None:  # only the first step shows what one asks for
+            self.feed.names = tuple(data)
+            self._read_ahead()
         squares = partial(optimizer.gradient_square, self.state, self.rank)
         summed = self._collect(program.epilogue, {"records": self._records, "norm": squares})
         return self._by_name(summed.pop("records")) | counts | summed
@@ -294,8 +304,26 @@ class Trainer:
                     each.make(self.state.parameters, self.plan.train.seed, self.step)
             self.quantised_at = self.step
 
-    def _load(self, source: Source, samples: Indices) -> dict[str, Tensor]:
-        return micro_batches(self.plan, source, samples, self.sequence, self.column, self.device)
+    def _data(self, kind: str, source: Source, samples: Indices) -> MicroBatches:
+        """What a step reads of its samples; that of training was read ahead."""
+        find = partial(self._load, kind, source, samples)
+        if kind != "train":
+            return find()
+        self.board.set_action("read samples")
+        return self.feed.take(samples, find)
+
+    def _program_of(self, kind: str, size: int) -> str:
+        return f"{kind}_{size // (self.plan.mesh.dp * self.plan.train.micro_batch)}"
+
+    def _load(self, kind: str, source: Source, samples: Indices) -> MicroBatches:
+        order = self.programs[self._program_of(kind, len(samples))].order
+        ordered = by_cost(source, samples, order) if order else samples
+        return MicroBatches(self.plan, source, ordered, self.sequence, self.column, self.device)
+
+    def _read_ahead(self) -> None:
+        """Begin to read the samples of the next step."""
+        samples = self._draw(self.position.after(self.drawn, self.sequence))
+        self.feed.read_ahead(samples, partial(self._load, "train", self.train_source, samples))
 
     def _count_targets(self) -> Tensor:
         """Valid targets of the head and of MTP that this rank's column has; the first pipeline rank counts them."""

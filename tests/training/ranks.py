@@ -144,6 +144,7 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
                 result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}
             row = trainer.apply(sums)
         rows.append([row.get(k, 0.0) for k in ("loss", "mtp_loss", "sequence_loss", "grad_norm")])
+    result["read"] = torch.tensor(sum(index < trainer.position.next for index in samples.read))
     assert plan.train.validate is not None
     with nothing_else(trainer, f"evaluate_{count}", plan.train.validate.batches):
         validation = trainer.evaluate()

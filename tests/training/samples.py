@@ -9,12 +9,14 @@ import numpy.typing as npt
 
 
 class RandomSamples:
-    """Random tokens; every third sample ends in tokens that are no valid targets."""
+    """Random tokens; every third sample ends in tokens that are no valid targets. `read`: the samples that were."""
 
     def __init__(self, vocab: int, sequence: int) -> None:
         self.vocab, self.sequence = vocab, sequence
+        self.read: list[int] = []
 
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
+        self.read.append(index)
         z = np.random.default_rng(index).integers(0, self.vocab, self.sequence + 2)
         if index % 3 == 0:
             z[-(1 + index % self.sequence) :] = -1

@@ -152,6 +152,8 @@ def check(
             left = load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors")
             slices = {each.name: each.slice for each in plan.replicas if rank in each.holders}
             held |= compare(left, expected, slices)
+            each = STEPS * count * chosen.train.micro_batch if reads(plan, rank // parallel.columns) else 0
+            assert left["read"].item() == each, "samples that were read, each once"
             if transport == "memory":
                 crossing = crossing_of(plan, rank // parallel.columns, count)
                 assert left["sent"].item() == sum(crossing), "bytes of gradients, weights and rows"
@@ -162,6 +164,12 @@ def check(
         assert held == expected["gradients"].keys(), "some parameter is on no rank"
         rows = sum(crossing_of(plan, rank, count).rows for rank in range(parallel.pipeline))
         assert (rows > 0) == (parallel.tensor * parallel.context > 1)
+
+
+def reads(plan: Plan, rank: int) -> bool:
+    """Whether a pipeline rank reads samples: their tokens, their targets, or to count these."""
+    loaded = {buffer.name for stage in plan.stages_of(rank) for buffer in plan.stages[stage].loads}
+    return rank == 0 or bool(loaded - {"starts", "positions"})
 
 
 def exchanged_bytes(plan: Plan, rank: int, left: Mapping[str, Tensor]) -> int:
