@@ -90,7 +90,7 @@ def measured(name: str, case: Case, effort: float) -> tuple[str, ...]:
 
 def table(rows: list[tuple[str, ...]]) -> str:
     """Columns as wide as they must be, numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [[(each.ljust if k < 2 else each.rjust)(widths[k]) for k, each in enumerate(row)] for row in rows]
     return "".join("  ".join(row).rstrip() + "\n" for row in cells)
 

@@ -41,7 +41,8 @@ class StagePlacement:
             return V
         match = _LOOP.fullmatch(text)
         if match is None:
-            raise ValueError(f"unknown placement {text!r}: expected bidirectional, v or loop(1), … loop({MAX_LOOPS})")
+            what = f"unknown placement {text[:40]!r}: expected bidirectional, v or loop(2)"
+            raise ValueError(f"{what}, of 2 or another number of stages a rank from 1 on")
         return loop(int(match.group(1)))
 
     @property

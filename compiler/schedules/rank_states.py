@@ -55,20 +55,25 @@ class SmallPipeline:
 
     def fits(self, end: int) -> bool:
         """Whether nothing that was looked at shows that a schedule cannot end by then."""
+        return self.windows(end) is not None
+
+    def windows(self, end: int) -> tuple[Times, Times] | None:
+        """The earliest starts of all actions, and the least times from their starts to the end of all, if that is by
+        `end`; None where it cannot be."""
         heads, ends, tails, rests = (self.waits.zeros() for _ in range(4))
         before = None
         while before != (heads, tails) and self.work > 0:
             before = heads, tails
-            heads, tails = self.waits.heads(heads, ends), self.waits.tails(tails, rests)
+            heads, (rests, tails) = self.waits.heads(heads, ends), self.waits.rests(tails, rests)
             for states, slots in self.ranks:
                 self.work -= len(states.steps)
                 found = states.windows(slots, heads, tails, end)
                 if found is None:
-                    return False
+                    return None
                 heads, ends, tails, rests = (
                     old | new for old, new in zip((heads, ends, tails, rests), found, strict=True)
                 )
-        return True
+        return heads, rests
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from itertools import islice
 
 from compiler.solver.anneal import anneal
 from compiler.solver.cycle import Period, marked, unrolled
-from compiler.solver.exact_period import has_or_tools, shortest
+from compiler.solver.exact import has_or_tools
+from compiler.solver.exact_period import shortest
 from compiler.solver.filled import anneal_filled, filled, fills_pauses
 from compiler.solver.line import FIXED
 from compiler.solver.periods import COPIES, makespan_of, stretched, with_periods
@@ -49,10 +50,17 @@ class Core:
 
 
 def solve_core(
-    problem: Problem, effort: float, bound: Bound, periodic: bool, report: Report, given: Sequence[Slots] = ()
+    problem: Problem,
+    effort: float,
+    bound: Bound,
+    periodic: bool,
+    report: Report,
+    given: Sequence[Slots] = (),
+    worth: int | None = None,
 ) -> Core | None:
     """The best slots found from all starts, or from the given ones; None where no start is legal.
 
+    Where the best start takes longer than `worth`, it is all that is found.
     `periodic` marks a period of the steady state, which stays as it is and can be repeated. Stops at the bound.
     """
     own = not given
@@ -60,6 +68,8 @@ def solve_core(
     starts = sorted(first, key=lambda core: core.value)
     if not starts:
         return None
+    if worth is not None and starts[0].value > worth:
+        return starts[0]
     size = sum(map(len, starts[0].slots))
     work = effort * min(max(_WORK_A_SLOT * size, _LEAST_WORK), _MOST_WORK)
     if periodic and own and _is_slow(starts[0], bound):

@@ -1,84 +1,99 @@
-"""The least makespan of a problem by constraint programming, for small ones: a proof where `Solver` has only a bound.
+"""Schedules shorter than a given one by constraint programming, for small problems: one, or a proof that there is none.
 
-Needs OR-tools (the extra `solve`). What is proven holds of all orders that the problem's rows have: of folded ones,
-those in which mirrored ranks run the same list.
+Needs OR-tools (the extra `solve`). It is asked for an end that is a little too early. The states of each rank (ADR 38)
+then leave most actions a narrow window, which is what makes the search short. Of schedules that take equally long,
+those are left out that differ from one that stays in nothing that counts:
+
+- a lone B that takes no less than its I and W is these two, one behind the other;
+- W that take equally long run in the order of their I: what they free is the same at all times.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
 from compiler.schedules.costs import Costs
-from compiler.schedules.schedule import Schedule
+from compiler.schedules.rank_states import SmallPipeline
+from compiler.schedules.schedule import ScheduleError
 from compiler.schedules.simulate import simulate
+from compiler.schedules.waits import Waits
 from compiler.solver.line import line_of
-from compiler.solver.periods import makespan_of
-from compiler.solver.problem import FIRST, Problem, make_problem, schedule_of_slots, slots_of_schedule
-from compiler.solver.timing import starts_of, timing_of
-from compiler.solver.tokens import MOST_CHUNKS, B, F, I, Slots, W, chunk_of, pair, slot_of, tokens_of
-from compiler.stage_placement import BIDIRECTIONAL
+from compiler.solver.problem import FIRST, Problem, schedule_of_slots
+from compiler.solver.tokens import MOST_CHUNKS, B, F, I, Slots, W, chunk_of, kind_of, slot_of, tokens_of
 
 MOST_TIME = 2**48  # sums of times are whole numbers of 64 bits
+_STATES = 1_000_000  # steps of the states of ranks, looked at for windows
 _Key = tuple[int, int]  # a token, a W with its chunk, and the micro-batch of the chunk
+_Windows = dict[_Key, tuple[int, int]]  # of the F, and the B and I, of a row: the first and the last start
 
 
 @dataclass(frozen=True)
 class Exact:
-    """The best slots found and their makespan; none is below `bound`, so where it is equal they are the best."""
+    """The best slots found, None where none are shorter than was asked for, and their makespan. `proven`: there are no
+    shorter ones. `left` of the work."""
 
-    slots: Slots
+    slots: Slots | None
     makespan: int
-    bound: int
+    proven: bool
+    left: float
 
 
-def prove(schedule: Schedule, costs: Costs, cap: Fraction | int, work: float) -> tuple[Schedule, Fraction, Fraction]:
-    """Improve a schedule of `auto`: a schedule at least as short, its makespan, and a lower bound for its form.
+def exact(problem: Problem, costs: Costs, makespan: int, work: float) -> Exact:
+    """Slots of an unfolded problem that take less than a makespan, as short as `work` (deterministic seconds) finds.
 
-    Costs and cap are those of the schedule's own stages. `work` is in deterministic seconds of one core: P = 4 and
-    N = 8 take one, P = 8 and N = 20 are too large.
-    ValueError where OR-tools is missing.
+    `costs`: those that the problem is made from. ValueError where OR-tools is missing.
     """
-    P, N = schedule.num_ranks, schedule.num_micro_batches
-    mirrored = schedule.stage_placement == BIDIRECTIONAL and costs.is_mirrored(P) and N % 2 == 0
-    problem = make_problem(schedule.stage_placement, P, N, costs, cap, mirrored)
-    found = exact(problem, slots_of_schedule(problem, schedule), work)
-    best = schedule_of_slots(problem, found.slots)
-    return best, simulate(best, costs).makespan, found.bound * problem.unit
+    if not has_or_tools():
+        raise ValueError("a proof needs OR-tools: install dsc-trainer[solve]")
+    from ortools.sat.python import cp_model
 
-
-def exact(problem: Problem, start: Slots, work: float) -> Exact:
-    """Go on from legal slots for `work` (deterministic seconds of one core); ValueError where OR-tools is missing."""
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise ValueError("a proof needs OR-tools: install dsc-trainer[solve]") from None
-    lines = [line for row, each in enumerate(start) if (line := line_of(problem, row, each))]
-    timing = timing_of(problem, lines)
-    assert timing is not None, "the start is not legal"
-    model = cp_model.CpModel()
-    end = model.new_int_var(0, timing.makespan, "end")
-    rows = [_Row(model, problem, row, timing.makespan) for row in range(problem.num_rows)]
-    for row, line, starts in zip(rows, lines, starts_of(problem, timing, lines), strict=True):
-        row.waits(rows)
-        row.hint(line.slots, starts)
-        for time in row.end.values():
-            model.add(end >= time)
-    model.minimize(end)
-    solver = solver_of(work)
-    status = solver.solve(model)
-    bound = math.ceil(solver.best_objective_bound - 1e-6)
-    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    best: Slots | None = None
+    while work > 0:
+        end = makespan - 1
+        windows = _windows(problem, costs, end)
+        if windows is None:
+            return Exact(best, makespan, True, work)
+        model = cp_model.CpModel()
+        rows = [_Row(model, problem, row, end, each) for row, each in enumerate(windows)]
+        for row in rows:
+            row.waits(rows)
+        solver = solver_of(work)
+        solver.parameters.linearization_level = 0  # relaxations say little here, and take half of the time
+        status = solver.solve(model)
+        work -= solver.deterministic_time
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return Exact(best, makespan, status == cp_model.INFEASIBLE, work)
         slots = tuple(row.slots(solver) for row in rows)
-        makespan = makespan_of(problem, slots)  # W of uneven stages take turns here as the model need not let them
-        if makespan is not None and makespan < timing.makespan:
-            return Exact(slots, makespan, bound)
-    return Exact(start, timing.makespan, bound)
+        found = _judged(problem, costs, slots)
+        if found is None or found > end:
+            break
+        best, makespan = slots, found
+    return Exact(best, makespan, False, work)
+
+
+def _judged(problem: Problem, costs: Costs, slots: Slots) -> int | None:
+    """What slots take, if they are legal in this form: W take turns, which the model does not ask of uneven stages."""
+    if any(line_of(problem, row, each) is None for row, each in enumerate(slots)):
+        return None
+    try:
+        return math.ceil(simulate(schedule_of_slots(problem, slots), costs).makespan / problem.unit)
+    except ScheduleError:  # actions that take no time may wait for each other
+        return None
+
+
+def has_or_tools() -> bool:
+    """Whether OR-tools is there."""
+    try:
+        from ortools.sat.python import cp_model  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def solver_of(work: float) -> Any:
@@ -92,25 +107,53 @@ def solver_of(work: float) -> Any:
     return solver
 
 
+def _windows(problem: Problem, costs: Costs, end: int) -> list[_Windows] | None:
+    """When actions can start if all is to end by `end`, by row; None if it cannot."""
+    caps = tuple(Fraction(cap, problem.whole) for cap in problem.caps)
+    waits = Waits(problem.placement, problem.num_ranks, problem.num_micro_batches, costs, caps)
+    tick = waits.unit / problem.unit
+    last = math.floor(end / tick)
+    found = SmallPipeline(waits, _STATES).windows(last)
+    if found is None:
+        return None
+    heads, rests = found
+    rows: list[_Windows] = [{} for _ in range(problem.num_rows)]
+    for row, homes in enumerate(problem.homes):
+        for chunk, (stage, direction) in enumerate(homes):
+            for token, kind in ((F, "F"), (B, "B")):
+                for k in range(problem.counts[row][chunk]):
+                    head, rest = (times[kind, (direction, stage)][k] for times in (heads, rests))
+                    if head + rest > last:
+                        return None
+                    rows[row][token + chunk, k] = math.ceil(head * tick), math.floor((last - rest) * tick)
+    return rows
+
+
 class _Row:
     """The variables of a row: when each action starts and ends, whether a backward is split, and what overlaps."""
 
-    def __init__(self, model: Any, problem: Problem, row: int, horizon: int) -> None:
-        self.model, self.problem, self.row, self.horizon = model, problem, row, horizon
-        self.counts = problem.counts[row]
+    def __init__(self, model: Any, problem: Problem, row: int, end: int, windows: _Windows) -> None:
+        self.model, self.problem, self.row, self.horizon = model, problem, row, end
+        self.times, self.windows = problem.times[row], windows
         self.begin: dict[_Key, Any] = {}  # an I is at the place of its B
         self.end: dict[_Key, Any] = {}
         self.taken: dict[tuple[_Key, ...], Any] = {}  # a lone action, or a pair: whether the row runs it
-        chunks = [(chunk, k) for chunk, count in enumerate(self.counts) for k in range(count)]
+        self.split: dict[_Key, Any] = {}  # by W, whether it is there
+        chunks = [(chunk, k) for chunk, count in enumerate(problem.counts[row]) for k in range(count)]
         for chunk, k in chunks:
-            for token in (F + chunk, B + chunk, W + chunk):
-                self.begin[token, k] = self._time()
+            weights, back = (W + chunk, k), B + chunk
+            windows[weights] = windows[back, k][0], end
+            self.split[weights] = model.new_bool_var("")
+            for token in (F + chunk, back, W + chunk):
+                self.begin[token, k] = model.new_int_var(*windows[token, k], "")
                 self.end[token, k] = self._time()
         keys = [(token + chunk, k) for chunk, k in chunks for token in (F, B, I, W)]
         for one in [(key,) for key in keys] + [two for two in combinations(keys, 2) if self._overlap(*two)]:
             self.taken[one] = model.new_bool_var("")
         self._durations(keys)
+        self._one_at_a_time()
         self._orders(chunks)
+        self._weights_in_turn()
 
     def _time(self) -> Any:
         return self.model.new_int_var(0, self.horizon, "")
@@ -119,11 +162,13 @@ class _Row:
         """Whether two actions can be a pair."""
         slot = slot_of(min(token, W) for token, _ in (one, other))
         related = one[1] == other[1] and chunk_of(one[0]) == chunk_of(other[0])
-        return slot in self.problem.offered[self.row] and not related
+        (first, last), (other_first, other_last) = (self.windows[_place(key)] for key in (one, other))
+        meet = first <= other_last and other_first <= last
+        return slot in self.problem.offered[self.row] and meet and not related
 
     def _durations(self, keys: Sequence[_Key]) -> None:
         """Each action alone or in one pair; a split backward is an I and a W, else it is a B."""
-        model, times = self.model, self.problem.times[self.row]
+        model, times = self.model, self.times
         length: dict[_Key, list[Any]] = {key: [] for key in self.begin}
         uses: dict[_Key, list[Any]] = {key: [] for key in keys}
         intervals = []
@@ -139,14 +184,29 @@ class _Row:
         model.add_no_overlap(intervals)
         for (token, k), taken in uses.items():
             if token < B:
-                model.add(sum(taken) == 1)
-            elif token < I:
-                split = model.new_bool_var("")
-                model.add(sum(taken) == 1 - split)
-                model.add(sum(uses[token + MOST_CHUNKS, k]) == split)
-                model.add(sum(uses[token + 2 * MOST_CHUNKS, k]) == split)
+                model.add_exactly_one(taken)
+            else:
+                split = self.split[W + chunk_of(token), k]
+                model.add_exactly_one([*taken, split if token < I else split.negated()])
+                if B <= token < I and times[token] >= times[token + MOST_CHUNKS] + times[W + chunk_of(token)]:
+                    model.add(self.taken[((token, k),)] == 0)
         for key, lengths in length.items():
             model.add(self.end[key] == self.begin[key] + sum(lengths))
+
+    def _one_at_a_time(self) -> None:
+        """Actions of kinds of which no two are a pair never overlap: said of all of them, whatever else is a pair."""
+        pairs = {frozenset(map(kind_of, tokens_of(slot))) for slot in self.problem.offered[self.row] if slot > W}
+        kinds: dict[str, list[Any]] = defaultdict(list)
+        for key, begin in self.begin.items():
+            size = self._time()
+            if key[0] < W:
+                interval = self.model.new_interval_var(begin, size, self.end[key], "")
+            else:
+                interval = self.model.new_optional_interval_var(begin, size, self.end[key], self.split[key], "")
+            kinds[kind_of(key[0])].append(interval)
+        for some in ("FBIW", "FW", "BIW"):
+            if not any(pair <= set(some) for pair in pairs):
+                self.model.add_no_overlap([interval for kind in some for interval in kinds[kind]])
 
     def _orders(self, chunks: Sequence[tuple[int, int]]) -> None:
         """A backward after its forward, a W after its I, micro-batches in order, and no more held than the cap."""
@@ -155,7 +215,8 @@ class _Row:
         for chunk, k in chunks:
             forward, backward, weights = (F + chunk, k), (B + chunk, k), (W + chunk, k)
             model.add(self.begin[backward] >= self.end[forward])
-            model.add(self.begin[weights] >= self.end[backward])  # of no length where there is none
+            model.add(self.begin[weights] >= self.end[backward])
+            model.add(self.begin[weights] == self.end[backward]).only_enforce_if(self.split[weights].negated())
             for end, parts in ((self.end[weights], kept), (self.end[backward], self.problem.whole - kept)):
                 if parts:
                     held.append(model.new_interval_var(self.begin[forward], self._time(), end, ""))
@@ -165,6 +226,19 @@ class _Row:
                     model.add(self.begin[token, k] >= self.begin[token, k - 1])
         model.add_cumulative(held, demands, self.problem.caps[self.row])
 
+    def _weights_in_turn(self) -> None:
+        """W of stages of equal weights, in the order of their I."""
+        model, begin, times = self.model, self.begin, self.times
+        for one, other in combinations(self.split, 2):
+            first, second = ((B + chunk_of(token), k) for token, k in (one, other))
+            if all(times[kind + chunk_of(one[0])] == times[kind + chunk_of(other[0])] for kind in (F, B, I, W)):
+                in_order = model.new_bool_var("")
+                both = self.split[one], self.split[other]
+                model.add(begin[first] <= begin[second]).only_enforce_if(in_order)
+                model.add(begin[second] <= begin[first]).only_enforce_if(in_order.negated())
+                model.add(begin[one] <= begin[other]).only_enforce_if(in_order, *both)
+                model.add(begin[other] <= begin[one]).only_enforce_if(in_order.negated(), *both)
+
     def waits(self, rows: Sequence[_Row]) -> None:
         """Make actions wait for what comes from other rows."""
         problem, count, C = self.problem, self.problem.count, self.problem.num_chunks
@@ -173,19 +247,8 @@ class _Row:
             need = problem.needs[self.row][kind] - FIRST - count if token < I else -1
             if need >= 0:
                 row, made = divmod(need // count, 2 * C)
-                stays = row == self.row and not problem.folded  # there, the middle is between two ranks
                 end = rows[row].end[made if made < C else B + made - C, k]
-                self.model.add(begin >= end + (0 if stays else problem.delays[row][made]))
-
-    def hint(self, slots: Sequence[int], starts: Sequence[int]) -> None:
-        """Give the solver these slots to begin with."""
-        chosen = set()
-        for keys, start in zip(_keys(slots), starts, strict=True):
-            chosen.add(frozenset(keys))
-            for key in keys:
-                self.model.add_hint(self.begin[_place(key)], start)
-        for one, taken in self.taken.items():
-            self.model.add_hint(taken, frozenset(one) in chosen)
+                self.model.add(begin >= end + (0 if row == self.row else problem.delays[row][made]))
 
     def slots(self, solver: Any) -> tuple[int, ...]:
         """What was found, as slots in the order of their starts."""
@@ -194,27 +257,9 @@ class _Row:
             if solver.value(taken):
                 tokens = sorted(min(token, W) for token, _ in one)
                 found.append((solver.value(self.begin[_place(one[0])]), tokens))
-        return tuple(pair(*tokens) if len(tokens) == 2 else tokens[0] for _, tokens in sorted(found))
+        return tuple(slot_of(tokens) for _, tokens in sorted(found))
 
 
 def _place(key: _Key) -> _Key:
     """Where the times of an action are: an I takes the place of its B."""
     return (key[0] - MOST_CHUNKS, key[1]) if I <= key[0] < W else key
-
-
-def _keys(slots: Sequence[int]) -> Iterator[tuple[_Key, ...]]:
-    """The actions of slots: the k-th of a kind is of the k-th micro-batch, W takes the oldest I."""
-    done = [0] * W
-    split: deque[_Key] = deque()
-    for slot in slots:
-        keys = []
-        for token in tokens_of(slot):
-            if token == W:
-                oldest, k = split.popleft()
-                keys.append((oldest + MOST_CHUNKS, k))
-            else:
-                place = token if token < I else token - MOST_CHUNKS
-                keys.append((token, done[place]))
-                done[place] += 1
-        split.extend(key for key in keys if I <= key[0] < W)
-        yield tuple(keys)

@@ -28,15 +28,6 @@ class Shortest:
     bound: int
 
 
-def has_or_tools() -> bool:
-    """Whether periods can be searched exactly."""
-    try:
-        from ortools.sat.python import cp_model  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 def shortest(problem: Problem, size: int, work: float, start: Period | None = None) -> Shortest:
     """A period of `size` micro-batches of each chunk, no longer than `start`, found in so many deterministic seconds.
 

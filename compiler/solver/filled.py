@@ -60,6 +60,7 @@ def anneal_filled(
     best, kept = (max(timed.ends), value), (bare, timed)
     temperature, cooling = heat[0] * problem.times[0][F] * num_rows, math.log(heat[1] / heat[0]) / work
     spent, size = 0.0, sum(map(len, bare.rows))
+    works = _works(problem, steps, bare)
     while spent < work and best[0] > goal:
         spent += _DRAWN
         changed = _changed(problem.num_chunks, steps, bare, draw)
@@ -70,7 +71,8 @@ def anneal_filled(
         states = timed.before(places)
         allowed = -math.log(1 - draw()) * temperature * math.exp(cooling * spent)
         spent += _SLOT * (size - sum(states[-1].at))
-        found = _timed(problem, steps, new, states, max(timed.ends) + int(allowed / num_rows))
+        limit = max(timed.ends) + int(allowed / num_rows)
+        found = _timed(problem, steps, new, states, [limit - work for work in works])
         if found is None or found.value() - value > allowed:
             continue
         bare, timed, value = new, found, found.value()
@@ -157,33 +159,31 @@ def _nothing(problem: Problem, bare: Bare) -> _State:
 
 
 def _timed(
-    problem: Problem, steps: Sequence[_Steps], bare: Bare, states: list[_State], limit: int | None = None
+    problem: Problem, steps: Sequence[_Steps], bare: Bare, states: list[_State], pauses: Sequence[int] | None = None
 ) -> _Timed | None:
-    """The rows timed on from the last state; None where rows wait for ever, a forward finds no room, or a row is sure
-    to end after `limit`."""
+    """The rows timed on from the last state; None where rows wait for ever, a forward finds no room, or a row pauses
+    for longer than is given for it in `pauses`."""
     state = states[-1].copy()
     events, delays, kept, rows = state.events, problem.delays, problem.kept, range(len(bare.rows))
-    total = [sum(table[slot][0] for slot in row) for table, row in zip(steps, bare.rows, strict=True)]
-    for row in rows:
-        total[row] += sum(bare.spare[row]) * problem.times[row][W]
     turns = [*rows, *reversed(rows)]
     moved, states = True, states[:]
     while moved:
         moved = False
         for row in turns:
             slots, place = bare.rows[row], state.at[row]
-            if place == len(slots):
+            count = len(slots)
+            if place == count:
                 continue
             table, need, make, cap = steps[row], state.needs[row], state.makes[row], problem.caps[row]
             time_w, spare, fill = problem.times[row][W], state.spare[row], state.fills[row]
             time, due, held = state.now[row], state.due[row], state.held[row]
-            while place < len(slots):
+            while place < count:
                 slot = slots[place]
                 length, kind, holds, more_due = table[slot]
                 ready = events[need[kind]] if kind >= 0 else 0
                 if ready < 0:
                     break
-                most, runs = min(spare[0], due), 0
+                most, runs = spare[0] if spare[0] < due else due, 0  # `min` takes a tenth of all time
                 if slot >= FIXED:
                     if not place or slots[place - 1] < FIXED:  # all that run before the first marked one
                         runs = most = spare.pop(0)
@@ -203,7 +203,7 @@ def _timed(
                 if ready > time:
                     state.idle[row] += ready - time
                     time = ready
-                    if limit is not None and total[row] + state.idle[row] > limit:
+                    if pauses is not None and state.idle[row] > pauses[row]:
                         return None
                 time += length
                 if kind >= 0:
@@ -223,6 +223,14 @@ def _timed(
         state.fills[row].append((state.at[row], state.due[row]))
         state.now[row] += state.due[row] * problem.times[row][W]
     return _Timed(state.now, [*states, state])
+
+
+def _works(problem: Problem, steps: Sequence[_Steps], bare: Bare) -> list[int]:
+    """By row, the time of all its slots and W, in whatever order."""
+    works = []
+    for table, row, spare, times in zip(steps, bare.rows, bare.spare, problem.times, strict=True):
+        works.append(sum(table[slot][0] for slot in row) + sum(spare) * times[W])
+    return works
 
 
 def _changed(

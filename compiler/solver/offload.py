@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from compiler.schedules.costs import Costs
+from compiler.solver.asked import Asked, Cap, checked
 from compiler.solver.copies import with_copies
-from compiler.solver.solve import Asked, Cap, Solution, Solver, checked, default_cap
+from compiler.solver.solve import Solution, Solver, default_cap
 from compiler.stage_placement import StagePlacement
 
 _SHARE = 0.3  # of the effort, of each search that is not under the given cap

@@ -6,10 +6,10 @@ Every named schedule that fits is a candidate, so that none is better; a search 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import cache
 from itertools import islice
 
 from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES
@@ -17,29 +17,29 @@ from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs
 from compiler.schedules.measure import Measured, measure
 from compiler.schedules.schedule import Schedule, is_in_numbers
-from compiler.schedules.simulate import held_at_most, simulate
+from compiler.schedules.simulate import held_at_most
 from compiler.schedules.zbv import zbv_both_ways
+from compiler.solver.asked import Asked, Cap, Found, checked, lower_bound_of
 from compiler.solver.core import Core, Report, solve_core
 from compiler.solver.cycle import unrolled
 from compiler.solver.exact import MOST_TIME, exact
-from compiler.solver.periods import COPIES, makespan_of, stretched
-from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots, slots_of_schedule
+from compiler.solver.periods import COPIES, stretched
+from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots
 from compiler.solver.seeds import capped, in_groups, without_last
 from compiler.solver.tokens import MOST_CHUNKS, Slots
 from compiler.solver.waves import waves
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from runtime.actions import Pair, Step, actions_of
 
-Cap = Fraction | int | tuple[Fraction | int, ...]  # of every rank, or one for each
 _CHUNKS = (2, 3, 4)  # stages a rank of `loop(v)` that are tried where nobody says
-_lower_bound = lru_cache(maxsize=256)(lower_bound)  # asked for before a search, by it, and for what was found
 # By placement a share of the effort; `loop(v)` starts from good named schedules, and is large.
 _SHARES, _SHARE_OF_LOOPS = {BIDIRECTIONAL: 1.0, V: 0.6, ONE_STAGE: 0.3}, 0.15
 _Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
 _MOST_STEPS = 4_000  # ranks times micro-batches of which several stages a rank are tried
+_WORTH = Fraction(5, 4)  # of the best makespan: from a start further off, 6 s of annealing took away 2%
 _WAVES = 2  # tried where there are more actions than that
 _SMALL = (4, 6)  # ranks and micro-batches up to which the best is proven, where so much work shows it:
-_STEPS_OF_PROOF, _SECONDS_OF_PROOF = 1_000_000, 2.0  # of the bound, and of OR-tools, for each placement
+_STEPS_OF_PROOF, _SECONDS_OF_PROOF = 1_000_000, 5.0  # of the bound of each placement, and of OR-tools for all
 _MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
 
@@ -65,76 +65,19 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Sizes, costs of one of `num_stages` stages, and a cap on activations of such a stage, of all ranks or of each."""
-
-    num_ranks: int
-    num_micro_batches: int
-    costs: Costs
-    num_stages: int
-    cap: Cap | None
-
-    def costs_on(self, placement: StagePlacement) -> Costs:
-        """Costs of the model cut into the stages of a placement."""
-        return self.costs.recut(self.num_stages, placement.num_stages(self.num_ranks))
-
-    def caps(self, cap: Cap) -> tuple[Fraction, ...]:
-        """A cap, by rank."""
-        return tuple(map(Fraction, cap if isinstance(cap, tuple) else (cap,) * self.num_ranks))
-
-    def caps_on(self, placement: StagePlacement, cap: Cap) -> tuple[Fraction, ...]:
-        """A cap by rank, in activations of a placement's stages."""
-        stages = placement.num_stages(self.num_ranks)
-        return tuple(self.costs.in_parts(each * stages / self.num_stages) for each in self.caps(cap))
-
-    def cap_on(self, placement: StagePlacement, cap: Cap | None) -> Fraction | None:
-        """The most that a rank may hold, in activations of a placement's stages."""
-        return None if cap is None else max(self.caps_on(placement, cap))
-
-    def holds(self, held: Sequence[Fraction], cap: Cap | None) -> bool:
-        """Whether so much, by rank, is under a cap."""
-        return cap is None or all(each <= most for each, most in zip(held, self.caps(cap), strict=True))
-
-    def bound(self, placement: StagePlacement, cap: Cap | None) -> Fraction:
-        P, N = self.num_ranks, self.num_micro_batches
-        caps = None if cap is None else self.caps_on(placement, cap)
-        return _lower_bound(placement, P, N, self.costs_on(placement), caps)
-
-    def held(self, schedule: Schedule) -> tuple[Fraction, ...]:
-        """The most that each rank of a schedule holds, in the unit of the cap."""
-        peaks = held_at_most(schedule, self.costs.keeps)
-        return tuple(each * self.num_stages / schedule.num_stages for each in peaks)
-
-    def timed(self, origin: str, schedule: Schedule) -> _Found:
-        makespan = simulate(schedule, self.costs_on(schedule.stage_placement)).makespan
-        return _Found(makespan, self.held(schedule), origin, schedule)
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A schedule, how long it takes, the most that each rank holds in the unit of the cap, and what it came from."""
-
-    makespan: Fraction
-    held: tuple[Fraction, ...]
-    origin: str
-    schedule: Schedule
-
-    def key(self) -> tuple[Fraction, bool]:
-        """The least is the best."""
-        return self.makespan, self.schedule.stage_placement == BIDIRECTIONAL
-
-
-@dataclass(frozen=True)
 class _Search:
     """A search, and the cores that searches have found: those are the solver's."""
 
     effort: float
     cores: _Cores
     report: Report
+    worth: Fraction | None = None  # starts that take longer than that are too far from the best to be improved
 
     def part(self, start: float, share: float, whole: float, effort: float = 1.0) -> _Search:
         """One of several searches, which is so much of the whole work, and starts behind so much of it."""
-        return _Search(self.effort * effort, self.cores, lambda done: self.report((start + share * done) / whole))
+        return replace(
+            self, effort=self.effort * effort, report=lambda done: self.report((start + share * done) / whole)
+        )
 
 
 def default_cap(num_ranks: int) -> int:
@@ -209,28 +152,9 @@ class Solver:
         return _solved(asked, (placement,), _named(asked, counts, placement), search)
 
 
-def checked(asked: Asked) -> Asked:
-    """What was asked; ValueError where nothing runs with such sizes, weights or caps."""
-    if asked.num_ranks < 1 or asked.num_micro_batches < 1:
-        raise ValueError(
-            f"auto needs at least 1 rank and 1 micro-batch, got {asked.num_ranks} and {asked.num_micro_batches}"
-        )
-    least = asked.num_stages // asked.num_ranks  # a micro-batch comes by so often before it goes back
-    if isinstance(asked.cap, tuple) and len(asked.cap) != asked.num_ranks:
-        raise ValueError(f"auto needs a cap for each of {asked.num_ranks} ranks, got {len(asked.cap)}")
-    if asked.cap is not None and min(asked.caps(asked.cap)) < least:
-        what = f"{least} activation{'s' if least > 1 else ''}"
-        raise ValueError(
-            f"auto cannot run with a cap of {float(min(asked.caps(asked.cap))):g}: "
-            f"a rank holds at least {what}, use cap = {least}"
-        )
-    asked.costs.check(asked.num_ranks, asked.num_stages)
-    return asked
-
-
 def _named(
     asked: Asked, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
-) -> Iterator[_Found]:
+) -> Iterator[Found]:
     """All named schedules that fit the cap and have so many copies at most, those of `loop(v)` with some counts for v.
 
     They run on ranks that hold their stages by `held_by`, if that is given.
@@ -246,25 +170,26 @@ def _named(
                     yield asked.timed(name, schedule)
 
 
-def _solved(asked: Asked, placements: Sequence[StagePlacement], named: Iterator[_Found], search: _Search) -> Solution:
+def _solved(asked: Asked, placements: Sequence[StagePlacement], named: Iterator[Found], search: _Search) -> Solution:
     """The best of the named ones and of what searches find; later ones where a bound says that they may be better."""
     P = asked.num_ranks
-    best = min(named, key=_Found.key, default=None)
+    best = min(named, key=Found.key, default=None)
     cap = asked.cap or Fraction(default_cap(P) * asked.num_stages, P)
     shares = [_SHARES.get(each, _SHARE_OF_LOOPS) if len(placements) > 1 else 1.0 for each in placements]
-    tried: dict[StagePlacement, _Found] = {}  # the best of each placement that was searched
+    tried: dict[StagePlacement, Found] = {}  # the best of each placement that was searched
     for at, placement in enumerate(placements):
         if best is None or asked.bound(placement, cap) < best.makespan:
             part = search.part(sum(shares[:at]), shares[at], sum(shares), shares[at])
+            part = replace(part, worth=_WORTH * best.makespan if best else None)
             found = (asked.timed(*each) for each in _searched(placement, asked, cap, part))
-            tried[placement] = min(found, key=_Found.key)
-            best = min((each for each in (best, tried[placement]) if each), key=_Found.key)
+            tried[placement] = min(found, key=Found.key)
+            best = min((each for each in (best, tried[placement]) if each), key=Found.key)
     assert best is not None
     held = max(best.held) if asked.cap is None else asked.cap
     bounds = {each: asked.bound(each, held) for each in (*placements, best.schedule.stage_placement)}
     small, most = _SMALL
     if asked.num_ranks <= small and asked.num_micro_batches <= most:
-        best = _proven(asked, best, tried, bounds, held, search.effort)
+        best = _proven(asked, best, bounds, held, search.effort)
     search.report(1.0)
     schedule = best.schedule
     return Solution(
@@ -280,12 +205,11 @@ def _solved(asked: Asked, placements: Sequence[StagePlacement], named: Iterator[
 
 def _proven(
     asked: Asked,
-    best: _Found,
-    tried: Mapping[StagePlacement, _Found],
+    best: Found,
     bounds: dict[StagePlacement, Fraction],
     cap: Cap,
     effort: float,
-) -> _Found:
+) -> Found:
     """The best of a small pipeline, as far as a little work shows it: bounds rise, and OR-tools, if it is there, looks
     for what is shorter. Where it is the best of all placements that were searched, the least bound is its makespan."""
     P, N = asked.num_ranks, asked.num_micro_batches
@@ -293,21 +217,23 @@ def _proven(
         if bounds[placement] < best.makespan:
             sizes = placement, P, N, asked.costs_on(placement), asked.caps_on(placement, cap)
             bounds[placement] = lower_bound(*sizes, round(_STEPS_OF_PROOF * effort))
-    for placement in sorted(bounds, key=bounds.__getitem__):
-        start = tried.get(placement)
-        if bounds[placement] >= best.makespan or start is None or start.schedule.stage_placement != placement:
-            continue
+    work, least = _SECONDS_OF_PROOF * effort, sorted(bounds, key=bounds.__getitem__)
+    open_ones = [placement for placement in least if bounds[placement] < best.makespan]
+    for at, placement in enumerate(open_ones):
         problem = make_problem(placement, P, N, asked.costs_on(placement), asked.caps_on(placement, cap))
-        slots = slots_of_schedule(problem, start.schedule)
-        makespan = makespan_of(problem, slots)
-        if makespan is None or makespan > MOST_TIME:  # it holds too much, or is in too fine a unit
+        makespan = math.ceil(best.makespan / problem.unit)
+        if bounds[placement] >= best.makespan or makespan > MOST_TIME:  # or it is in too fine a unit
             continue
+        share = work / (len(open_ones) - at)
         try:
-            found = exact(problem, slots, _SECONDS_OF_PROOF * effort)
+            found = exact(problem, asked.costs_on(placement), makespan, share)
         except ValueError:  # without OR-tools
             break
-        bounds[placement] = max(bounds[placement], found.bound * problem.unit)
-        best = min(best, asked.timed("search", schedule_of_slots(problem, found.slots)), key=_Found.key)
+        work -= share - found.left
+        if found.slots:
+            best = asked.timed("search", schedule_of_slots(problem, found.slots))
+        if found.proven:
+            bounds[placement] = best.makespan
     return best
 
 
@@ -368,12 +294,14 @@ def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, .
 
     @cache
     def bound(count: int) -> int:
-        least = _lower_bound(placement, P, resized(problem, count).num_micro_batches, costs, caps)
+        least = lower_bound_of(placement, P, resized(problem, count).num_micro_batches, costs, caps)
         return math.ceil(least / problem.unit)
 
-    key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort)
+    worth = None if long or search.worth is None else math.floor(search.worth / problem.unit)
+    key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort, worth)
     if key not in search.cores:
-        search.cores[key] = solve_core(resized(problem, count), search.effort, bound, long, search.report, given)
+        short = resized(problem, count)
+        search.cores[key] = solve_core(short, search.effort, bound, long, search.report, given, worth)
     return search.cores[key]
 
 

@@ -20,7 +20,8 @@ from compiler.schedules.memory import gigabytes, parse_bytes
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, peak_activations, simulate
 from compiler.solver import Solver
-from compiler.solver.exact import prove
+from compiler.solver.exact import exact
+from compiler.solver.problem import make_problem
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from runtime.actions import actions_of
 from tests.cli.forms import parsed
@@ -103,8 +104,9 @@ def test_a_proof_counts_what_is_kept(keeps: Fraction) -> None:
     pytest.importorskip("ortools")
     costs, cap = replace(parse_costs("F=2,I=3,W=2,FB=6"), keeps=keeps), Fraction(3, 2)
     found = Solver(costs, cap, effort=0.02).solve_on(ONE_STAGE, 2, 3)
-    _, makespan, bound = prove(found.schedule, costs, cap, 2)
-    assert makespan == bound == best_makespan(ONE_STAGE, 2, 3, costs, cap)
+    problem = make_problem(ONE_STAGE, 2, 3, costs, cap)
+    proven = exact(problem, costs, int(found.makespan / problem.unit) + 1, 2)
+    assert proven.proven and proven.makespan * problem.unit == best_makespan(ONE_STAGE, 2, 3, costs, cap)
 
 
 def test_named_schedules_are_not_below_the_bound_of_what_they_hold() -> None:

@@ -52,7 +52,7 @@ DEADLOCK = "# x ranks=2 micro_batches=2 placement=loop(1)\nF0.0 B0.0 F0.1 B0.1\n
             "# x ranks=1 micro_batches=" + "9" * 5000 + " placement=loop(1)\nF0.0 B0.0\n",
             "line 1: micro_batches=99999999999999999999 is too large: at most 999999",
         ),
-        ("# x ranks=1 micro_batches=1 placement=loop(99999)\nF0.0 B0.0\n", "expected bidirectional, v or loop(1), … l"),
+        ("# x ranks=1 micro_batches=1 placement=loop(99999)\nF0.0 B0.0\n", "expected bidirectional, v or loop(2)"),
         ("# x ranks=1 micro_batches=1 placement=loop(1)\nF1.0 B1.0\n", "its schedule has 1 stage and 1 micro-batch"),
         (
             '{"schedule":"x","ranks":' + "1" * 4000 + ',"micro_batches":1,"placement":"loop(1)","actions":[]}',
