@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from dsl import units
@@ -121,7 +122,7 @@ def value_text(kind: FieldType, value: Any) -> str:
 def _scalar(kind: FieldType, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float, Fraction)):
         return number(value)
     if isinstance(value, Tile):
         return str(value)
@@ -133,8 +134,10 @@ def _scalar(kind: FieldType, value: Any) -> str:
     return quoted(value) if str in kind.types else value
 
 
-def number(value: int | float) -> str:
+def number(value: int | float | Fraction) -> str:
     """The shortest text that reads back as the same number."""
+    if isinstance(value, Fraction):
+        return units.exactly(value)
     text = repr(value or 0)  # -0 reads back as 0
     return text.removesuffix(".0")
 

@@ -144,6 +144,15 @@ def bound(limit: int | float, name: str) -> str:
     return write(limit, name)
 
 
+def exactly(value: Fraction) -> str:
+    """A number as it is written: `9`, `8.5`, or where there is no such decimal `25 / 3`."""
+    rest = value.denominator
+    for factor in (2, 5):
+        while rest % factor == 0:
+            rest //= factor
+    return plain(value) if rest == 1 else f"{value.numerator} / {value.denominator}"
+
+
 def plain(value: Fraction) -> str:
     """An exact decimal, without exponent; the value must have one."""
     digits = 0

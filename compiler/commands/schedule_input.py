@@ -135,7 +135,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     # what is given is of the schedule at hand, as without a spec; the plan's costs are of the stages that it has
     costs, stages, unit = (run.costs(), run.num_stages, run.unit) if given is None else (given, None, _unit(args))
     capped = args.cap is not None or args.memory is not None
-    cap = args.cap if capped or run.cap is None else Fraction(run.cap)
+    cap = args.cap if capped else run.cap
     sizes = Sizes(run.num_ranks, run.num_micro_batches, run.chunks, cap, costs, stages, tried=run.tried)
     _check_sizes(args, sizes)
     sizes = sizes.within(args.memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -60,7 +61,7 @@ class Run:
         return self.spec.schedule.name
 
     @property
-    def cap(self) -> int | None:
+    def cap(self) -> Fraction | None:
         return self.spec.schedule.cap
 
     @property

@@ -138,7 +138,7 @@ def _text(kind: FieldType, value: Any, ramp: Ramp | None) -> str:
         return ""
     if isinstance(value, Tile):
         return f"{value.rows} × {value.columns} elements"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, Fraction)):
         return ""
     unit = kind.unit.name if kind.unit is not None else ""
     text = f"{value:,}" if isinstance(value, int) else number(value)

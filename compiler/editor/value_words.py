@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from typing import get_origin
 
 from compiler.editor import block_keys, texts
@@ -53,7 +54,7 @@ def _of_field(
         yield Item('"tokenizer.json"', "value", "a file", snippet='"${1:tokenizer.json}"')
     elif str in kind.types and first:
         yield from (Item(word, "value") for word in sorted(WORDS_AS_TEXT) if key == "source")
-    elif int in kind.types or float in kind.types or kind.form == "batch":
+    elif {int, float, Fraction} & {*kind.types} or kind.form == "batch":
         word = first and (place.token is None or place.token.kind == "word")
         if word and kind.optional:
             yield Item("none", "value", "without")

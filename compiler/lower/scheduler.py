@@ -83,5 +83,5 @@ class Scheduler:
         plan, costs = self._lowering.plan, stage_costs(self._lowering)
         stages = tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages)
         cap, ranks = self._spec.schedule.cap, plan.mesh.pp
-        cap = (cap or default_cap(ranks)) * len(plan.stages) // ranks  # the spec's counts shares of the model
+        cap = Fraction(cap or default_cap(ranks)) * len(plan.stages) / ranks  # the spec's counts shares of the model
         return Solver(replace(costs, stages=stages), cap)

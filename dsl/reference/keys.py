@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from types import CodeType
 from typing import Any, Literal, get_args, get_origin
@@ -215,7 +216,7 @@ def _takes(name: str, kind: FieldType, examples: Collection[Any]) -> str:
     if wanted is str:
         words = [word for word in sorted(WORDS_AS_TEXT) if f"{name} = {word}" in examples]
         return " or ".join(["text in quotes", *(f"`{word}`" for word in words)])
-    return {int: "whole number", float: "number", bool: "`true` or `false`"}[wanted]
+    return {int: "whole number", float: "number", Fraction: "number", bool: "`true` or `false`"}[wanted]
 
 
 def _default(info: FieldInfo, kind: FieldType) -> str:
@@ -232,7 +233,7 @@ def _written(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float, Fraction)):
         return number(value)
     return "[]" if value == () else str(value)
 

@@ -19,6 +19,7 @@ from dsl.resolve.evaluate import convert, phrase
 from dsl.schema import Aliases, FilePath, Node, Syntax, Tile, Unit
 from dsl.source import OVERRIDE
 from dsl.syntax import Attribute, Let, ListOf, Number, String, Value, Word
+from dsl.units import exactly
 
 TILE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})", re.ASCII)
 LIMITS: dict[str, Callable[[Any, Any], bool]] = {  # a bound of pydantic's Field → whether a value keeps to it
@@ -29,6 +30,7 @@ LIMITS: dict[str, Callable[[Any, Any], bool]] = {  # a bound of pydantic's Field
     "min_length": lambda text, least: len(text) >= least,
     "max_length": lambda text, most: len(text) <= most,
 }
+MOST_PARTS = 10**6  # of one, in an exact number: it has six decimals, or such a denominator
 WORDS_AS_TEXT = {"python_stdlib"}  # words that stand where a string may
 
 
@@ -93,7 +95,7 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
     if kind.optional and len(written.items) == 1 and isinstance(value, Word) and value.text == "none":
         return None
     (wanted,) = kind.types
-    if wanted in (int, float):
+    if wanted in (int, float, Fraction):
         quantity = phrase(context, scope, written)
         return _typed(context, convert(context, quantity, kind.unit, key, written.span), wanted, kind.unit, statement)
     if len(written.items) > 1:
@@ -163,11 +165,19 @@ def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -
     raise context.reject("E0304", f"`{key}` knows no `{shown}`", value.span, hint)
 
 
-def _typed(context: Context, value: Fraction, wanted: Any, unit: Unit | None, statement: Attribute) -> int | float:
+def _typed(
+    context: Context, value: Fraction, wanted: Any, unit: Unit | None, statement: Attribute
+) -> int | float | Fraction:
+    key, text = statement.key.text, statement.phrase.span.text
     if wanted is float:
         return float(value)
+    if wanted is Fraction:
+        if value > 1 and value.denominator > MOST_PARTS:
+            message = f"`{key}` has at most six decimals, or a denominator of at most {MOST_PARTS:,}"
+            hint = f"write `{key} = {exactly(Fraction(int(value * MOST_PARTS), MOST_PARTS))}`"
+            raise context.reject("E0302", message, statement.phrase.span, hint)
+        return value
     if value.denominator != 1 and (unit is None or unit.name != "byte"):
-        key, text = statement.key.text, statement.phrase.span.text
         hint = f"write `{key} = {round(value)}`"
         raise context.reject("E0302", f"`{key}` is a whole number, `{text}` is not", statement.phrase.span, hint)
     return int(value)

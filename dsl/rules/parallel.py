@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from itertools import accumulate
 from math import gcd
 
@@ -14,6 +15,7 @@ from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
 from dsl.schema import CustomAttention, Moe, Spec
 from dsl.stages import fewest_stages_of_rank, most_stages, most_stages_of_rank, stages_of_rank
+from dsl.units import exactly
 
 MAX_PLANNED = 2**18  # micro-batches of all stages of all ranks and sizes of the batch
 
@@ -151,8 +153,9 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
         if value is None or reads:
             continue
         named = schedule.name is not None
+        shown = exactly(value) if isinstance(value, Fraction) else value
         message = (
-            f"{key} = {value} is for {in_words(readers)}; "
+            f"{key} = {shown} is for {in_words(readers)}; "
             f"{f'schedule {schedule.name}' if named else 'a schedule of a file'} "
             f"{'reads it with placement = loop' if searched else 'does not read it'}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PrivateAttr
@@ -49,13 +50,13 @@ class Schedule(Node):
         Derived(f"{DEFAULT_CHUNKS} under {in_words(CHUNKED)}, else none"),
     ] = None
     cap: Annotated[
-        int | None,
+        Fraction | None,
         Field(
             ge=1,
             le=100_000_000,
             description="most activations that a rank holds at once, "
-            f"of {AUTO}; each is that of 1/pipeline of the model",
-            examples=["cap = 9"],
+            f"of {AUTO}; each is that of 1/pipeline of the model, and a stage's where a rank has v of them 1/v of it",
+            examples=["cap = 9", "cap = 8.5"],
         ),
     ] = None
     placement: Annotated[

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,12 +196,18 @@ ON_THREE = [word for each in THREE for word in ("-s", each)]
 
 def test_auto_of_a_spec_counts_shares_of_the_model(capsys: Captured) -> None:
     """Six stages on three ranks: what the run takes, and what it would take under another cap."""
-    for words in (("-s", "schedule.cap=2"), ("--cap", "2")):
-        assert run(QUICK, *ON_THREE, *words, "--format", "json") == 0
-        document = parsed(capsys.readouterr().out, "simulated")
-        assert (document["placement"], document["parts"], len(document["costs"]["stages"])) == ("v", 2, 6)
-        assert max(document["peak_activations"]) <= 2
-        assert document["lower_bound"] <= document["makespan"] == pytest.approx(simulated(document))
+    for cap in (2, 1.5, 1.25):
+        found = [capped_at(words, capsys) for words in (("-s", f"schedule.cap={cap}"), ("--cap", f"{cap}"))]
+        assert max(found[0]["peak_activations"]) == max(found[1]["peak_activations"]) == cap // 0.5 * 0.5
+
+
+def capped_at(words: tuple[str, ...], capsys: Captured) -> dict[str, Any]:
+    """What `dsc schedule` says of three ranks that fold, under a cap."""
+    assert run(QUICK, *ON_THREE, *words, "--format", "json") == 0
+    document = parsed(capsys.readouterr().out, "simulated")
+    assert (document["placement"], document["parts"], len(document["costs"]["stages"])) == ("v", 2, 6)
+    assert document["lower_bound"] <= document["makespan"] == pytest.approx(simulated(document))
+    return document
 
 
 def test_of_a_spec(capsys: Captured) -> None:

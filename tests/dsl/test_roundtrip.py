@@ -235,7 +235,7 @@ def has_moe(model: schema.Model) -> bool:
 schedules = (
     st.builds(schema.Schedule, name=st.sampled_from(["dualpipe", "1f1b", "zb1p", "gpipe", "dualpipev", "zbv"]))
     | st.builds(schema.Schedule, name=st.just("interleaved"), chunks=st.integers(2, 5))
-    | st.builds(schema.Schedule, name=st.just("auto"), cap=maybe(st.integers(1, 99)))
+    | st.builds(schema.Schedule, name=st.just("auto"), cap=maybe(st.fractions(1, 99, max_denominator=999)))
     | st.builds(schema.Schedule, file=texts)
 )
 

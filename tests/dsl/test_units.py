@@ -78,7 +78,18 @@ def test_bytes_are_printed_as_they_would_be_written(digits: int, places: int, un
     assert len(units.write(int(found.value), "byte")) <= len(text) or int(found.value) != found.value
 
 
+@given(st.fractions(0, 10**8, max_denominator=10**6) | st.decimals(0, 10**8, places=6).map(Fraction))
+def test_exact_numbers_read_back(value: Fraction) -> None:
+    over, _, under = units.exactly(value).partition(" / ")
+    parts = [units.quantity(each) for each in (over, under or "1")]
+    assert parts[0] is not None and parts[1] is not None
+    assert parts[0].value / parts[1].value == value
+
+
 def test_shortest_forms() -> None:
+    assert [units.exactly(Fraction(*each)) for each in ((9, 1), (17, 2), (25, 3), (1, 40))] == [
+        "9", "8.5", "25 / 3", "0.025"
+    ]  # fmt: skip
     assert units.write(84_932_977_459, "byte") == "84932977459bytes"
     assert units.write(int(Fraction(791, 10) * 2**30), "byte") == "79.1GiB"
     assert units.write(14_800_000_000_000, "token") == "14.8T tokens"

@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -169,6 +170,8 @@ def _wanted(chooser: random.Random, kind: FieldType) -> str:
             return f"[{', '.join(chooser.sample(words, chooser.randint(0, len(words))))}]"
         if each is bool:
             return chooser.choice(("true", "false"))
+        if each is Fraction:
+            return chooser.choice(("9", "8.5", "25 / 3", "1", "0.5", "2.123456", "1 / 7", "3 + 1 / 1_000_001"))
     if kind.unit is not None:
         units = {
             "byte": "GiB",
