@@ -145,7 +145,7 @@ class _Emission:
     def _stage_files(self) -> dict[str, str]:
         plan = self.lowered.plan
         stages = StageModules({use.site: self.codes[use.segment.key].name for use in plan.uses})
-        ranks = enumerate(_all_bodies(self.lowered.programs, plan.mesh.pp))
+        ranks = enumerate(all_bodies(self.lowered.programs, plan.mesh.pp))
         return {f"stages/rank_{rank}.py": stages.rank_module(rank, bodies) for rank, bodies in ranks}
 
     def _certificate_files(self, files: Mapping[str, str]) -> dict[str, str]:
@@ -162,7 +162,7 @@ def num_sms(spec: Spec) -> int:
     return min(device.sms or HOPPER_SMS for device in spec.cluster.devices) - spec.sm.communication
 
 
-def _all_bodies(programs: Mapping[str, Program], num_ranks: int) -> list[list[Body]]:
+def all_bodies(programs: Mapping[str, Program], num_ranks: int) -> list[list[Body]]:
     """The bodies of each pipeline rank over all programs; one name is one body."""
     result = []
     for rank in range(num_ranks):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tiers import SLOW_FIRST, TIERS, may_check, tiers
+from tests.watched import watch
 
 if TYPE_CHECKING:
     from compiler.emit.segment_cache import Segments
@@ -72,6 +74,15 @@ def segments(tmp_path_factory: pytest.TempPathFactory) -> Segments:
 
     own = tmp_path_factory.getbasetemp()
     return SharedSegments((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traced")
+
+
+@pytest.fixture
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Attacks: no program is started, nothing unpickled, no secret read, and no file changed but those of the test."""
+    base = tmp_path_factory.getbasetemp()
+    with watch(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as found:
+        yield
+    assert found == []
 
 
 @pytest.fixture

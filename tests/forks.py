@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import io
 import multiprocessing
 import os
@@ -32,6 +33,7 @@ from tests import progress
 ROOT = Path(__file__).parents[1]
 FIXED = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 READ_AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "KMP_", "ATEN_", "TORCH", "TRITON", "CUDA", "DSC_")
+RUNS_FIRST = "FORKS_RUN_FIRST"  # a module whose `install` each fork calls before it runs its own: tests/reliability
 MAX_DESCRIPTOR = 1 << 16
 
 
@@ -147,6 +149,8 @@ def _as_main(module: str, words: Sequence[str], env: Mapping[str, str]) -> NoRet
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
     sys.argv = [module, *words]
     sys.modules.pop(module, None)
+    if first := env.get(RUNS_FIRST):
+        importlib.import_module(first).install()
     subprocess._fork_exec = _fork_or_exec  # type: ignore[attr-defined]
     code, interrupted = 1, False
     try:

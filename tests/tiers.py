@@ -47,6 +47,13 @@ SOAK = (
     Row("tests/training/test_fp8.py::test_a_step", 12),
     Row("tests/training/test_fp8.py::test_adapters", 2),
     Row("tests/training/test_fp8_meshes.py::test_a_step_on_any_mesh", 3),
+    # docs/reliability.md: each row of it has a sample in `test`, most of them elsewhere.
+    Row("tests/reliability/test_kills.py", 0, "tests/runs/test_failures.py::test_a_killed_rank"),
+    Row("tests/reliability/test_faults.py::test_a", 0, "tests/runtime/test_launch.py::test_a_fault_is_named"),
+    Row("tests/reliability/test_surroundings.py", 0, "tests/runtime/test_metrics.py::test_rows_that_a_full"),
+    Row("tests/reliability/test_attacks.py::test_code", 16),
+    Row("tests/fuzz/test_emitted.py", 60),
+    Row("tests/golden/test_golden.py::test_bytes_in", 0, "tests/golden/test_golden.py::test_same_spec"),
     # Runs on real processes: each kind of fault and each schedule once in `test`, all combinations in `soak`.
     Row("tests/runs/test_failures.py::test_ended_while", 3),
     Row("tests/runs/test_builds.py::test_a_build_that_is_replaced", 0, "tests/runs/test_builds.py::test_two_runs"),

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -51,18 +52,34 @@ def test_build_is_the_golden_one(name: str, tmp_path: Path, bless: bool) -> None
         assert data.decode() == golden[path].decode(), f"{path} differs from its golden; bless it if it should"
 
 
-def test_same_spec_same_bytes(tmp_path: Path) -> None:
-    """Hash seed, current folder, locale and time zone leave no trace."""
+def compiled(cwd: Path, spec: Path | str, seed: int, locale: str, zone: str, umask: int) -> dict[str, bytes]:
+    """The build of a spec, compiled in a process with these surroundings."""
+    cwd.mkdir(parents=True)
+    environment = os.environ | {"PYTHONHASHSEED": str(seed), "LC_ALL": locale, "TZ": zone, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-P", "-m", "compiler.cli", "compile", str(spec), "-o", "out"]
+    subprocess.run(command, cwd=cwd, env=environment, umask=umask, check=True, capture_output=True)
+    return files(cwd / "out")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bytes_in_other_surroundings(tmp_path: Path, seed: int, record_property: Callable[[str, object], None]) -> None:
+    cwd = tmp_path.joinpath(*["deep"] * seed, "a folder with blanks")
+    locale, zone = ("C", "C.UTF-8", "POSIX")[seed % 3], ("UTC", "Asia/Tokyo", "America/Caracas")[seed // 2]
+    built = compiled(cwd, ROOT / "specs" / "tiny.dsc", seed, locale, zone, umask=(0o000, 0o077)[seed % 2])
+    write_build(tmp_path / "here", compile_spec(load(ROOT / "specs" / "tiny.dsc")).files)
+    assert built == files(tmp_path / "here")
+    record_property("builds", 1)
+
+
+def test_same_spec_same_bytes(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """Hash seed, current folder, locale, time zone and umask leave no trace."""
     builds = []
-    for index, (seed, locale, zone) in enumerate([("1", "C", "UTC"), ("2", "C.UTF-8", "Asia/Tokyo")]):
+    for index, (locale, zone, umask) in enumerate([("C", "UTC", 0o022), ("C.UTF-8", "Asia/Tokyo", 0o077)]):
         cwd = tmp_path / f"somewhere {index}"
-        cwd.mkdir()
-        environment = os.environ | {"PYTHONHASHSEED": seed, "LC_ALL": locale, "TZ": zone, "PYTHONPATH": str(ROOT)}
         spec = os.path.relpath(ROOT / "specs" / "quickstart.dsc", cwd) if index else ROOT / "specs" / "quickstart.dsc"
-        command = [sys.executable, "-P", "-m", "compiler.cli", "compile", str(spec), "-o", "out"]
-        subprocess.run(command, cwd=cwd, env=environment, check=True, capture_output=True)
-        builds.append(files(cwd / "out"))
+        builds.append(compiled(cwd, spec, index + 1, locale, zone, umask))
     assert builds[0] == builds[1]
+    record_property("builds", 2)
 
 
 def test_builds_name_no_place_and_no_time() -> None:

@@ -47,7 +47,7 @@ run {name} {{
       constant
     }}
     seed = 1
-    checkpoint {{ every = 3 steps, keep = 100 }}
+    checkpoint {{ every = 3 steps, keep = {keep} }}
     validate {{ every = 3 steps, batches = 2{validate} }}
     {more}
   }}
@@ -94,7 +94,7 @@ model tiny {{
 FOUR_RANKS = dict(name="tiny", pipeline=2, expert=2, zero=0, schedule="dualpipe", devices=4)
 ONE_RANK = dict(FOUR_RANKS, pipeline=1, expert=1, schedule="1f1b", devices=1)
 USUAL = dict(model=V3, precision="fp32", batch=8, steps=6, rate="2e-3", decay=0.1, source="corpus/*.py", top_k=2)
-USUAL |= dict(validate="", more="", tensor="")
+USUAL |= dict(validate="", more="", tensor="", keep=100)
 
 
 def spec_text(settings: dict[str, Any]) -> str:

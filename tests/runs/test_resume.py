@@ -106,7 +106,9 @@ def builds(new_place: Callable[[], Place]) -> dict[str, Build]:
 
 
 @pytest.mark.parametrize("writer", TRAINED)
-def test_any_plan_loads_any_checkpoint(trained: Trained, builds: dict[str, Build], writer: str) -> None:
+def test_any_plan_loads_any_checkpoint(
+    trained: Trained, builds: dict[str, Build], writer: str, record_property: Callable[[str, object], None]
+) -> None:
     """What the ranks of a reading plan hold after loading is, put together, bitwise what was saved."""
     checkpoint = saved(trained[writer].folder / "straight")
     whole = checkpoint.read(checkpoint.shapes)
@@ -116,6 +118,7 @@ def test_any_plan_loads_any_checkpoint(trained: Trained, builds: dict[str, Build
         for name, tensor in whole.items():
             assert torch.equal(again[name].view(torch.int32), tensor.view(torch.int32)), (reader, name)
             assert elements[name] == tensor.numel(), f"{reader}: {name}: an element is saved by no rank, or by two"
+    record_property("loads", len(builds))
 
 
 def held(build: Build, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, int]]:

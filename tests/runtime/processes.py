@@ -7,7 +7,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,17 +53,27 @@ def is_gone(pid: int) -> bool:
 
 
 def listeners(pid: int) -> list[str]:
-    """Local addresses (as /proc/net writes them) of the listening TCP sockets of a process."""
-    inodes = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            inodes.add(str(link.readlink()))
-        except FileNotFoundError:
-            continue
+    """Hosts (as /proc/net writes them) at which the TCP sockets of a process listen."""
+    return sorted(address.partition(":")[0] for address in listening(pid))
+
+
+def listening(pid: int | None = None) -> set[str]:
+    """Addresses, host:port as /proc/net writes them, at which a process listens on TCP; None: any process."""
     rows = [
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     ]
-    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+    files = None if pid is None else open_files(pid)
+    return {row[1] for row in rows if row[3] == "0A" and (files is None or f"socket:[{row[9]}]" in files)}
+
+
+def open_files(pid: int) -> set[str]:
+    """What the descriptors of a process are of."""
+    found = set()
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found.add(str(link.readlink()))
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,9 @@ def two(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
-def test_any_plan_reads_what_any_plan_saved(folder: Path, world: int) -> None:
+def test_any_plan_reads_what_any_plan_saved(
+    folder: Path, world: int, record_property: Callable[[str, object], None]
+) -> None:
     tensors = some_tensors(7)
     for seed in range(10):
         assert save_all(folder, seed, split(tensors, world, seed)) == [None] * world
@@ -90,6 +92,7 @@ def test_any_plan_reads_what_any_plan_saved(folder: Path, world: int) -> None:
             assert checkpoint.shapes == {name: tuple(t.shape) for name, t in tensors.items()}
             for name, tensor in tensors.items():
                 assert_holds(checkpoint, {name: tensor})
+    record_property("loads", 10)
 
 
 def test_shards_are_safetensors(two: Path) -> None:
@@ -238,7 +241,9 @@ KINDS = ("flip", "zero", "truncate", "append", "insert", "swap", "exchange", "fo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_checkpoint_is_refused_and_the_previous_one_used(two: Path, kind: str) -> None:
+def test_a_damaged_checkpoint_is_refused_and_the_previous_one_used(
+    two: Path, kind: str, record_property: Callable[[str, object], None]
+) -> None:
     newest = two / "step-00000002"
     pristine = two.parent / "pristine"
     shutil.copytree(newest, pristine)
@@ -256,6 +261,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_one_used(two: Path, ki
         shutil.rmtree(newest)
         shutil.copytree(pristine, newest)
     assert_holds(load(two), some_tensors(2))
+    record_property("corruptions", 60)
 
 
 def test_all_damaged_is_an_error_and_not_a_new_beginning(two: Path) -> None:
@@ -267,6 +273,7 @@ def test_all_damaged_is_an_error_and_not_a_new_beginning(two: Path) -> None:
 
 @pytest.mark.parametrize("name", ["manifest.json", "shard.1.safetensors"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+@pytest.mark.usefixtures("watched")
 def test_links_and_pipes_are_refused(two: Path, tmp_path: Path, name: str, kind: str) -> None:
     path = two / "step-00000002" / name
     path.rename(tmp_path / "elsewhere")
@@ -280,6 +287,7 @@ def test_links_and_pipes_are_refused(two: Path, tmp_path: Path, name: str, kind:
         load(two / "step-00000002")
 
 
+@pytest.mark.usefixtures("watched")
 def test_a_checkpoint_that_is_a_link_is_refused(two: Path, tmp_path: Path) -> None:
     (two / "step-00000002").rename(tmp_path / "elsewhere")
     (two / "step-00000002").symlink_to(tmp_path / "elsewhere")
@@ -334,6 +342,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.usefixtures("watched")
 def test_a_hostile_manifest_is_refused(two: Path, kind: str) -> None:
     rewrite(two / "step-00000002", lambda fields: None)
     assert load(two).step == 2  # the rewriting itself is sound
@@ -345,6 +354,7 @@ def test_a_hostile_manifest_is_refused(two: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "null", "[" * 100_000, "NaN", "1" * 5000, '"\\ud800"', "{" + " " * 9000]
 )
+@pytest.mark.usefixtures("watched")
 def test_a_manifest_that_is_none_is_refused(two: Path, text: str) -> None:
     (two / "step-00000002" / "manifest.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"step-00000002/manifest.json: "):
@@ -354,6 +364,7 @@ def test_a_manifest_that_is_none_is_refused(two: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", "a b", "../a", "/a", "a/", "a//b", "a..b", "ä", "a\n", "__metadata__", "a@1", "x" * 501]
 )
+@pytest.mark.usefixtures("watched")
 def test_a_bad_name_is_refused_before_anything_is_written(folder: Path, name: str) -> None:
     (error,) = save_all(folder, 1, [{name: torch.zeros(1)}])
     assert isinstance(error, ValueError) and not folder.exists()

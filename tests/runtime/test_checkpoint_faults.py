@@ -106,7 +106,11 @@ def test_a_kill_at_any_call_leaves_a_checkpoint(one: Path, faulty: Callable[[Cal
 @pytest.mark.parametrize("error", [NO_SPACE, BROKEN])
 @pytest.mark.parametrize("lasting", [False, True])
 def test_a_failing_disk_is_an_error_of_all_ranks_and_the_previous_checkpoint_stays(
-    one: Path, faulty: Callable[[Calls], Calls], error: int, lasting: bool
+    one: Path,
+    faulty: Callable[[Calls], Calls],
+    error: int,
+    lasting: bool,
+    record_property: Callable[[str, object], None],
 ) -> None:
     failures = 0
     for number in range(num_calls(one, faulty)):
@@ -125,6 +129,7 @@ def test_a_failing_disk_is_an_error_of_all_ranks_and_the_previous_checkpoint_sta
             assert found_step(folder) == 2  # what failed came after the rename
         assert_next_save_succeeds(folder, faulty)
     assert failures > 10
+    record_property("failed_saves", failures)
 
 
 def test_a_rank_that_cannot_write_is_named_by_rank_0(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +195,13 @@ def problem(folder: Path, promised: int) -> str:
     return ""
 
 
-def test_a_loss_of_power_at_any_point_leaves_a_checkpoint(recording: Recording, tmp_path: Path) -> None:
+def test_a_loss_of_power_at_any_point_leaves_a_checkpoint(
+    recording: Recording, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     found = list(states(recording, recording.recorder.changes, tmp_path / "state"))
     assert [state for state in found if state[1]] == []
     assert len(found) >= 1000, len(found)
+    record_property("states", len(found))
 
 
 @pytest.mark.parametrize("forgotten", ["files", "the checkpoint", "the folder of checkpoints"])

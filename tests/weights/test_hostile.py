@@ -149,6 +149,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("watched")
 def test_it_is_refused(name: str, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     damage, message = CASES[name]
     damage(folder)

@@ -1,0 +1,36 @@
+"""Run what docs/reliability.md names, and write it: `python -m tests.reliability`, or `--rows R1,R6` of it.
+
+All of it takes an hour on two cores. What was run before and is not run now stays as it was; `--rows none` writes the
+page alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.reliability.page import PAGE, chosen, reached, write
+from tests.reliability.results import Results, keep, kept, run_program, run_tests
+from tests.reliability.rows import ROWS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.reliability", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--rows", default="", help="numbers of rows, with commas; none: only write the page")
+    numbers = parser.parse_args().rows
+    rows = [] if numbers == "none" else chosen([each for each in numbers.split(",") if each])
+    found: Results = {}
+    if tests := list(dict.fromkeys(test for row in rows for test in row.tests)):
+        found |= run_tests(tests)
+    for program in dict.fromkeys(program for row in rows for program in row.programs):
+        found[program.name] = run_program(program)
+    keep(kept() | found)  # read now: another row may have been run meanwhile
+    write(kept())
+    for row in rows:
+        print(f"{row.number}: {': '.join(reversed(reached(row, kept())))}")
+    print(f"written: {PAGE}")
+    return int(any(reached(row, kept())[1] == "no" for row in (rows or ROWS)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

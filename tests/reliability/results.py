@@ -1,0 +1,119 @@
+"""What tests and programs of the rows gave, kept in benchmarks/results/reliability.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from tests.reliability.rows import Figure, Program, Row
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "benchmarks" / "results" / "reliability.json"
+
+
+@dataclass
+class Result:
+    """Cases of one test function, or one program: how many passed, which failed, the numbers they recorded."""
+
+    machine: str
+    seconds: float = 0.0
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    figures: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+Results = dict[str, Result]
+
+
+def kept() -> Results:
+    found: dict[str, Any] = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
+    return {name: Result(**fields) for name, fields in found.items()}
+
+
+def keep(results: Results) -> None:
+    fields = {name: asdict(result) for name, result in sorted(results.items())}
+    KEPT.write_text(json.dumps(fields, indent=1) + "\n", "utf-8")
+
+
+def machine() -> str:
+    import torch
+
+    kind = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    cores, python = len(os.sched_getaffinity(0)), platform.python_version()
+    return (
+        f"{cores} cores of {kind.partition(': ')[2] or platform.machine()}, Python {python}, torch {torch.__version__}"
+    )
+
+
+def run_tests(tests: Iterable[str]) -> Results:
+    """Run functions of tests with all their cases, by function."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        options = ("-q", f"--junitxml={report}", "-o", "junit_family=xunit1", "-o", "junit_duration_report=call")
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        subprocess.run((sys.executable, "-m", "pytest", *options, *tests), cwd=ROOT, env=environment, check=False)
+        return read_report(report.read_text("utf-8"), tests)
+
+
+def read_report(text: str, tests: Iterable[str]) -> Results:
+    """The results in a report of pytest; of a function without cases there is none."""
+    here, found = machine(), Results()
+    for case in ElementTree.fromstring(text).iter("testcase"):
+        name = case.attrib["name"]
+        test = f"{case.attrib['classname'].replace('.', '/')}.py::{name.partition('[')[0]}"
+        assert test in tests, f"{test} is no test of these rows"
+        result = found.setdefault(test, Result(here))
+        result.seconds = round(result.seconds + float(case.attrib["time"]), 1)
+        if case.find("failure") is None and case.find("error") is None and case.find("skipped") is None:
+            result.passed += 1
+        else:
+            result.failed.append(name)
+        for each in case.iter("property"):
+            result.figures[each.attrib["name"]].append(round(float(each.attrib["value"]), 3))
+    return found
+
+
+def run_program(program: Program) -> Result:
+    """Run a program; it passes with exit code 0 and its figures printed."""
+    command = (sys.executable, "-m", program.module, *program.words)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        lines = list(process.stdout or ())
+    result = Result(machine())
+    said = [match for line in lines if (match := re.search(program.figures, line))]
+    if process.returncode or not said:
+        result.failed.append(f"exit code {process.returncode}")
+    else:
+        result.passed = 1
+    for name, value in said[-1].groupdict().items() if said else ():
+        result.figures[name].append(float(value.replace(",", "")))
+    return result
+
+
+def figures_of(row: Row, results: Results) -> dict[str, Figure]:
+    """All numbers that a row's tests and programs recorded, and `cases`, the number of cases that passed."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for each in of_row(row, results):
+        for name, recorded in each.figures.items():
+            values[name] += recorded
+    cases = sum(results[test].passed for test in row.tests if test in results)
+    return {name: Figure(tuple(numbers)) for name, numbers in values.items()} | {"cases": Figure((cases,))}
+
+
+def of_row(row: Row, results: Results) -> list[Result]:
+    return [results[name] for name in (*row.tests, *(program.name for program in row.programs)) if name in results]
+
+
+def lacking(row: Row, results: Results) -> list[str]:
+    """What of a row has not been run."""
+    return [name for name in (*row.tests, *(program.name for program in row.programs)) if name not in results]

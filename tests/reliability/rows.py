@@ -1,0 +1,263 @@
+"""R1 to R16: what each claims, the tests and programs that show it, and what counts as reached.
+
+`reached` is filled with what a row's tests and programs recorded (`record_property`, and groups of `Program.figures`):
+`{detected_s.most:.2f}` is the largest of a figure, `.total` the sum, `{cases}` how many cases of tests passed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Program:
+    """`python -m module words …`. `figures`: a pattern of a line it prints, whose groups are numbers."""
+
+    module: str
+    words: tuple[str, ...]
+    figures: str
+
+    @property
+    def name(self) -> str:
+        return f"python -m {self.module} {' '.join(self.words)}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Numbers that tests recorded under one name."""
+
+    values: tuple[float, ...] = ()
+
+    count = property(lambda self: len(self.values))
+    total = property(lambda self: sum(self.values))
+    most = property(lambda self: max(self.values, default=0.0))
+    median = property(lambda self: statistics.median(self.values) if self.values else 0.0)
+
+
+Figures = Mapping[str, Figure]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`shown_by`: test functions by file. `sample`: the beginning of the ids of tests of the tier `test` that show it
+    for less. `holds`: whether the figures reach the bar, where all cases pass."""
+
+    number: str
+    claim: str
+    bar: str
+    reached: str
+    shown_by: Mapping[str, tuple[str, ...]]
+    sample: str
+    programs: tuple[Program, ...] = ()
+    holds: Callable[[Figures], bool] = lambda _: True
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        return tuple(f"{file}::{name}" for file, names in self.shown_by.items() for name in names)
+
+
+KILLS, FAULTS = "tests/reliability/test_kills.py", "tests/reliability/test_faults.py"
+SURROUNDINGS = "tests/reliability/test_surroundings.py"
+SAVES, BACKGROUND = "tests/runs/test_saves.py", "tests/runtime/test_background_saves.py"
+CHECKPOINT, DISK = "tests/runtime/test_checkpoint.py", "tests/runtime/test_checkpoint_faults.py"
+LAUNCH, FAILURES = "tests/runtime/test_launch.py", "tests/runs/test_failures.py"
+SIGNALS, RESUME = "tests/runtime/test_launch_signals.py", "tests/runs/test_resume.py"
+
+ROWS = (
+    Row(
+        "R1",
+        "SIGKILL in 16 phases (init, data, F, B, W, send, recv, reduce, optimizer, the copy for a save, each step of a"
+        " save, purge) × {first, middle, last, all ranks}; then `--resume`",
+        "64 of 64 bit-exact (weights, optimizer, data order), 0 checkpoints lost",
+        "{bit_exact.total:.0f} of 64 bit-exact; {cases} cases in all, with those at each file of a save; 0 checkpoints"
+        " lost",
+        {
+            KILLS: ("test_a_kill",),
+            SAVES: ("test_a_kill_at_any_file_of_a_save_loses_nothing", "test_a_kill_in_the_first_save"),
+            BACKGROUND: ("test_sigkill_while_a_rank_trains_on",),
+            DISK: ("test_sigkill_of_a_rank_in_a_save", "test_a_kill_at_any_call_leaves_a_checkpoint"),
+        },
+        f"{FAILURES}::test_a_killed_rank",
+        holds=lambda f: f["bit_exact"].total == 64,
+    ),
+    Row(
+        "R2",
+        "SIGSTOP, SIGTERM, SIGINT, SEGV, SIGBUS, abort, exception, `_exit`, memory that is not there, EIO, ENOSPC and a"
+        " slow rank, each in B and in reduce; a loss that is not finite; data that goes away",
+        "each named, none hangs",
+        "{cases} cases: each named with its rank and action, none hangs",
+        {
+            FAULTS: (
+                "test_a_failure",
+                "test_a_stopped_rank",
+                "test_a_rank_that_is_asked_to_stop",
+                "test_a_slow_rank_is_no_hang",
+            ),
+            LAUNCH: ("test_a_fault_is_named",),
+            FAILURES: ("test_a_loss_that_is_not_finite", "test_data_that_goes_away"),
+        },
+        f"{LAUNCH}::test_a_fault_is_named",
+    ),
+    Row(
+        "R3",
+        "detection in `dsc train`: from the fault to the line that names rank and action",
+        "crash ≤ 0.5 s; hang ≤ timeout + 0.5 s; rank and action named every time",
+        "{detected_s.count} crashes: median {detected_s.median:.2f} s, at most {detected_s.most:.2f} s;"
+        " {hang_after_timeout_s.count} hangs: timeout + {hang_after_timeout_s.most:.2f} s at most; rank and action"
+        " named each time. With `--restarts` the next step is done {recovered_s.most:.1f} s after the fault (or the"
+        " timeout) at most",
+        {
+            KILLS: ("test_a_kill",),
+            FAULTS: ("test_a_failure", "test_a_stopped_rank", "test_a_restart_recovers"),
+        },
+        f"{LAUNCH}::test_a_stopped_rank",
+        holds=lambda f: max(f["detected_s"].most, f["hang_after_timeout_s"].most) <= 0.5,
+    ),
+    Row(
+        "R4",
+        "processes, ports and files of shared memory after faults of R1 and R2, and after SIGKILL of the launcher or of"
+        " the command in each of the 16 phases",
+        "0",
+        "0 after each of {cases} cases",
+        {
+            KILLS: ("test_a_killed_supervisor", "test_a_kill"),
+            FAULTS: ("test_a_failure", "test_a_stopped_rank", "test_a_rank_that_is_asked_to_stop"),
+            SIGNALS: ("test_no_rank_survives_the_supervisor",),
+            FAILURES: ("test_a_killed_command_leaves_nothing", "test_a_killed_launcher_leaves_nothing"),
+        },
+        f"{SIGNALS}::test_no_rank_survives",
+    ),
+    Row(
+        "R5",
+        "replay of the system calls of four saves: every prefix, with each legal loss of data that was not synced",
+        "≥ 1,000 states, all with a loadable checkpoint",
+        "{states.total:,.0f} states, each with a loadable checkpoint; leaving out syncs of any kind is noticed",
+        {DISK: ("test_a_loss_of_power_at_any_point_leaves_a_checkpoint", "test_that_loss_would_be_noticed")},
+        f"{DISK}::test_a_loss_of_power",
+        holds=lambda f: f["states"].total >= 1000,
+    ),
+    Row(
+        "R6",
+        "damaged checkpoints: a bit, zeros, cut, longer, a byte more, a file of another checkpoint or rank, a foreign"
+        " file, none",
+        "500 of 500 refused, file named, previous one used",
+        "{corruptions.total:.0f} refused, the file named, the previous one used",
+        {CHECKPOINT: ("test_a_damaged_checkpoint_is_refused_and_the_previous_one_used",)},
+        f"{CHECKPOINT}::test_a_damaged_checkpoint_is",
+        holds=lambda f: f["corruptions"].total >= 500,
+    ),
+    Row(
+        "R7",
+        "checkpoints of one plan read by others: pp × ep × dp, `zero`, tensor ranks, precisions, world sizes",
+        "bitwise equal logical tensors",
+        "{loads.total:.0f} pairs of writer and reader bitwise equal",
+        {
+            RESUME: ("test_any_plan_loads_any_checkpoint",),
+            CHECKPOINT: ("test_any_plan_reads_what_any_plan_saved",),
+        },
+        f"{RESUME}::test_any_plan_loads",
+    ),
+    Row(
+        "R8",
+        "no space left (ENOSPC), or EIO, once or lasting, at every system call of a save; a full file system beneath a"
+        " run",
+        "100% clean error, previous checkpoint kept, training goes on",
+        "{failed_saves.total:.0f} saves that fail: a clean error each, the previous checkpoint kept; runs go on",
+        {
+            DISK: ("test_a_failing_disk_is_an_error_of_all_ranks_and_the_previous_checkpoint_stays",),
+            SAVES: ("test_a_save_that_fails_is_said_and_the_next_one_succeeds",),
+            BACKGROUND: ("test_a_save_that_fails_in_the_background_is_said_and_the_run_goes_on",),
+            SURROUNDINGS: ("test_a_disk_that_is_full_for_a_while",),
+        },
+        f"{DISK}::test_a_failing_disk",
+    ),
+    Row(
+        "R9",
+        "one spec under other hash seeds, folders, locales, time zones and umasks",
+        "identical bytes",
+        "{builds.total:.0f} builds with identical bytes",
+        {"tests/golden/test_golden.py": ("test_same_spec_same_bytes", "test_bytes_in_other_surroundings")},
+        "tests/golden/test_golden.py::test_same_spec",
+    ),
+    Row(
+        "R10",
+        "the proof on broken programs (instructions swapped, dropped, doubled, changed), judged by an independent"
+        " executor with bounded channels",
+        "≥ 2,000 mutants, ≥ 99% of those that are not equivalent rejected",
+        "{rejected.total:,.0f} of {different.total:,.0f} rejected; {accepted.total:,.0f} of {equivalent.total:,.0f}"
+        " equivalent ones accepted",
+        {},
+        "tests/proof/test_mutants.py",
+        (
+            Program(
+                "tests.proof.census",
+                ("--count", "2800"),
+                r"in all: (?P<different>\d+) end otherwise, (?P<rejected>\d+) of them rejected; (?P<equivalent>\d+) end"
+                r" alike, (?P<accepted>\d+) of them",
+            ),
+        ),
+        holds=lambda f: f["rejected"].total >= max(2000, 0.99 * f["different"].total),
+    ),
+    Row(
+        "R11",
+        "fuzzed specs: bytes, grammar, typed, mutated, overrides",
+        "10^5, no traceback, none over 2 s or 256 MiB",
+        "{inputs.total:,.0f} inputs, {failed.total:.0f} failed; the limit of time is one of work, 10 million calls of"
+        " functions each",
+        {},
+        "tests/fuzz/test_fuzz.py::test_inputs_end",
+        (Program("tests.fuzz.run", ("--count", "100000"), r"^(?P<inputs>[\d,]+) inputs, (?P<failed>\d+) failed$"),),
+        holds=lambda f: f["inputs"].total >= 100_000 and f["failed"].total == 0,
+    ),
+    Row(
+        "R12",
+        "attacks: code in names, strings and paths of specs, paths that lead out, links, pipes, bombs, edited builds,"
+        " checkpoints and published weights made to harm, escapes for the terminal; watched by an audit hook, beside a"
+        " canary",
+        "≥ 150 inputs, 0 succeed",
+        "{cases} inputs, 0 succeed",
+        {
+            "tests/reliability/test_attacks.py": ("test_code_in_a_spec_stays_text", "test_an_edited_build_is_refused"),
+            CHECKPOINT: (
+                "test_a_hostile_manifest_is_refused",
+                "test_a_manifest_that_is_none_is_refused",
+                "test_links_and_pipes_are_refused",
+                "test_a_checkpoint_that_is_a_link_is_refused",
+                "test_a_bad_name_is_refused_before_anything_is_written",
+            ),
+            "tests/weights/test_hostile.py": ("test_it_is_refused",),
+        },
+        f"{CHECKPOINT}::test_a_hostile",
+        holds=lambda f: f["cases"].total >= 150,
+    ),
+    Row(
+        "R13",
+        "the emitted bodies of stages, read back by another reader, against the program: ops, values, order",
+        "equal on every valid fuzzed spec",
+        "{specs.total:.0f} fuzzed specs, {instructions.total:,.0f} instructions: equal",
+        {"tests/fuzz/test_emitted.py": ("test_emitted_bodies_are_the_program",)},
+        "tests/fuzz/test_emitted.py",
+    ),
+    Row(
+        "R16",
+        "a clock that jumps, logs on a full disk, closed or full standard streams, metrics and events that cannot be"
+        " written for a while",
+        "training unaffected",
+        "{cases} cases: unaffected",
+        {
+            SURROUNDINGS: (
+                "test_a_clock_that_jumps",
+                "test_logs_on_a_full_disk",
+                "test_a_disk_that_is_full_for_a_while",
+            ),
+            "tests/runs/test_commands.py": ("test_training_does_not_depend_on_who_reads",),
+            "tests/runtime/test_metrics.py": (
+                "test_rows_that_a_full_disk_refused_are_written_when_it_has_room",
+                "test_rows_that_the_system_refused_are_written_when_it_takes_them",
+            ),
+        },
+        "tests/runtime/test_metrics.py::test_rows_that_a_full",
+    ),
+)

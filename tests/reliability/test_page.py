@@ -1,0 +1,63 @@
+"""docs/reliability.md is what `python -m tests.reliability` writes of the results that are kept, and its rows name
+tests that exist, with a sample of each in the tier `test`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+
+from tests.reliability.page import PAGE, chosen, reached, rendered
+from tests.reliability.results import Result, Results, kept, read_report
+from tests.reliability.rows import ROWS, Program, Row
+from tests.test_tiers import functions
+from tests.tiers import tiers
+
+TEST = "tests/a/test_b.py::test_c"
+ROW = Row("R0", "", "2 in all", "{n.total:.0f} in {cases}", {"tests/a/test_b.py": ("test_c",)}, "")
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.a.test_b" name="test_c[x[1]]" time="0.5">
+  <properties><property name="n" value="1" /></properties></testcase>
+<testcase classname="tests.a.test_b" name="test_c[2]" time="0.25">{more}
+  <properties><property name="n" value="2" /></properties></testcase>
+</testsuite></testsuites>"""
+
+
+def test_the_page_is_what_the_command_writes() -> None:
+    assert PAGE.read_text("utf-8") == rendered(kept()), "python -m tests.reliability --rows none"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.number)
+def test_a_row_names_tests_and_has_a_sample(row: Row) -> None:
+    assert set(row.tests) <= set(functions())
+    assert all(find_spec(program.module) for program in row.programs)
+    sample = [test for test in functions() if test.startswith(row.sample)]
+    assert sample and any("test" in tier for tier in tiers(sample))
+
+
+def test_results_are_of_tests_and_programs_of_rows() -> None:
+    named = {name for row in ROWS for name in (*row.tests, *(program.name for program in row.programs))}
+    assert kept().keys() <= named
+
+
+def test_a_report_is_counted() -> None:
+    results = read_report(REPORT.format(more=""), [TEST])
+    assert (results[TEST].passed, results[TEST].failed, results[TEST].seconds) == (2, [], 0.8)
+    assert reached(ROW, results) == ("3 in 2", "yes")
+    assert reached(replace(ROW, holds=lambda figures: figures["n"].most > 2), results) == ("3 in 2", "no")
+
+
+@pytest.mark.parametrize("what", ["failure", "error", "skipped"])
+def test_what_did_not_pass_is_said(what: str) -> None:
+    results = read_report(REPORT.format(more=f"<{what} />"), [TEST])
+    assert reached(ROW, results) == ("3 in 1; 1 failed: test_c[2]", "no")
+
+
+def test_what_was_not_run_is_said() -> None:
+    assert reached(ROW, {}) == (f"not run: `{TEST}`", "–")
+    with_program = replace(ROW, programs=(Program("m", (), ""),))
+    results: Results = {TEST: Result("here", passed=1)}
+    assert reached(with_program, results)[0].startswith("not run: `python -m m")
+    with pytest.raises(ValueError, match="no row R99"):
+        chosen(["R99"])
