@@ -11,7 +11,7 @@ NATIVE := hatch_build.py runtime/native/compile_cpp.py $(wildcard runtime/native
 EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train check pins test tools kernels bench gpu study-balance study-fp8 soak census lint docs extension bless clean
+.PHONY: train check pins test tools kernels bench gpu study-balance study-fp8 soak census reliability lint docs extension bless clean
 
 train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
@@ -63,6 +63,11 @@ soak: tools $(FOR_TESTS)
 # What the proof says of 5,400 broken programs, some 10 minutes on one core.
 census: $(FOR_TESTS)
 	$(BIN)/python -m tests.proof.census --count 5400
+
+# What faults do to a run, and docs/reliability.md; an hour, or some rows of it: make reliability ROWS=R1,R3
+ROWS ?=
+reliability: $(FOR_TESTS)
+	$(BIN)/python -m tests.reliability --rows "$(ROWS)"
 
 # Our training beside transformers and torch's pipelining, and docs/performance.md; some 15 minutes, on an idle machine.
 bench: $(FOR_TESTS)

@@ -47,13 +47,13 @@ class Expected:
         assert instruction.kind == kind and not self.freed, (instruction, kind, self.freed)
         return instruction
 
-    def does(self, kind: str, given: tuple[object, ...], own: tuple[object, ...]) -> Any:
-        """An operation on `given`: what it is named by (`own`), then what it reads; returns its results."""
+    def does(self, kind: str, given: tuple[object, ...], named_by: tuple[object, ...]) -> Any:
+        """An operation on `given`: what it is `named_by`, then what it reads; returns its results."""
         instruction = self.next(kind)
         space = "vw"[instruction.slot]
         passed = () if kind == "wait" else instruction.reads  # it reads what its start did: that lives until then
         reads = [f"{space}.{name}" for name in passed if name not in named(instruction)]
-        assert [*given] == [*own, *reads], (instruction, given)
+        assert [*given] == [*named_by, *reads], (instruction, given)
         results = tuple(Value(f"result {space}.{buffer.name}") for buffer in instruction.writes)
         return results[0] if len(results) == 1 else results
 
@@ -99,8 +99,8 @@ class Segment:
             assert self.modules[instruction.site] == self.name and instruction.phase == phase, (instruction, self.name)
             space = "vw"[instruction.slot]
             first = parts("g" if phase == "W" else "p", space, instruction.params, instruction.params_in)
-            own = first + parts("p", space, instruction.weights, instruction.weights_in)
-            return self.expected.does("run", given, own)
+            named_by = first + parts("p", space, instruction.weights, instruction.weights_in)
+            return self.expected.does("run", given, named_by)
 
         return call
 

@@ -1,7 +1,7 @@
 """Run what docs/reliability.md names, and write it: `python -m tests.reliability`, or `--rows R1,R6` of it.
 
-All of it takes an hour on two cores. What was run before and is not run now stays as it was; `--rows none` writes the
-page alone.
+All of it takes an hour on two cores. What was run before and is not run now stays as it was: `--missing` runs the rest,
+`--rows none` writes the page alone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from tests.reliability.rows import ROWS
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.reliability", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rows", default="", help="numbers of rows, with commas; none: only write the page")
-    numbers = parser.parse_args().rows
-    rows = [] if numbers == "none" else chosen([each for each in numbers.split(",") if each])
+    parser.add_argument("--missing", action="store_true", help="run only what has no result yet")
+    args = parser.parse_args()
+    rows = [] if args.rows == "none" else chosen([each for each in args.rows.split(",") if each])
+    passed_over = kept() if args.missing else {}
     found: Results = {}
-    if tests := list(dict.fromkeys(test for row in rows for test in row.tests)):
-        found |= run_tests(tests)
+    tests = dict.fromkeys(test for row in rows for test in row.tests if test not in passed_over)
+    if tests:
+        found |= run_tests([*tests])
     for program in dict.fromkeys(program for row in rows for program in row.programs):
-        found[program.name] = run_program(program)
+        if program.name not in passed_over:
+            found[program.name] = run_program(program)
     keep(kept() | found)  # read now: another row may have been run meanwhile
     write(kept())
     for row in rows:

@@ -30,7 +30,7 @@ class Result:
     seconds: float = 0.0
     passed: int = 0
     failed: list[str] = field(default_factory=list)
-    figures: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    figures: dict[str, list[float]] = field(default_factory=dict)
 
 
 Results = dict[str, Result]
@@ -80,7 +80,7 @@ def read_report(text: str, tests: Iterable[str]) -> Results:
         else:
             result.failed.append(name)
         for each in case.iter("property"):
-            result.figures[each.attrib["name"]].append(round(float(each.attrib["value"]), 3))
+            result.figures.setdefault(each.attrib["name"], []).append(round(float(each.attrib["value"]), 3))
     return found
 
 
@@ -89,15 +89,11 @@ def run_program(program: Program) -> Result:
     command = (sys.executable, "-m", program.module, *program.words)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         lines = list(process.stdout or ())
-    result = Result(machine())
     said = [match for line in lines if (match := re.search(program.figures, line))]
     if process.returncode or not said:
-        result.failed.append(f"exit code {process.returncode}")
-    else:
-        result.passed = 1
-    for name, value in said[-1].groupdict().items() if said else ():
-        result.figures[name].append(float(value.replace(",", "")))
-    return result
+        return Result(machine(), failed=[f"exit code {process.returncode}"])
+    figures = {name: [float(value.replace(",", ""))] for name, value in said[-1].groupdict().items()}
+    return Result(machine(), passed=1, figures=figures)
 
 
 def figures_of(row: Row, results: Results) -> dict[str, Figure]:
@@ -115,5 +111,5 @@ def of_row(row: Row, results: Results) -> list[Result]:
 
 
 def lacking(row: Row, results: Results) -> list[str]:
-    """What of a row has not been run."""
+    """Return the tests and programs of a row that have not been run."""
     return [name for name in (*row.tests, *(program.name for program in row.programs)) if name not in results]

@@ -55,9 +55,9 @@ def test_what_did_not_pass_is_said(what: str) -> None:
 
 
 def test_what_was_not_run_is_said() -> None:
-    assert reached(ROW, {}) == (f"not run: `{TEST}`", "–")
+    assert reached(ROW, {}) == ("not run", "–")
     with_program = replace(ROW, programs=(Program("m", (), ""),))
     results: Results = {TEST: Result("here", passed=1)}
-    assert reached(with_program, results)[0].startswith("not run: `python -m m")
+    assert reached(with_program, results) == ("not run", "–")
     with pytest.raises(ValueError, match="no row R99"):
         chosen(["R99"])
