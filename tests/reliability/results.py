@@ -20,6 +20,7 @@ from tests.reliability.rows import Figure, Program, Row
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "benchmarks" / "results" / "reliability.json"
+INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended, and that says how far it came
 
 
 @dataclass
@@ -85,15 +86,19 @@ def read_report(text: str, tests: Iterable[str]) -> Results:
 
 
 def run_program(program: Program) -> Result:
-    """Run a program; it passes with exit code 0 and its figures printed."""
+    """Run a program. It passes with exit code 0; one that SIGINT ends has reached what it printed last."""
     command = (sys.executable, "-m", program.module, *program.words)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        lines = list(process.stdout or ())
-    said = [match for line in lines if (match := re.search(program.figures, line))]
-    if process.returncode or not said:
-        return Result(machine(), failed=[f"exit code {process.returncode}"])
-    figures = {name: [float(value.replace(",", ""))] for name, value in said[-1].groupdict().items()}
-    return Result(machine(), passed=1, figures=figures)
+        lines = [*(process.stdout or ())]
+    return read_output(program, process.returncode, lines)
+
+
+def read_output(program: Program, code: int, lines: Iterable[str]) -> Result:
+    """The result of a program by its exit code and what it printed."""
+    said = [match.groupdict() for line in lines if (match := re.search(program.figures, line))]
+    figures = {name: [float(value.replace(",", ""))] for name, value in (said[-1] if said else {}).items()}
+    failed = [] if said and code in (0, INTERRUPTED) else [f"exit code {code}"]
+    return Result(machine(), passed=int(code == 0 and bool(said)), failed=failed, figures=figures)
 
 
 def figures_of(row: Row, results: Results) -> dict[str, Figure]:
