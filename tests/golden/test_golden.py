@@ -67,7 +67,7 @@ def test_bytes_in_other_surroundings(tmp_path: Path, seed: int, record_property:
     locale, zone = ("C", "C.UTF-8", "POSIX")[seed % 3], ("UTC", "Asia/Tokyo", "America/Caracas")[seed // 2]
     built = compiled(cwd, ROOT / "specs" / "tiny.dsc", seed, locale, zone, umask=(0o000, 0o077)[seed % 2])
     write_build(tmp_path / "here", compile_spec(load(ROOT / "specs" / "tiny.dsc")).files)
-    assert built == files(tmp_path / "here")
+    assert {path: data for path, data in built.items() if not path.startswith("cache/")} == files(tmp_path / "here")
     record_property("builds", 1)
 
 
