@@ -33,13 +33,15 @@ def rendered(results: Results) -> str:
 
 def reached(row: Row, results: Results) -> tuple[str, str]:
     """What a row's tests gave, and whether that is the bar."""
-    if lacking(row, results):
+    found, missing = of_row(row, results), lacking(row, results)
+    if not found:
         return "not run", "–"
-    found = of_row(row, results)
     figures = figures_of(row, results)
     text = row.reached.format(**figures | {"cases": f"{figures['cases'].total:,}"})
     if failed := [name for result in found for name in result.failed]:
         return f"{text}; {len(failed)} failed: {', '.join(failed)}", "no"
+    if missing:
+        return f"{text}; not run: {', '.join(name.rpartition('::')[2] for name in missing)}", "–"
     return text, "yes" if row.holds(figures) else "no"
 
 

@@ -57,7 +57,7 @@ def test_what_did_not_pass_is_said(what: str) -> None:
 def test_what_was_not_run_is_said() -> None:
     assert reached(ROW, {}) == ("not run", "–")
     with_program = replace(ROW, programs=(Program("m", (), ""),))
-    results: Results = {TEST: Result("here", passed=1)}
-    assert reached(with_program, results) == ("not run", "–")
+    results: Results = {TEST: Result("here", passed=1, figures={"n": [1.0]})}
+    assert reached(with_program, results)[0].endswith("in 1; not run: python -m m ")
     with pytest.raises(ValueError, match="no row R99"):
         chosen(["R99"])
