@@ -23,8 +23,9 @@ CODES = {
 }
 MORE = {
     "D0101": "A warning of `dsc check`, as the text may be elsewhere: `dsc train --data DIR` says where the paths of "
-    "the data start. `dsc train` refuses a source that matches nothing. A pattern ends in files, as in `corpus/*.txt`; "
-    "read are .txt, .md and .py files whole, and .jsonl files with a document a line.",
+    "the data start. `dsc train` refuses a source that matches nothing. Read are .txt, .md and .py "
+    "files whole, .jsonl files with a document a line, also as .jsonl.gz and .jsonl.zst, and .parquet and .arrow files "
+    "with a document a row.",
     "D0102": "A warning of `dsc check`, where tokenizer and rows are there: `dsc train` refuses the first row that the "
     "template cannot be used for. The loss of a row of `messages` is on what the template puts between "
     "`{% generation %}` and `{% endgeneration %}`. A template without them would leave the row without a loss.",

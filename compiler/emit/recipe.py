@@ -138,6 +138,7 @@ def data(block: Data) -> contract.Data:
         validation=block.validation,
         chat=contract.Chat(block.chat.template, block.chat.long, block.chat.pack) if block.chat else None,
         documents=block.documents,
+        column=block.column,
     )
 
 

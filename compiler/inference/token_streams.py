@@ -16,6 +16,7 @@ from runtime.data import corpus, tokenizer, tokenizer_files
 from runtime.data.encode import BATCH_BYTES, check_vocab
 from runtime.data.errors import DataError
 from runtime.data.given import Given
+from runtime.data.readers import documents
 from runtime.data.samples import PADDING, RowSamples
 from runtime.data.shards import Reader
 from runtime.data.words import is_byte_level
@@ -129,7 +130,7 @@ def _batches(files: Sequence[corpus.SourceFile]) -> Iterator[list[tuple[corpus.S
     held: list[tuple[corpus.SourceFile, str]] = []
     size = 0
     for file in files:
-        for text in corpus.documents(file):
+        for text in documents(file):
             held.append((file, text))
             size += len(text)
             if size >= BATCH_BYTES:

@@ -161,7 +161,8 @@ class Data(Node):
         Field(
             min_length=1,
             max_length=4096,
-            description="a path, a glob, or python_stdlib; .txt, .md and .py files are documents, lines of .jsonl are",
+            description="a file, a folder, a glob, or python_stdlib; .txt, .md and .py files are documents, and so are "
+            "lines of .jsonl, .jsonl.gz and .jsonl.zst, and rows of .parquet and .arrow",
             examples=["source = python_stdlib"],
         ),
     ]
@@ -192,6 +193,16 @@ class Data(Node):
             }
         ),
     ] = "joined"
+    column: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=256,
+            description="where the text of a row is: a key of lines of .jsonl, or a column of .parquet and .arrow",
+            examples=['column = "content"'],
+        ),
+        Quiet(),
+    ] = "text"
 
     @property
     def masks_documents(self) -> bool:

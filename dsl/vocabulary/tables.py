@@ -111,6 +111,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "data_path": ("data.source",),
     "dataset": ("data.source",),
     "files": ("data.source",),
+    **dict.fromkeys(("text_column", "text_field", "text_key", "dataset_text_field", "content_key"), ("data.column",)),
     "tokenizer_path": ("data.tokenizer",),
     "tokenizer_model": ("data.tokenizer",),
     "val_split": ("data.validation",),

@@ -105,7 +105,7 @@ class Data:
     """Where the text comes from, relative to the folder of the spec; `tokenizer` is a file, or one to be trained.
 
     `chat`: lines of the text are conversations; None: they are documents. `documents`: whether a token sees in its
-    sequence the documents before its own.
+    sequence the documents before its own. `column`: where the text is in a row.
     """
 
     source: Annotated[str, Pattern(".{1,4096}")]
@@ -113,6 +113,7 @@ class Data:
     validation: Share
     chat: Chat | None = None
     documents: Literal["joined", "masked"] = "joined"
+    column: Annotated[str, Pattern(".{1,256}")] = "text"
 
     @property
     def masks_documents(self) -> bool:

@@ -21,11 +21,11 @@ from tokenizers import Encoding, Tokenizer
 
 from runtime.contract import Chat
 from runtime.data import tokenizer, tokenizer_files
-from runtime.data.corpus import SourceFile, json_lines
 from runtime.data.errors import DataError
+from runtime.data.readers import LINE_SUFFIXES, SourceFile, json_lines
 
 FORMAT = 1  # of the tokens that rows become
-SUFFIXES = (".jsonl",)
+SUFFIXES = LINE_SUFFIXES
 MAX_TEMPLATE_BYTES = 1 << 20
 UNMARKED = "the chat template does not mark what the assistant says, so a row of `messages` has no loss"
 MARK_IT = "put {% generation %} … {% endgeneration %} around the assistant's content and its end token"

@@ -1,7 +1,7 @@
-"""The documents of a source.
+"""The files of a source.
 
-A source is `python_stdlib` or a glob relative to the spec's folder (`corpus/**/*.jsonl`). A `.txt`, `.md` or `.py` file
-is one document; a `.jsonl` file has one a line, under the key "text".
+A source is `python_stdlib`, a folder, or a glob relative to the spec's folder (`corpus/**/*.jsonl`). What is in a file
+is read by runtime/data/readers.py.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular
+from runtime.data.readers import COLUMN, SUFFIXES, TEXT_SUFFIXES, SourceFile, read_text, suffix_of
 
 STDLIB = "python_stdlib"
-TEXT_SUFFIXES = (".txt", ".md", ".py")
-SUFFIXES = (*TEXT_SUFFIXES, ".jsonl")
-MAX_DOCUMENT_BYTES = 64 << 20
 
 # Other people's packages live below the same folder; tests are 58% of the stdlib's bytes (31.5 → 12.1 MB without them,
 # 14.2 → 5.3 s to train a BPE of 4096 and encode, one core), mostly tables of data, and many distributions omit them.
@@ -29,18 +26,7 @@ _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__", "test"
 _GLOB = frozenset("*?[")
 OTHER_SUFFIX = "other suffix"
 MAX_SHOWN = 4  # suffixes
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class SourceFile:
-    """A file of the corpus. `name` is relative to the source's folder, with `/`."""
-
-    name: str
-    path: Path
-
-    @property
-    def is_one_document(self) -> bool:
-        return self.path.suffix != ".jsonl"
+MAX_STATE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +40,7 @@ class Corpus:
 # ---------------------------------------------------------------- finding
 
 
-def find(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Corpus:
+def find(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES, column: str = COLUMN) -> Corpus:
     """The corpus `source` names, of files with one of the suffixes. Symbolic links below its folder are not followed,
     so no file comes from elsewhere.
 
@@ -73,7 +59,7 @@ def find(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES) -> 
         if reason := _why_not(folder, path, suffixes):
             left_out[path] = reason
         else:
-            files.append(SourceFile(path.relative_to(folder).as_posix(), path))
+            files.append(SourceFile(path.relative_to(folder).as_posix(), path, column))
     if not files:
         raise DataError(_nothing_found(source, folder, left_out, suffixes))
     return Corpus(tuple(sorted(files)), tuple(sorted(Counter(left_out.values()).items())))
@@ -105,7 +91,8 @@ def _stdlib_paths() -> list[Path]:
 
 
 def _split_glob(source: str, spec_folder: Path) -> tuple[Path, str]:
-    """The folder before the first component with a wildcard, and the rest: names do not depend on where it lies."""
+    """The folder before the first component with a wildcard, and the rest: names do not depend on where it lies. A
+    source that is a folder stands for all that is in it."""
     if not source or "\0" in source:
         raise DataError(f"data source {source!r}: expected {STDLIB} or a pattern such as corpus/*.jsonl")
     parts = Path(source).parts
@@ -114,7 +101,22 @@ def _split_glob(source: str, spec_folder: Path) -> tuple[Path, str]:
     first = next((i for i, part in enumerate(parts) if _GLOB & set(part)), len(parts) - 1)
     if ".." in parts[first:]:
         raise DataError(f"data source {source!r}: `..` cannot follow a wildcard")
-    return spec_folder.joinpath(*parts[:first]), "/".join(parts[first:])
+    folder = spec_folder.joinpath(*parts[:first])
+    if not _GLOB & set(parts[-1]) and (folder / parts[-1]).is_dir():
+        _check_splits(source, folder / parts[-1])
+        return folder / parts[-1], "**/*"
+    return folder, "/".join(parts[first:])
+
+
+def _check_splits(source: str, folder: Path) -> None:
+    """Raise DataError for a folder of several data sets, as `datasets` writes a DatasetDict: one of them may be for
+    tests."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(path.parent.name for path in folder.glob("*/state.json"))
+        raise DataError(
+            f"data source {source!r}: a folder with the splits {', '.join(splits)}: name one of them, as in "
+            f"{source.rstrip('/')}/{splits[0] if splits else 'train'}"
+        )
 
 
 def _matches(source: str, folder: Path, pattern: str) -> list[Path]:
@@ -129,19 +131,38 @@ def _why_not(folder: Path, path: Path, suffixes: Sequence[str]) -> str:
     below = len(path.relative_to(folder).parts)
     if any(part.is_symlink() for part in (path, *path.parents[: below - 1])):
         return "symbolic link"
-    if path.suffix not in suffixes:
+    if not (suffix := suffix_of(path, suffixes)):
         return OTHER_SUFFIX
     if not path.is_file():
         return "not a file"
-    return "" if path.suffix == ".jsonl" or _decodes(path) else "not UTF-8"
+    if suffix == ".arrow" and not _is_of_dataset(path):
+        return "not listed in the state.json beside it"
+    return "" if suffix not in TEXT_SUFFIXES or _decodes(path) else "not UTF-8"
 
 
 def _decodes(path: Path) -> bool:
     try:
-        _read(path)
+        read_text(path)
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _is_of_dataset(path: Path) -> bool:
+    """Whether an Arrow file is of the data set that `datasets` saved in its folder, and no cache of a `map`."""
+    state = path.with_name("state.json")
+    if not state.is_file():
+        return True
+    try:
+        with open_regular(state) as stream:
+            found = json.loads(stream.read(MAX_STATE_BYTES))
+        names = [str(each["filename"]) for each in found["_data_files"]]
+        indices = found.get("_indices_data_files") or found.get("_indices_files")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{state}: not a state.json of `datasets`: {error}") from None
+    if indices:
+        raise DataError(f"{state}: rows are chosen by indices; call flatten_indices() before save_to_disk()")
+    return path.name in names
 
 
 def _nothing_found(source: str, folder: Path, left_out: Mapping[Path, str], allowed: Sequence[str]) -> str:
@@ -151,72 +172,36 @@ def _nothing_found(source: str, folder: Path, left_out: Mapping[Path, str], allo
         count = len(left_out)
         matched = "1 file matches and is not read" if count == 1 else f"{count} files match and none is read"
         return f"{start}{matched}: {'; '.join(_reasons(left_out, allowed))}"
-    if (folder / Path(source).name).is_dir():
-        return f"{start}{source} is a folder, write {source.rstrip('/')}/**/*{allowed[0]}"
     return f"{start}no {', '.join(allowed)} file found in {folder}"
 
 
 def _reasons(left_out: Mapping[Path, str], allowed: Sequence[str]) -> Iterator[str]:
     for reason, count in sorted(Counter(left_out.values()).items()):
         if reason == OTHER_SUFFIX:
-            suffixes = sorted({path.suffix or "no suffix" for path, why in left_out.items() if why == reason})
+            suffixes = sorted({_suffix(path) or "no suffix" for path, why in left_out.items() if why == reason})
             more = " and others" if len(suffixes) > MAX_SHOWN else ""
             verb = "is" if len(suffixes) == 1 else "are"
             edit = "rename the files, or write their texts as lines of a .jsonl"
             if ".parquet" in suffixes:
-                edit = "parquet files are not read: write their rows as lines of a .jsonl"
+                edit = "parquet files are not read here: write their rows as lines of a .jsonl"
             yield f"{', '.join(suffixes[:MAX_SHOWN])}{more} {verb} not one of {' '.join(allowed)}; {edit}"
         else:
             yield f"{count} left out: {reason}"
 
 
-# ---------------------------------------------------------------- reading
+def _suffix(path: Path) -> str:
+    """The suffix of a name, with the one before it where the file is compressed."""
+    return "".join(path.suffixes[-2:]) if path.suffix in (".gz", ".zst") else path.suffix
 
 
-def documents(file: SourceFile) -> Iterator[str]:
-    """The documents of one file, empty ones left out. Raises DataError with file and line for a bad `.jsonl`."""
-    texts = iter((_read(file.path),)) if file.is_one_document else _jsonl(file.path)
-    return (text for text in texts if text)
-
-
-def _read(path: Path) -> str:
-    with open_regular(path) as stream:
-        content = stream.read(MAX_DOCUMENT_BYTES + 1)
-    if len(content) > MAX_DOCUMENT_BYTES:
-        raise DataError(f"{path}: larger than {MAX_DOCUMENT_BYTES >> 20} MiB; write documents as lines of a .jsonl")
-    return content.decode("utf-8")
-
-
-def _jsonl(path: Path) -> Iterator[str]:
-    for place, _, row in json_lines(path):
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise DataError(f'{place}: expected an object with a string under "text"')
-        text: str = row["text"]
-        if any("\ud800" <= c <= "\udfff" for c in text):
-            raise DataError(f'{place}: "text" holds half of a surrogate pair, which no UTF-8 text has')
-        yield text
-
-
-def json_lines(path: Path) -> Iterator[tuple[str, bytes, Any]]:
-    """(file:line, bytes, value) of every line that is not blank. Raises DataError for one that is not JSON."""
-    with open_regular(path) as lines:
-        number = 0
-        while line := lines.readline(MAX_DOCUMENT_BYTES + 1):
-            number += 1
-            place = f"{path}:{number}"
-            if len(line) > MAX_DOCUMENT_BYTES:
-                raise DataError(f"{place}: line longer than {MAX_DOCUMENT_BYTES >> 20} MiB")
-            if line.strip():
-                try:
-                    value = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{place}: not JSON: {error}") from None
-                yield place, line.strip(), value
+# ---------------------------------------------------------------- what is in it
 
 
 def digest(files: tuple[SourceFile, ...]) -> str:
-    """sha256 over names and contents: equal corpora in different places are equal."""
+    """sha256 over names and contents, and what is read of them: equal corpora in different places are equal."""
     total = hashlib.sha256()
+    if columns := sorted({file.column for file in files} - {COLUMN}):
+        total.update(f"{columns}\n".encode())
     for file in files:
         with open_regular(file.path) as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from runtime.data import corpus, tokenizer, tokenizer_files
+from runtime.data import tokenizer, tokenizer_files
 from runtime.data.chat import Settings, rows
-from runtime.data.corpus import SourceFile
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular, write_synced
 from runtime.data.given import Given
+from runtime.data.readers import SourceFile, documents
 from runtime.data.row_shards import RowReader, RowWriter
 from runtime.data.shards import Reader, Writer
 from runtime.data.split import Split, rank
@@ -111,7 +111,7 @@ def _sample(files: tuple[SourceFile, ...], divided: Split, seed: int, progress: 
     num_bytes = 0
     for done, file in enumerate(sorted(files, key=lambda file: rank(seed, file.name))):
         progress("tokenizer", done, len(files))
-        for text in corpus.documents(file):
+        for text in documents(file):
             if divided.is_held(file, text):
                 continue
             num_bytes += len(text.encode())
@@ -162,8 +162,8 @@ def write_shards(
     total = max(1, sum(file.path.stat().st_size for file in files))
     done = 0
     with train.writer, validation.writer:
-        for documents in _batches(files, corpus.documents if chat is None else rows):
-            for (file, text), ids in zip(documents, tokens.ids(documents), strict=True):
+        for batch in _batches(files, documents if chat is None else rows):
+            for (file, text), ids in zip(batch, tokens.ids(batch), strict=True):
                 side = validation if divided.is_held(file, text) else train
                 found = np.asarray(ids, np.int64)
                 side.add(file, text, np.append(found, end) if chat is None else found)

@@ -34,8 +34,8 @@ from tokenizers import Tokenizer
 
 from runtime.data import tokenizer, tokenizer_files
 from runtime.data.chat import RowEncoder, Settings, place_of
-from runtime.data.corpus import SourceFile
 from runtime.data.errors import DataError
+from runtime.data.readers import SourceFile
 from runtime.data.words import Encoder
 
 Ids = npt.NDArray[np.int64]

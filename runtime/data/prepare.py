@@ -22,9 +22,9 @@ import tokenizers
 from runtime.contract import DataRequest
 from runtime.data import chat, corpus, encode, store, tokenizer, tokenizer_files
 from runtime.data.chat import Settings
-from runtime.data.corpus import SourceFile
 from runtime.data.encode import Progress, Tokens
 from runtime.data.errors import DataError
+from runtime.data.readers import COLUMN, SUFFIXES, SourceFile, documents
 from runtime.data.split import Split, split
 from runtime.data.store import Meta
 
@@ -141,6 +141,7 @@ def _asked(request: DataRequest) -> Meta:
     data = request.data
     choice = data.tokenizer if isinstance(data.tokenizer, str) else {"train": data.tokenizer.vocab}
     asked: dict[str, Any] = {"source": data.source, "tokenizer": choice, "validation": float(data.validation)}
+    asked |= {} if data.column == COLUMN else {"column": data.column}
     asked |= {} if data.chat is None else {"chat": {"template": data.chat.template}}
     return asked | {"seed": request.seed, "vocab": request.vocab}
 
@@ -193,13 +194,13 @@ def _task(request: DataRequest, spec_folder: Path, progress: Progress) -> _Task:
     """Find the text and the tokenizer, and divide the text."""
     wanted, fraction = request.data.tokenizer, float(request.data.validation)
     settings: Settings | None = None
-    suffixes: Sequence[str] = corpus.SUFFIXES
-    read: encode.Read = corpus.documents
+    suffixes: Sequence[str] = SUFFIXES
+    read: encode.Read = documents
     if request.data.chat is not None:
         assert isinstance(wanted, str), "a rule of specs: conversations are in the tokens of a tokenizer.json"
         settings = chat.read_settings(request.data.chat, spec_folder / wanted, spec_folder)
         suffixes, read = chat.SUFFIXES, chat.rows
-    found = corpus.find(request.data.source, spec_folder, suffixes)
+    found = corpus.find(request.data.source, spec_folder, suffixes, request.data.column)
     divided = split(found.files, fraction, request.seed, read)
     progress("read", 0, 1)
     seed = request.seed if fraction else 0  # which decides nothing where all is trained on

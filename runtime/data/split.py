@@ -11,9 +11,8 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from runtime.data import corpus
-from runtime.data.corpus import SourceFile
 from runtime.data.errors import DataError
+from runtime.data.readers import SourceFile, documents
 
 RANKS = 1 << 64
 
@@ -34,7 +33,7 @@ def split(
     files: Iterable[SourceFile],
     fraction: float,
     seed: int,
-    read: Callable[[SourceFile], Iterable[str]] = corpus.documents,
+    read: Callable[[SourceFile], Iterable[str]] = documents,
 ) -> Split:
     """A split that holds out about `fraction` of the documents, and none of them if it is 0. `read`: those of a file.
 

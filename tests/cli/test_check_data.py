@@ -39,8 +39,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-MATCHES = ["text/**/*.txt", "text/two.md", "text/*", "python_stdlib"]
-NOTHING = ["nowhere/*.txt", "text/*.rst", "text/bytes.txt", "text/link.txt", "text", "text/*/../two.md", "text/**.md"]
+MATCHES = ["text/**/*.txt", "text/two.md", "text/*", "text", "text/", "python_stdlib"]
+NOTHING = ["nowhere/*.txt", "text/*.rst", "text/bytes.txt", "text/link.txt", "text/*/../two.md", "text/**.md"]
 
 
 @pytest.mark.parametrize("source", [*MATCHES, *NOTHING])

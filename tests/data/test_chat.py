@@ -19,9 +19,9 @@ from runtime.contract import Chat
 from runtime.data import chat, tokenizer
 from runtime.data.chat import Encoded, RowEncoder, read_settings
 from runtime.data.chat_template import Template
-from runtime.data.corpus import SourceFile
 from runtime.data.errors import DataError
 from runtime.data.given import Given
+from runtime.data.readers import SourceFile
 from tests.data.chats import END, MESSAGES, TEMPLATES, TEXTS, TOKENS, TOOL, UNMARKED, said, write_model, write_rows
 
 SETTINGS = Chat(None, "cut")

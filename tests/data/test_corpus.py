@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data.corpus import MAX_DOCUMENT_BYTES, SourceFile, digest, documents, find
+from runtime.data.corpus import SourceFile, digest, find
 from runtime.data.errors import DataError
+from runtime.data.readers import MAX_DOCUMENT_BYTES, documents
 
 
 def test_find_is_sorted_by_relative_name_wherever_the_folder_lies(spec_folder: Path, tmp_path: Path) -> None:
@@ -40,9 +41,8 @@ def test_what_is_left_out_is_counted_and_links_are_not_followed(spec_folder: Pat
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("corpus/*.rst", r"'corpus/\*\.rst': no \.txt, \.md, \.py, \.jsonl file found in .*corpus$"),
+        ("corpus/*.rst", r"'corpus/\*\.rst': no \.txt, \.md, \.py, \.jsonl, .*, \.arrow file found in .*corpus$"),
         ("nowhere/*.txt", "no .* file found in .*nowhere"),
-        ("corpus", r"corpus is a folder, write corpus/\*\*/\*\.txt"),
         ("", "expected python_stdlib or a pattern"),
         ("a\0b", "expected python_stdlib or a pattern"),
         ("corpus/*/../../x.txt", "cannot follow a wildcard"),
@@ -64,8 +64,8 @@ def test_why_what_matches_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(DataError) as one:
         find("*.rst", tmp_path)
     assert str(one.value) == (
-        "data source '*.rst': 3 files match and none is read: .rst is not one of .txt .md .py .jsonl; rename the files,"
-        " or write their texts as lines of a .jsonl"
+        "data source '*.rst': 3 files match and none is read: .rst is not one of .txt .md .py .jsonl "
+        ".jsonl.gz .jsonl.zst .parquet .arrow; rename the files, or write their texts as lines of a .jsonl"
     )
     (tmp_path / "README").write_text("text")
     (tmp_path / "latin.md").write_bytes("é".encode("latin-1"))

@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from runtime.data import given, tokenizer
-from runtime.data.corpus import SourceFile
 from runtime.data.errors import DataError
 from runtime.data.given import Given
 from runtime.data.prepare import Prepared
+from runtime.data.readers import SourceFile
 from tests.progress import children
 
 TEXTS = [f"def f{i}(x):\n    return x * {i}  # größer als {i}\n" for i in range(200)]

@@ -16,9 +16,10 @@ import pytest
 
 from runtime.contract import Data, DataRequest, TrainedTokenizer
 from runtime.data import tokenizer
-from runtime.data.corpus import SourceFile, documents, find
+from runtime.data.corpus import SourceFile, find
 from runtime.data.errors import DataError
 from runtime.data.prepare import Prepared, prepare
+from runtime.data.readers import documents
 from runtime.data.samples import Samples
 from runtime.data.shards import Reader
 from runtime.data.split import split

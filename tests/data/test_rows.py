@@ -155,7 +155,7 @@ def test_other_files_are_refused_with_the_reason(folder: Path, prepared: Callabl
     with pytest.raises(DataError) as caught:
         prepare(DataRequest(data, VOCAB, 1), folder, folder / "data", lambda *_: None)
     assert f"{Path(name).suffix} is not one of .jsonl" in str(caught.value)
-    assert ("parquet files are not read" in str(caught.value)) == name.endswith("parquet")
+    assert ("parquet files are not read here" in str(caught.value)) == name.endswith("parquet")
 
 
 # ---------------------------------------------------------------- samples

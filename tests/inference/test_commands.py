@@ -211,7 +211,10 @@ def mistakes(run: Path, folder: Path) -> dict[str, tuple[Sequence[object], str]]
         "npz": ([run, "--tokens", folder / "several.npz"], "several arrays"),
         "no npy": ([run, "--tokens", folder / "text.npy"], "is no .npy file of numbers"),
         "no file": ([run, "--tokens", folder / "none.npy"], "cannot be read: No such file"),
-        "no text": ([run, "--text", str(folder / "*.txt")], "no .txt, .md, .py, .jsonl file found"),
+        "no text": (
+            [run, "--text", str(folder / "*.txt")],
+            ".parquet, .arrow file found",
+        ),
         "empty text": ([run, "--text", str(folder / "empty.md")], "no token to predict"),
         "no folder": ([folder / "none", *ids], "there is no folder"),
         "no run": ([folder / "empty", *ids], "holds no checkpoint"),

@@ -15,6 +15,7 @@ import pytest
 from compiler.build import compile_spec, write_build
 from dsl.load import load
 from runtime.build import Build, BuildError
+from runtime.data.readers import SUFFIXES
 from tests import progress
 from tests.runs.place import DSC, FOUR_RANKS, ONE_RANK, Place, rows, run, saved, spec_text
 
@@ -145,7 +146,7 @@ def test_a_spec_from_elsewhere(shop: Place, tmp_path: Path) -> None:
 def test_missing_data_is_said(shop: Place, tmp_path: Path) -> None:
     done = shop.dsc("train", shop.folder / "build" / "first", cwd=tmp_path, code=2)
     assert (
-        done.stderr == f"error: data source 'corpus/*.py': no .txt, .md, .py, .jsonl file found in {tmp_path}/corpus\n"
+        done.stderr == f"error: data source 'corpus/*.py': no {', '.join(SUFFIXES)} file found in {tmp_path}/corpus\n"
     )
     assert "report: " not in done.stdout
 

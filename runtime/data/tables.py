@@ -1,0 +1,192 @@
+"""A column of texts of a parquet or Arrow file, read in a process with limits: `python -P -m runtime.data.tables KIND
+COLUMN BYTES MEMORY`.
+
+A page of a few bytes may be a billion rows, and readers of such files are C++ that trusts sizes. So the process has
+limits on its memory and its processor time, and what ends it becomes a DataError that names the file. Its standard
+input is the file. Its standard output has each text behind its length, u32 little-endian, and at last END, or FAULT and
+the reason. A text has at most BYTES bytes, and the process MEMORY bytes; null is an empty text.
+
+`datasets` writes Arrow streams (`save_to_disk`); an Arrow file, which begins with ARROW1, is read as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from runtime.data.errors import DataError
+from runtime.data.extra import extra
+from runtime.data.files import open_regular
+
+LENGTH = struct.Struct("<I")
+END, FAULT = 2**32 - 1, 2**32 - 2
+ROWS = 64  # decoded at a time
+DATA_BYTES = 4 << 30
+CPU_S = 60.0  # and again for each MiB of the file: a hundred times what tables take
+BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}  # not decoded yet
+MAX_SHOWN = 8  # names of columns
+MAX_SAID = 2000  # characters of a reason
+
+
+def texts_of_table(path: Path, column: str, most: int) -> Iterator[str]:
+    """The texts of a column, of at most so many bytes each. Raises DataError for a file that cannot be read."""
+    extra("pyarrow", f"{path}: to read {path.suffix}")
+    words = [path.suffix.removeprefix("."), column, str(most), str(DATA_BYTES)]
+    with (
+        open_regular(path) as stream,
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "runtime.data.tables", *words],
+            stdin=stream,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"},
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            yield from _texts(path, process.stdout, process)
+        finally:
+            process.kill()
+
+
+def _texts(path: Path, answer: IO[bytes], process: subprocess.Popen[bytes]) -> Iterator[str]:
+    row = 0
+    while len(head := answer.read(LENGTH.size)) == LENGTH.size:
+        (size,) = LENGTH.unpack(head)
+        if size == END:
+            return
+        if size == FAULT:
+            raise DataError(f"{path}: {answer.read(MAX_SAID * 4).decode('utf-8', 'replace')}")
+        row += 1
+        content = answer.read(size)
+        if len(content) < size:
+            break
+        try:
+            yield content.decode("utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: row {row:,} is not UTF-8") from None
+    code = process.wait()
+    reason = {-signal.SIGXCPU: "it takes too much processor time", -signal.SIGKILL: _too_much(DATA_BYTES)}.get(code)
+    raise DataError(f"{path}: cannot be read behind row {row:,}: {reason or f'its reader ended with code {code}'}")
+
+
+def _too_much(data_bytes: int) -> str:
+    return f"it needs more than {data_bytes / 2**30:.3g} GiB of memory"
+
+
+# ---------------------------------------------------------------- the process
+
+
+class _FaultError(Exception):
+    """Why the file cannot be read."""
+
+
+def main(argv: list[str]) -> int:
+    kind, column, most, data_bytes = argv[0], argv[1], int(argv[2]), int(argv[3])
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    out = sys.stdout.buffer
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_DATA, data_bytes)
+    _limit(resource.RLIMIT_CPU, int(CPU_S * (1 + os.fstat(0).st_size / 2**20)))
+    try:
+        for row, value in enumerate(_values(kind, column), 1):
+            content = b"" if value is None else value
+            if len(content) > most:
+                raise _FaultError(f"row {row:,} is longer than {most >> 20} MiB")
+            out.write(LENGTH.pack(len(content)) + content)
+        out.write(LENGTH.pack(END))
+        out.flush()
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(1)
+    except MemoryError:
+        _say(out, _too_much(data_bytes))
+    except Exception as error:  # pyarrow raises ArrowInvalid, OSError, and others for what it cannot read
+        said = f"{error}".splitlines() or [type(error).__name__]
+        _say(out, said[0] if isinstance(error, _FaultError) else f"cannot be read as {kind}: {said[0]}")
+    return 0
+
+
+def _limit(which: int, soft: int) -> None:
+    _, hard = resource.getrlimit(which)
+    resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _say(out: IO[bytes], text: str) -> None:
+    out.write(LENGTH.pack(FAULT) + text[:MAX_SAID].encode("utf-8", "replace"))
+    out.flush()
+
+
+def _values(kind: str, column: str) -> Iterator[bytes | None]:
+    import pyarrow
+
+    source = pyarrow.PythonFile(open(0, "rb", closefd=False), mode="r")  # noqa: SIM115  # it lasts as long as we do
+    batches = _parquet(source, column) if kind == "parquet" else _arrow(source, column)
+    for values in batches:
+        for begin in range(0, len(values), ROWS):
+            part = values.slice(begin, ROWS)
+            yield from part.cast(BYTES_OF[f"{part.type}"]).to_pylist()
+
+
+def _parquet(source: Any, column: str) -> Iterator[Any]:
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(source, pre_buffer=False)
+    _check(file.schema_arrow, column)
+    for batch in file.iter_batches(ROWS, columns=[column], use_threads=False):
+        yield _plain(batch.column(0))
+
+
+def _arrow(source: Any, column: str) -> Iterator[Any]:
+    from pyarrow import ipc
+
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
+    _check(reader.schema, column)
+    batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+    for batch in batches:
+        batch.validate(full=True)  # offsets that point beyond their buffer
+        values = batch.column(batch.schema.get_field_index(column))
+        for begin in range(0, len(values), ROWS):
+            yield _plain(values.slice(begin, ROWS))
+
+
+def _check(schema: Any, column: str) -> None:
+    """Raise _FaultError unless there is one column of the name, of texts."""
+    from pyarrow import types
+
+    def holds_texts(field: Any) -> bool:
+        kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+        return f"{kind}" in BYTES_OF
+
+    found = [field for field in schema if field.name == column]
+    if len(found) > 1:
+        raise _FaultError(f'several columns "{column}"')
+    if not found:
+        names = [field.name for field in schema if holds_texts(field)][:MAX_SHOWN]
+        raise _FaultError(
+            f'no column "{column}"; of strings are {", ".join(names)}: write `column = "{names[0]}"`'
+            if names
+            else f'no column "{column}", and none of strings'
+        )
+    if not holds_texts(found[0]):
+        raise _FaultError(f'column "{column}" is of {found[0].type}, not of strings')
+
+
+def _plain(values: Any) -> Any:
+    """Values that are kept by their numbers in a dictionary, written out."""
+    import pyarrow
+
+    return values.dictionary_decode() if isinstance(values, pyarrow.DictionaryArray) else values
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
