@@ -19,6 +19,7 @@ from torch import Tensor
 from runtime.comm.exchange import Exchange, Route
 from runtime.comm.transport import Edge, Pending
 from runtime.contract import Call
+from runtime.host_copies import HostCopies
 from runtime.sharding import Sharding, Whole
 from runtime.split_rows import Choices, Sequences, SplitRows
 from runtime.trace import Span
@@ -59,6 +60,9 @@ class Executor:
     _kept: dict[str, Tensor] = field(default_factory=dict)  # messages to the own rank
     _arrived_us: int = 0  # when the first message of the call that runs was there
 
+    def __post_init__(self) -> None:
+        self.host = HostCopies(self.device)
+
     def execute(
         self,
         bodies: Mapping[str, Callable[..., None]],
@@ -73,6 +77,7 @@ class Executor:
         """
         spans: list[Span] = []
         shape, dtype = self.message
+        going = {(int(call.body[1:]), *call.micro_batches) for call in calls if call.body[0] == "O"}
         for number, call in enumerate(calls):
             self.board.set_action(call.label)
             for source, message in call.posts:
@@ -81,6 +86,9 @@ class Executor:
             start_us, self._arrived_us = _now_us(), 0
             bodies[call.body](self, self.parameters, self.gradients, *call.micro_batches)
             spans.append((call.label, self._arrived_us or start_us, _now_us()))
+            for body, micro_batch in zip(call.body.split("_"), call.micro_batches, strict=True) if going else ():
+                if body[0] == "F" and (int(body[1:]), micro_batch) in going:
+                    self.host.forward_ended((int(body[1:]), micro_batch))
             for key in call.releases:
                 self._sent.pop(key).wait()
             if number in behind:
@@ -90,12 +98,15 @@ class Executor:
             self._sent.pop(key).wait()
         left = {k: sorted(vars(v)) for k, v in self._values.items() if vars(v)}
         assert not left and not self._posted and not self._kept, (left, list(self._posted), list(self._kept))
+        assert self.host.is_empty
         self._values.clear()
         return spans
 
     # ---- what bodies call
 
     def values(self, stage: int, micro_batch: int) -> SimpleNamespace:
+        """The values of a stage and micro-batch. What is on its way back from the host is there for what runs next."""
+        self.host.wait((stage, micro_batch))
         return self._values.setdefault((stage, micro_batch), SimpleNamespace())
 
     def load(self, name: str, micro_batch: int) -> Tensor:
@@ -103,6 +114,15 @@ class Executor:
 
     def constant(self, name: str) -> Tensor:
         return self.constants[name]
+
+    def to_host(self, stage: int, micro_batch: int, *values: Tensor) -> None:
+        """What a forward saved, until `from_host`; the body frees it on the device."""
+        self.host.take((stage, micro_batch), values)
+
+    def from_host(self, stage: int, micro_batch: int) -> Tensor | list[Tensor]:
+        """Give the same values in their order; they are there when `values` is next asked for."""
+        found = self.host.bring((stage, micro_batch))
+        return found if len(found) > 1 else found[0]
 
     def record(self, name: str, value: Tensor) -> None:
         self.records[name] = self.records[name] + value if name in self.records else value

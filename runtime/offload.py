@@ -113,7 +113,7 @@ class Staging:
         self._lanes = self._lanes or [Lane(device), Lane(device)]
         up, down = self._lanes
         if not self._room:
-            self._room = [_Slot(self._new_room(updates[0], away), left=_mark(device)) for _ in range(self.slots)]
+            self._room = [_Slot(self._new_room(updates[0], away), left=mark(device)) for _ in range(self.slots)]
         slots = self._room
 
         def fetch(index: int) -> list[Tensor]:
@@ -132,7 +132,7 @@ class Staging:
                 torch.cuda.current_stream(device).wait_event(slot.arrived)
             yield update, views
             kept = update.kept
-            slot.left = down.copy([(kept[i], views[i]) for i in away], [_mark(device)])
+            slot.left = down.copy([(kept[i], views[i]) for i in away], [mark(device)])
             views = following
 
     def finish(self) -> None:
@@ -146,6 +146,6 @@ class Staging:
         return [torch.empty(extent, dtype=like.kept[i].dtype, device=self.state.device) for i in away]
 
 
-def _mark(device: torch.device) -> torch.cuda.Event | None:
+def mark(device: torch.device) -> torch.cuda.Event | None:
     """The event that all work given to the device so far is done."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None

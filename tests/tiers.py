@@ -38,6 +38,13 @@ SOAK = (
     Row("tests/runs/test_phases.py::test_a_trained_phase", 0, "tests/runs/test_phases.py::test_phases_end_by_tokens"),
     Row("tests/runs/test_phases.py::test_a_phase_is_added", 0, "tests/runs/test_phases.py::test_phases_end_by_tokens"),
     Row("tests/training/test_attention_output.py::test_proven_peak", 4),
+    Row(
+        "tests/training/test_host_copies.py::test_training_equals_autograd",
+        0,
+        "tests/training/test_host_copies.py::test_proven_peak",
+    ),
+    Row("tests/training/test_host_copies.py::test_proven_peak", 4),
+    Row("tests/proof/test_mutants.py::test_mutants_of_copies", 4),
     Row("tests/training/test_bf16_options.py::test_an_option", 16),
     Row("tests/training/test_bf16_options.py::test_options_together", 2),
     Row("tests/training/test_formats.py::test_a_step_equals", 4),

@@ -13,7 +13,7 @@ from compiler.actions.node import Node, nanoseconds
 from compiler.actions.sharded import with_sharded
 from compiler.dtypes import SCALES
 from compiler.ir import Buffer, Communication, Cut, Instruction, Sharded, Stage, Use
-from compiler.ir.received_rows import even_rows
+from compiler.ir.received_rows import Received, even_rows
 from compiler.rates import Rates
 from compiler.topology.fabric import Reduction
 
@@ -86,6 +86,23 @@ class Chains:
         later = self.of({"F": "B", "I": "W"}[kind]) if kind in "FI" else []
         made = {buffer.name for node in later for buffer in node.writes}
         return frozenset(value for node in later for value in node.instruction.reads if value not in made)
+
+    def saved(self) -> tuple[Buffer, ...]:
+        """What goes to the host by an O: what F makes and a backward reads.
+
+        Loaded data stays, as it is there anyway, and so do counts and offsets, which are a few bytes."""
+        later = self.read_later("F")
+        made = [buffer for node in self.of("F") if node.instruction.kind != "load" for buffer in node.writes]
+        return tuple(sorted((b for b in made if b.name in later and b.dtype not in INTEGERS), key=lambda b: b.name))
+
+    def copied_bytes(self, rows: Received) -> int:
+        """Bytes of the storages in which that is, each once, where a rank receives so many rows."""
+        made = {buffer.name: buffer for node in self.of("F") for buffer in node.writes}
+
+        def storage(name: str) -> str:
+            return storage(made[name].alias) if made[name].alias in made else name
+
+        return sum(made[name].bytes_at(*rows) for name in {storage(buffer.name) for buffer in self.saved()})
 
     def forward(self) -> list[Node]:
         stage = self.stage

@@ -51,6 +51,8 @@ def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
         return Statement(f"{modules[i.site]}.{i.phase}", (*params, *weights, *reads), writes)
     if i.kind == "free":
         return Statement("del", reads)
+    if i.kind in ("to_host", "from_host"):
+        return Statement(f"c.{i.kind}", (str(stage), a, *reads), writes)
     if i.kind == "load":
         return Statement("c.load", (repr(i.site), a), writes)
     if i.kind == "zeros":

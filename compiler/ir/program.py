@@ -12,7 +12,8 @@ from compiler.stage_placement import StagePlacement
 
 Kind = Literal[
     "load", "receive", "run", "counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather_sequences",
-    "scatter_sequences", "gather_choices", "gather", "zeros", "scatter", "wait", "send", "record", "constant", "free",
+    "scatter_sequences", "gather_choices", "gather", "zeros", "scatter", "wait", "send", "record", "constant",
+    "to_host", "from_host", "free",
 ]  # fmt: skip
 
 
@@ -34,11 +35,14 @@ class Instruction:
     Where data ranks divide what a segment has (`Plan.sharded`), `gather` starts to put its weights together, on the
     communication lane too; `zeros` makes its accumulators, for one micro-batch; and behind its W `scatter` starts to
     sum these over their holders. The wait for a scatter adds this rank's part of the sums to its gradients.
+
+    `to_host` of an O copies what the forward of its stage saved to the memory of the host, and is followed by the free
+    of it; `from_host` of an R writes the same values again.
     """
 
     kind: Kind
     slot: int
-    action: str  # of the slot, without micro-batch: "F3", "B4", "I4", "W4"
+    action: str  # of the slot, without micro-batch: "F3", "B4", "I4", "W4", "O3", "R3"
     phase: str  # F, I or W
     site: str = ""  # "L3.attention" of a run, "L17" of an exchange, the metric of a record
     wait: str = ""

@@ -21,6 +21,7 @@ from compiler.ir import Body, Instruction, Plan, Program
 from compiler.lower.lowering import Lowering
 from compiler.schedules.costs import PAIR_KINDS, Costs
 from compiler.topology.messages import Messages, messages_of
+from runtime.actions import COPIES
 
 Times = Mapping[Key, Node]  # segments and exchanges with the nanoseconds that they hold their lanes, by key
 KINDS = "FBIW"
@@ -181,6 +182,8 @@ def _overlap(program: Program, times: Times | Sequence[Times], lanes: Mapping[tu
     for bodies, invocations, (kind, _) in zip(program.bodies, program.invocations, tables, strict=True):
         counts = Counter(invocation.body for invocation in invocations)
         for body in bodies:
+            if body.actions[0][0] in COPIES:
+                continue  # on neither lane
             found = lanes[body.name, kind]
             kinds[_kinds(body)].append((counts[body.name], found))
             slowest[body.name] = max(slowest.get(body.name, found), found, key=lambda one: one.end)

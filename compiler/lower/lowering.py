@@ -13,14 +13,14 @@ from dataclasses import replace
 from compiler.actions.chains import Chains
 from compiler.actions.order import finish, interleave
 from compiler.actions.order_cache import Orders
-from compiler.ir import Body, Instruction, Plan, Program
+from compiler.ir import Body, Buffer, Instruction, Plan, Program
 from compiler.lower.collectives import Collectives, collectives_of
 from compiler.lower.invocations import Call, invocations_of
 from compiler.lower.reductions import reductions_of
 from compiler.rates import core_rates
 from compiler.rates.rank_rates import OnRanks, kinds_of, on_ranks
 from compiler.schedules.schedule import Schedule
-from runtime.actions import Action, Step, actions_of
+from runtime.actions import Action, Step, actions_of, is_copy
 
 Peers = tuple[tuple[int, int], ...]  # of each slot: the pipeline ranks of the stages before and after its own
 
@@ -98,11 +98,21 @@ class Lowering:
 
     def _body(self, step: Step, name: str, rank: int) -> Body:
         actions = tuple(f"{action.kind}{action.stage}" for action in actions_of(step))
+        if isinstance(step, Action) and is_copy(step):
+            return Body(name, actions, _copied(step, self.chains(step.stage, rank).saved()))
         chains = [(self.chains(action.stage, rank), action.kind) for action in actions_of(step)]
         order = interleave([of_stage.of(kind) for of_stage, kind in chains], self.orders)
         evaluates = name.startswith(EVALUATION)
         read_later = [frozenset() if evaluates else of_stage.read_later(kind) for of_stage, kind in chains]
         return Body(name, actions, finish(order, actions, read_later))
+
+
+def _copied(action: Action, saved: Sequence[Buffer]) -> tuple[Instruction, ...]:
+    """The instructions of an O or an R."""
+    if action.kind == "R":
+        return (Instruction("from_host", 0, action.body, "F", writes=tuple(saved)),)
+    names = tuple(buffer.name for buffer in saved)
+    return tuple(Instruction(kind, 0, action.body, "F", reads=names) for kind in ("to_host", "free"))
 
 
 EVALUATION = "E"  # begins the names of the bodies that evaluate: E0 is F0, and keeps nothing

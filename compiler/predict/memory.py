@@ -8,6 +8,7 @@ what a segment needs inside, between its instructions, and what exchanges stage,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,11 +21,12 @@ from compiler.predict.memory_state import device_of, rank_states, update_scratch
 from compiler.predict.prediction import RankMemory
 from compiler.predict.staging import staging_of
 from compiler.proof.effects import Effects, Rows
-from compiler.proof.lifetimes import RankValues
+from compiler.proof.lifetimes import RankValues, received
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline
 from dsl.memory import Memory
 from dsl.schema import Spec
+from runtime.actions import Action, is_copy
 
 MAX_POINTS = 400  # of a curve
 UPDATE = "update"  # stands where a peak has its action
@@ -90,10 +92,21 @@ def rank_memories(
             worst_bytes=None if rows else state.total + max(curve.worst),
             worst_action=None if rows else str(schedule.actions[rank][curve.worst.index(max(curve.worst))]),
             held=peak.held,
-            host_bytes=state.host,
+            host_bytes=state.host + _copies(spec, lowering, schedule, rank) if spec.has_hosts else state.host,
         )
         result.append(found if rows else _at_least(found, state, scratch[rank]))
     return tuple(result)
+
+
+def _copies(spec: Spec, lowering: Lowering, schedule: Schedule, rank: int) -> int:
+    """Bytes of the buffers of a rank's host for activations: for each stage as many as are away at once."""
+    away, most = Counter[int](), Counter[int]()
+    for step in schedule.actions[rank]:
+        if isinstance(step, Action) and is_copy(step):
+            away[step.stage] += 1 if step.kind == "O" else -1
+            most[step.stage] = max(most[step.stage], away[step.stage])
+    rows = received(held(spec))
+    return sum(count * lowering.chains(stage, rank).copied_bytes(rows) for stage, count in most.items())
 
 
 def _at_least(found: RankMemory, state: Memory, scratch: int) -> RankMemory:

@@ -10,7 +10,7 @@ from compiler.predict.prediction import RankTime, Step, Tail
 from compiler.predict.times import StepTimes
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline
-from runtime.actions import Pair
+from runtime.actions import Pair, is_copy
 
 # An action alone → its row of arXiv 2505.09343, table 4. A backward for the inputs is a backward there.
 ROWS = {"F": "forward_s", "B": "backward_s", "I": "backward_s", "W": "weight_s"}
@@ -24,6 +24,8 @@ def rank_times(schedule: Schedule, timeline: Timeline, tail_s: float) -> tuple[R
     for rank, (steps, ticks) in enumerate(zip(schedule.actions, timeline.ticks, strict=True)):
         rows = dict.fromkeys(("forward_s", "backward_s", "weight_s", "overlapped_s"), 0)
         for step, (start, end) in zip(steps, ticks, strict=True):
+            if is_copy(step):
+                continue  # beside what the rank computes
             rows["overlapped_s" if isinstance(step, Pair) else ROWS[step.kind]] += end - start
         rows["bubble_s"] = makespan - sum(rows.values())
         ranks.append(RankTime(rank, **{row: ticks * unit for row, ticks in rows.items()}, optimizer_s=tail_s))
@@ -56,5 +58,6 @@ def step_of(schedule: Schedule, times: StepTimes, timeline: Timeline, tails: Seq
 def least(schedule: Schedule, times: StepTimes) -> Fraction:
     """No order of these very steps ends sooner: the busiest rank's work, and the longest way of a micro-batch."""
     return max(
-        sum((times.of(step, rank) for step in steps), Fraction(0)) for rank, steps in enumerate(schedule.actions)
+        sum((times.of(step, rank) for step in steps if not is_copy(step)), Fraction(0))
+        for rank, steps in enumerate(schedule.actions)
     )

@@ -103,6 +103,7 @@ class State:
     live: tuple[tuple[Name, Buffer, int], ...] = ()
     written: frozenset[tuple[int, str, bool]] = frozenset()  # by (stage, name, whether a backward made it again)
     sent: tuple[tuple[str, int], ...] = ()  # by the action that made the message; not yet released, or received here
+    away: tuple[tuple[Name, int], ...] = ()  # on the host
     storages: tuple[tuple[int, int, int], ...] = ()  # fixed bytes, bytes, holders
 
 
@@ -113,6 +114,7 @@ class Namespace:
     live: dict[Name, tuple[Buffer, Storage]] = field(default_factory=dict)
     written: set[tuple[int, str, bool]] = field(default_factory=set)
     sent: dict[str, Storage] = field(default_factory=dict)
+    away: dict[Name, Storage] = field(default_factory=dict)  # on the host, with the storage that it will have
 
     @staticmethod
     def of(state: State) -> Namespace:
@@ -120,16 +122,20 @@ class Namespace:
         live = {name: (buffer, storages[at]) for name, buffer, at in state.live}
         for name, (buffer, storage) in live.items():
             storage.name = storage.name if buffer.alias and storage.name else name[1]
-        return Namespace(live, set(state.written), {action: storages[at] for action, at in state.sent})
+        for name, at in state.away:
+            storages[at].name = storages[at].name or name[1]
+        sent = {action: storages[at] for action, at in state.sent}
+        return Namespace(live, set(state.written), sent, {name: storages[at] for name, at in state.away})
 
     def state(self) -> State:
-        held = [*(storage for _, storage in self.live.values()), *self.sent.values()]
+        held = [*(storage for _, storage in self.live.values()), *self.sent.values(), *self.away.values()]
         storages = {id(storage): storage for storage in held}
         place = {key: at for at, key in enumerate(storages)}
         return State(
             tuple((name, buffer, place[id(storage)]) for name, (buffer, storage) in self.live.items()),
             frozenset(self.written),
             tuple((action, place[id(storage)]) for action, storage in self.sent.items()),
+            tuple((name, place[id(storage)]) for name, storage in self.away.items()),
             tuple((storage.fixed_bytes, storage.bytes, storage.holders) for storage in storages.values()),
         )
 

@@ -54,8 +54,8 @@ class RankValues:
         fixed_rows: int | Received = 0,
     ) -> None:
         """`fixed_rows`: how many received rows fixed bytes are to stand for; one `effects` knows one number."""
-        self.schedule, self.fixed_rows = schedule, _received(fixed_rows)
-        self.rows = rows if callable(rows) else _received(rows)
+        self.schedule, self.fixed_rows = schedule, received(fixed_rows)
+        self.rows = rows if callable(rows) else received(rows)
         self.rank, self.message, self.effects = rank, program.message, effects
         self.bodies = {body.name: (body, effects.bodies.waits(rank, body)) for body in program.bodies[rank]}
         self.places = _places(schedule, rank)
@@ -167,6 +167,11 @@ class RankValues:
                     writes = body.instructions[waits[index]].writes
                     staged[waits[index]] = self._staged(instruction, read, writes, action.micro_batch)
                     memory.hold(staged[waits[index]][0])
+            elif instruction.kind == "to_host":
+                _go(action.stage, instruction, names)
+            elif instruction.kind == "from_host":
+                given = self._come(action, instruction, names, memory)
+                self._write(action, instruction, names, given, memory)
             elif instruction.kind == "send":
                 buffer, storage = names.live[action.stage, instruction.reads[0]]
                 self._check_message(action, instruction, buffer)
@@ -212,7 +217,7 @@ class RankValues:
         """The rows that its rank receives in a layer. A site without one receives none, and asks for none recorded."""
         if isinstance(self.rows, Received):
             return self.rows
-        return _received(self.rows(self.rank, site.split(".")[0], micro_batch))
+        return received(self.rows(self.rank, site.split(".")[0], micro_batch))
 
     def _write(
         self,
@@ -248,6 +253,17 @@ class RankValues:
                 raise self._error(action, instruction, f"{later[0].name} aliases {later[0].alias}, which is not live")
             pending = later
 
+    def _come(self, action: Action, instruction: Instruction, names: Namespace, memory: Memory) -> dict[str, Storage]:
+        """The storages of values that come back, of which each holds its own."""
+        given = {}
+        for buffer in instruction.writes:
+            storage = names.away.pop((action.stage, buffer.name), None)
+            if storage is None:
+                raise self._error(action, instruction, f"{buffer.name} is not on the host")
+            memory.hold(storage)
+            given[buffer.name] = storage
+        return given
+
     def _check_message(self, action: Action, instruction: Instruction, buffer: Buffer) -> None:
         expected = self.message
         if expected is None or (buffer.shape, buffer.dtype) != (expected.shape, expected.dtype):
@@ -268,7 +284,17 @@ class RankValues:
         return ProofError(f"rank {self.rank}, {action}: {' '.join(word for word in words if word)}: {fault}")
 
 
-def _received(rows: int | Received) -> Received:
+def _go(stage: int, instruction: Instruction, names: Namespace) -> None:
+    """What is live is on the host too. What shares a storage will share one again when it is back."""
+    copies: dict[int, Storage] = {}
+    for name in instruction.reads:
+        storage = names.live[stage, name][1]
+        copy = copies.setdefault(id(storage), Storage(storage.fixed_bytes, storage.bytes, name=storage.name))
+        names.away[stage, name] = copy
+
+
+def received(rows: int | Received) -> Received:
+    """A number of rows as what a rank receives without nodes."""
     return rows if isinstance(rows, Received) else Received(rows)
 
 

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import TypeAlias
 
-from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage, Use
+from compiler.ir import Body, Buffer, Communication, Instruction, Plan, Program, Stage, Use
 from compiler.proof.certificate import ProofError
-from compiler.proof.operands import gathers, operands, runs, scatters, steps_of
+from compiler.proof.operands import Operands, gathers, operands, runs, scatters, steps_of
 from compiler.schedules.schedule import Schedule, ScheduleError
 from runtime.actions import Action, Pair, Step, actions_of, parse_step
 
@@ -20,6 +20,7 @@ Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or what 
 Waits: TypeAlias = dict[int, int]  # index of each exchange's start in a body -> that of the wait which ends it
 
 PHASES = {"F": "F", "B": "IW", "I": "I", "W": "W"}
+COPIES = {"O": "to_host", "R": "from_host"}
 EXCHANGES = (
     *("counts", "dispatch", "combine"),
     *("gather_rows", "scatter_rows", "gather_sequences", "scatter_sequences", "gather_choices"),
@@ -118,6 +119,9 @@ class Structure:
             stage = self._plan.stages[int(action[1:])]
             steps = steps_of(stage)
             of_slot = [i for i in body.instructions if i.slot == slot and i.kind != "free"]
+            if action[0] in COPIES:
+                _check_copy(f"rank {rank}, {action}", of_slot, COPIES[action[0]], saved_of(stage, self._plan))
+                continue
             _check_counts(f"rank {rank}, {action}", of_slot, _needs(stage, PHASES[action[0]], self._plan))
             for i in of_slot:
                 writes = i.writes if i.kind not in EXCHANGES else ()
@@ -221,6 +225,32 @@ def _exchange_keys(step: Communication, phase: str) -> list[Key]:
 def _started(kind: str, phase: str, site: str) -> list[Key]:
     """An exchange and its wait."""
     return [(kind, phase, site, ""), ("wait", phase, site, kind)]
+
+
+def saved_of(stage: Stage, plan: Plan) -> tuple[Buffer, ...]:
+    """What a forward of a stage makes, and a backward reads and does not make again; but for loaded data, and for
+    integers, which count and place rows."""
+    steps = steps_of(stage)
+
+    def of(phases: str) -> list[tuple[str, Operands]]:
+        keys = sorted(_needs(stage, phases, plan))
+        needed = [Instruction(k, 0, "", p, site, wait=w if k == "wait" else "") for k, p, site, w in keys]  # type: ignore[arg-type]
+        return [(i.kind, operands(i, stage, steps, plan)) for i in needed]
+
+    backward = [found for _, found in of("IW")]
+    read = {name for found in backward for name in found[0]} - {each.name for found in backward for each in found[3]}
+    made = [each for kind, found in of("F") if kind not in ("load", *EXCHANGES) for each in found[3]]
+    return tuple(sorted((b for b in made if b.name in read and "int" not in b.dtype), key=lambda b: b.name))
+
+
+def _check_copy(where: str, instructions: list[Instruction], kind: str, saved: tuple[Buffer, ...]) -> None:
+    """An O or an R has the one instruction that copies what a forward of its stage saved."""
+    _check_counts(where, instructions, frozenset({(kind, "F", "", "")}))
+    (only,) = instructions
+    names = tuple(buffer.name for buffer in saved)
+    wanted = (names, ()) if kind == "to_host" else ((), saved)
+    if (only.reads, only.writes) != wanted or only.params or only.weights or only.params_in or only.weights_in:
+        raise ProofError(f"{where}: {kind} has other operands than what a forward of its stage saves")
 
 
 def _check_scattered(where: str, instructions: list[Instruction]) -> None:

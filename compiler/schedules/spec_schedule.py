@@ -9,7 +9,7 @@ from pathlib import Path
 from compiler.schedules.costs import Costs
 from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
 from compiler.schedules.schedule import Schedule, ScheduleError
-from compiler.schedules.simulate import has_copies, simulate
+from compiler.schedules.simulate import simulate
 from compiler.schedules.torch_csv import from_torch_csv
 from compiler.textfile import TextFileError, read_text
 from dsl import ramp
@@ -41,11 +41,6 @@ def schedule_for(spec: Spec, path: Path) -> Schedule:
     ScheduleError where it cannot be read, cannot run, or is of other sizes than the run.
     """
     schedule = read_schedule(path)
-    if has_copies(schedule):
-        raise ScheduleError(
-            f"{path} has O and R, which are for `dsc schedule` only so far, as programs copy no activations to the "
-            "host: take them out"
-        )
     if schedule.num_ranks != spec.parallel.pipeline:
         raise ScheduleError(f"{path} is of {schedule.num_ranks} ranks, and pipeline = {spec.parallel.pipeline}")
     largest, data = ramp.micro_batches(spec)[-1], spec.parallel.data

@@ -27,7 +27,7 @@ class Messages:
 
 def receiver(kind: str, stage: int, num_stages: int, rank_of: RankOf) -> int | None:
     """The pipeline rank that the result of an action goes to; None where it goes nowhere."""
-    if kind == "W":
+    if kind not in ("F", "B", "I"):
         return None
     after = stage + (1 if kind == "F" else -1)
     return rank_of(after) if 0 <= after < num_stages else None

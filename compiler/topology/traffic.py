@@ -34,7 +34,7 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
     back = schedule.turn
     message = next((stage.output.fixed_bytes for stage in plan.stages if stage.output), 0)
     for rank, row in enumerate(schedule.actions):
-        actions = [action for step in row for action in actions_of(step) if action.kind != "W"]
+        actions = [action for step in row for action in actions_of(step) if action.kind in "FBI"]
         exchanged = sum(sent[action.kind][action.stage] for action in actions)
         for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.expert_group, copied).items():
             experts[level] += round(exchanged * share * mesh.columns)

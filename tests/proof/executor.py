@@ -196,6 +196,7 @@ class _Rank:
         self.own: dict[str, Value] = {}  # messages to itself
         self.exchanges: dict[Hashable, list[Value]] = {}
         self.scattered: dict[Hashable, list[Counter[tuple[str, Symbol]]]] = {}
+        self.host: dict[Hashable, Symbol] = {}  # by stage, micro-batch and name
 
     def execute(self) -> Line:
         bodies = {body.name: body for body in self.run.program.bodies[self.rank]}
@@ -225,7 +226,9 @@ class _Rank:
             channel = self.run.channels[self.rank, peer]
             yield lambda v=value, c=channel: v not in c.sent  # type: ignore[misc]
         left = [name for values in self.values.values() for name in values]
-        assert not left and not self.posted and not self.exchanges and not self.own, "values or messages are left over"
+        assert not left and not self.posted and not self.exchanges and not self.own and not self.host, (
+            "values or messages are left over"
+        )
 
     def _post(self, source: int, message: str) -> None:
         assert (source, message) not in self.posted
@@ -254,6 +257,11 @@ class _Rank:
             self.exchanges[exchange] = given
             if i.kind == "scatter":
                 self.scattered[exchange] = [value.added.copy() for value in given]
+        elif i.kind == "to_host":
+            self.host |= {(i.action[1:], micro_batch, name): values[name].number for name in i.reads}
+        elif i.kind == "from_host":
+            for buffer in i.writes:
+                values[buffer.name] = Value(self.host.pop((i.action[1:], micro_batch, buffer.name)), Storage())
         elif i.kind == "send":
             self._send(i, given[0], micro_batch)
         elif i.kind == "record":

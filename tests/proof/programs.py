@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import cache
 
 from compiler.ir import Plan, Program
@@ -14,6 +15,7 @@ from compiler.schedules.schedule import Schedule
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from dsl.schema import LayerRange, Spec
 from dsl.schema import Schedule as Named
+from tests.schedules.offloading import offloading
 from tests.training.specs import spec
 
 PLACED_BY = {  # stage placement → a schedule of the language that has it
@@ -84,6 +86,9 @@ DEGREES = {
 # likewise, where the backward of every layer runs its forward again
 AGAIN = (("again 1f1b", 2, 5), ("again zbv", 2, 5), ("again dualpipe", 2, 4))
 
+# likewise, with copies to the host, under which ranks hold four fifths of what they would
+OFFLOADED = (("offload gpipe", 2, 4), ("offload zbh2", 2, 5), ("offload zbv", 2, 5), ("offload dualpipev", 2, 5))
+
 
 @cache
 def small_spec(num_ranks: int, placement: StagePlacement, zero: int = 0) -> Spec:
@@ -121,9 +126,12 @@ def dualpipe_program(num_ranks: int, num_micro_batches: int) -> Program:
 
 @cache
 def family_program(name: str, num_ranks: int, num_micro_batches: int, zero: int = 0) -> tuple[Program, Plan]:
-    """A named schedule's program and plan; of one in SPLIT or AGAIN, those of its model."""
+    """A named schedule's program and plan; of one in SPLIT, AGAIN or OFFLOADED, those of its model, or with copies."""
     if name.startswith("again "):
         return _again_program(name.removeprefix("again "), num_ranks, num_micro_batches)
+    if name.startswith("offload "):
+        made = offloading(name.removeprefix("offload "), num_ranks, num_micro_batches, Fraction(4, 5))
+        return lowered(made, made.stage_placement), small_plan(num_ranks, made.stage_placement)
     if " " in name:
         return _split_program(*name.split(), num_ranks, num_micro_batches)
     schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)

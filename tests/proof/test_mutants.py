@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from compiler.ir import Program
-from compiler.proof import prove
+from compiler.ir import Instruction, Program
+from compiler.proof import ProofError, prove
 from compiler.schedules.one_f_one_b import one_f_one_b
 from tests.proof.census import Tally, accepted, census, tally
 from tests.proof.executor import Outcome, Symbols, outcomes
-from tests.proof.mutants import edited
-from tests.proof.programs import AGAIN, DIVIDED, FAMILY, SPLIT, dualpipe_program, family_program, lowered, small_plan
+from tests.proof.mutants import edited, with_row
+from tests.proof.programs import (
+    AGAIN,
+    DIVIDED,
+    FAMILY,
+    OFFLOADED,
+    SPLIT,
+    dualpipe_program,
+    family_program,
+    lowered,
+    small_plan,
+)
 
 
 @pytest.mark.parametrize("schedule", sorted({name for name, _, _ in FAMILY}))
@@ -53,6 +65,56 @@ def test_mutants_of_layers_that_are_run_again_are_rejected() -> None:
         found += each
     assert found.different == found.rejected == 60 * len(AGAIN), found.missed
     assert found.accepted >= 0.6 * found.equivalent
+
+
+@pytest.mark.parametrize("which", range(len(OFFLOADED)))
+def test_mutants_of_copies_to_the_host_are_rejected(which: int) -> None:
+    """An O and an R are dropped, doubled, moved and swapped too, and so is what they copy."""
+    found = tally(*family_program(*OFFLOADED[which]), 25, seed=1)
+    assert found.different == found.rejected == 25, found.missed
+
+
+def test_copies_that_are_wrong_are_named() -> None:
+    """What is on the host is not read, comes back once, and is all that a forward saved."""
+    program, plan = family_program(*OFFLOADED[0])
+    row = program.invocations[0]
+    at = {(each.body, *each.micro_batches): k for k, each in enumerate(row)}
+    went = next(each.micro_batches[0] for each in row if each.body == "O0")
+    first, second = at["O0", went], at["R0", went]
+
+    def without(*gone: int) -> Program:
+        kept = tuple(each for k, each in enumerate(row) if k not in gone)
+        return with_row(program, 0, kept)
+
+    swapped = list(row)
+    swapped[first], swapped[second] = row[second], row[first]
+    less = copied_less(program)
+    for changed, said in (
+        (without(second), f"rank 0, B0.{went}: what its F saved is on the host: put R0.{went} before it"),
+        (without(first), f"rank 0, R0.{went}: comes before its O"),
+        (with_row(program, 0, tuple(swapped)), f"rank 0, R0.{went}: comes before its O"),
+        (with_row(program, 0, (*row[:first], row[first], *row[first:])), "so twice"),
+        (less, "rank 0, O0: to_host has other operands than what a forward of its stage saves"),
+        (never_freed(program), "is written twice"),
+    ):
+        with pytest.raises(ProofError, match=re.escape(said)):
+            prove(changed, plan)
+
+
+def copied_less(program: Program) -> Program:
+    """The program whose first rank leaves out one value of its O."""
+    return with_instructions(program, lambda i: replace(i, reads=i.reads[1:]) if i.kind == "to_host" else i)
+
+
+def never_freed(program: Program) -> Program:
+    """The program whose first rank does not free what it has copied."""
+    return with_instructions(program, lambda i: replace(i, reads=()) if i.kind == "free" and i.action == "O0" else i)
+
+
+def with_instructions(program: Program, change: Callable[[Instruction], Instruction]) -> Program:
+    first, *others = program.bodies
+    changed = tuple(replace(body, instructions=tuple(map(change, body.instructions))) for body in first)
+    return replace(program, bodies=(changed, *others))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -211,14 +211,14 @@ def test_wrong_lists_are_named(row: str) -> None:
     assert str(caught.value) == WRONG[row]
 
 
-def test_only_dsc_schedule_takes_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spec_takes_copies_and_torch_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, spec = tmp_path / "mine.schedule", tmp_path / "train.dsc"
     path.write_text(MINE.replace("micro_batches=3", "micro_batches=2").replace(" F0.2", "").replace(" B0.2", ""))
     path.write_text(path.read_text().replace(" F1.2 B1.2", ""))
     assert read_schedule(path).num_micro_batches == 2
     spec.write_text(QUICKSTART.read_text().replace("{ name = dualpipe }", f'{{ file = "{path}" }}'))
     assert main(["check", str(spec)]) != 0
-    assert "has O and R, which are for `dsc schedule` only so far" in capsys.readouterr().err
+    assert "is of 2 micro-batches" in capsys.readouterr().err, "its O and R are no fault"
     with pytest.raises(ValueError, match="torch has no O and R: write --format text or json"):
         to_torch_csv(read_schedule(path))
     with pytest.raises(ScheduleError, match="'0O1' is not an action of torch"):

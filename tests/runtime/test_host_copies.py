@@ -1,0 +1,42 @@
+"""Values that go to the host and come back: their numbers, what they share, and the buffers that are used again."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from runtime.host_copies import HostCopies
+from tests.gpu.pretend import DEVICE, Pretend, pretended
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), DEVICE], ids=["cpu", "device"])
+def test_values_come_back_and_share_what_they_shared(device: torch.device) -> None:
+    with pretended() if device == DEVICE else nullcontext():
+        host = HostCopies(device)
+        for micro_batch in range(3):
+            x = torch.arange(12.0, device=device).view(3, 4) + micro_batch
+            given = (x, x[1], x.t(), torch.ones(5, dtype=torch.bfloat16, device=device), torch.empty(0, device=device))
+            wanted = [(each.cpu().clone(), each.stride()) for each in given]
+            host.forward_ended((0, micro_batch))
+            host.take((0, micro_batch), given)
+            x.zero_()
+            found = host.bring((0, micro_batch))
+            host.wait((0, micro_batch))
+            for one, (numbers, stride) in zip(found, wanted, strict=True):
+                assert torch.equal(one.cpu(), numbers) and one.stride() == stride and one.dtype == numbers.dtype
+                assert isinstance(one, Pretend) == (device == DEVICE)
+            found[0][1] = 7.0
+            assert found[1].cpu().tolist() == [7.0] * 4
+        assert host.is_empty and host.num_bytes == 12 * 4 + 5 * 2, "one buffer, used three times"
+
+
+def test_as_many_buffers_as_are_away_at_once() -> None:
+    host = HostCopies(torch.device("cpu"))
+    for stage, micro_batch in ((0, 0), (0, 1), (1, 0)):
+        host.forward_ended((stage, micro_batch))
+        host.take((stage, micro_batch), (torch.full((4,), 10.0 * stage + micro_batch),))
+    assert not host.is_empty
+    assert [host.bring(key)[0].tolist()[0] for key in ((0, 1), (1, 0), (0, 0))] == [1.0, 10.0, 0.0]
+    assert host.num_bytes == 3 * 16
