@@ -106,7 +106,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("model m { mtp { weight = 0.3 until 10T |", ["tokens", "steps", "then"]),
         ("model m { mtp { weight = 0.3 until 10T tokens |", ["then"]),
         ("model m { mtp { weight = 0.3 until 10T tokens then 0.1 |", ["until"]),
-        ("let most = 8.5\nrun a { schedule { name = auto, cap = |", ["none", "most"]),
+        ("let most = 8.5\nrun a { schedule { name = auto, cap = |", ["none", "name", "most"]),
         ("run a { schedule { name = auto, cap = 8.5|", []),
         # references
         ("let width = 64\nmodel m { hidden = 8, vocab = |", ["hidden", "width"]),
