@@ -35,10 +35,16 @@ MORE = {
 def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Diagnostic, ...]:
     """The warning that the source of a spec in `folder` matches nothing, or that its chat template cannot be used for
     its rows; empty where all is right."""
-    reason = corpus.why_nothing(spec.data.source, folder, _suffixes(spec.data))
-    if reason:
+    reasons = {
+        path: corpus.why_nothing(pattern, folder, _suffixes(spec.data)) for path, pattern in spec.data.patterns.items()
+    }
+    if any(reasons.values()):
         hint = "write a pattern that matches; if the text is elsewhere, `dsc train --data DIR` says where paths start"
-        return (Diagnostic("D0101", reason, origins.get("data.source"), hint, severity="warning"),)
+        return tuple(
+            Diagnostic("D0101", reason, origins.get(path), hint, severity="warning")
+            for path, reason in reasons.items()
+            if reason
+        )
     message, hint = _template_fault(spec.data, folder)
     if not message:
         return ()
@@ -60,6 +66,7 @@ def _template_fault(data: Data, folder: Path) -> tuple[str, str]:
     there is no tokenizer here."""
     if data.chat is None or not isinstance(data.tokenizer, str) or not (folder / data.tokenizer).is_file():
         return "", ""
+    assert data.source is not None, "a rule of specs: conversations are of one source"
     from runtime.data import chat
     from runtime.data.chat_template import Template  # with jinja2
 

@@ -68,6 +68,9 @@ def _field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[TextLi
             if span.attention is not None:
                 body += _over(_head("attention", span.attention), span.attention, f"{path}.{index}.attention")
             yield from _wrapped(f"layers {range_text(span)}", f"{path}.{index}", body)
+    elif kind.form == "sources":
+        blocks = (line for each in value for line in _block(each.name, each, f"{path}.{each.name}"))
+        yield from _wrapped(name, path, blocks)
     elif kind.form == "rate":
         phases = (TextLine(rate_text(phase), f"{path}.{index}") for index, phase in enumerate(value))
         yield from _wrapped(name, path, phases)

@@ -80,6 +80,9 @@ def _of_field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[Lea
             yield from _of_node(span.ffn, f"{path}.{index}.ffn")
             if span.attention is not None:
                 yield from _of_node(span.attention, f"{path}.{index}.attention")
+    elif kind.form == "sources":
+        for each in value:
+            yield from (leaf for leaf in _of_node(each, f"{path}.{each.name}") if not leaf.is_name)
     elif kind.form == "rate":
         for index, phase in enumerate(value):
             yield Leaf(f"{path}.{index}", rate_text(phase), _plain(phase))

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.position import Position, Ranges
+from runtime.data.cuts import Ranges
+from runtime.position import Position
 
 FILE = "not_finite.json"
 

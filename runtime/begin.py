@@ -62,8 +62,7 @@ def loop_of(
     from runtime.device import check_ranks, choose
     from runtime.loop import Loop
     from runtime.native.library import missing
-    from runtime.position import Position
-    from runtime.resume import order_of
+    from runtime.resume import beginning, order_of
 
     try:
         device = choose(options.device, place.local_world if place else build.plan.mesh.world)
@@ -76,7 +75,7 @@ def loop_of(
         say(f"ops run on torch, which takes about twice as long: {reason}")
     local_rank, debugged = (place.local_rank if place else None), options.debug is not None
     how = (device, options.transport, options.profile, local_rank, debugged, options.start_timeout_s)
-    loop = Loop(build, options.run, corpus, options.steps, None, Position(order=order), *how)
+    loop = Loop(build, options.run, corpus, options.steps, None, beginning(order), *how)
     loop.say_rows(say)
     return _going_on(loop, options, say)
 

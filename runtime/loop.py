@@ -20,7 +20,8 @@ from runtime.checkpoint.manifest_file import BASE, CHECKPOINTS, base_named
 from runtime.checkpoint.retention import LOSS
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
 from runtime.contract import node_kind
-from runtime.data.samples import RowSamples, Samples, samples_of
+from runtime.data.blend import Blend
+from runtime.data.samples import AnySamples, RowSamples, samples_of
 from runtime.device import check, divide, take
 from runtime.events import Events
 from runtime.launch import debug
@@ -207,12 +208,12 @@ class Loop:
             held.write(self.run, trainer.rank, trainer.step, trainer.program, run_copy.digest(self.build.files))
         return row
 
-    def _samples(self, split: str) -> Samples | RowSamples:
+    def _samples(self, split: str) -> AnySamples:
         train, chat = self.build.plan.train, self.build.plan.data.chat
-        order = self.position.order if split == "train" else None
+        order = self.position.order if split == "train" or isinstance(self.position.order, Blend) else None
         return samples_of(self.corpus, split, train.sequence, EXTRA_TOKENS, seed=train.seed, chat=chat, order=order)
 
-    def _validation(self) -> Samples | RowSamples | None:
+    def _validation(self) -> AnySamples | None:
         return self._samples("validation") if self.build.plan.train.validate else None
 
     def _validates(self, step: int, *, saves: bool) -> bool:

@@ -12,58 +12,21 @@ ones nothing is skipped and nothing is repeated; otherwise no choice of whole wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.data import order_json
+from runtime.data.blend import Blend, in_phase
+from runtime.data.cuts import MAX_CUTS, Cut, Ranges, left_out, num_seen
 from runtime.data.order import Order
 
-MAX_CUTS = 8  # in one epoch; each is looked at for every window that is drawn after it
-MAX_RANGES = 10_000
-_MAX = 1 << 62
 _MAX_COUNTED = 1 << 13  # windows of an epoch that are few enough to count what is skipped and repeated
 
-Ranges = tuple[tuple[int, int], ...]  # [first, end) of indices of samples, ascending
-
-
-@dataclass(frozen=True)
-class Cut:
-    """What was drawn of an epoch under an earlier order: the samples before `next`, and those in `skip`."""
-
-    order: Order
-    epoch: int
-    next: int
-    skip: Ranges
-
-    def seen(self, first: int, end: int, earlier: Sequence[Cut]) -> Iterator[tuple[int, int]]:
-        """The parts of the tokens [first, end) that were drawn under this order. `earlier`: cuts before this one."""
-        size, windows = self.order.sequence, self.order.windows
-        for window in range(first // size, min(windows, -(-end // size))):
-            index = self.order.index(window, self.epoch)
-            drawn = index < self.next or any(a <= index < b for a, b in self.skip)
-            if drawn and not _left_out(self.order, index, earlier):
-                yield max(first, window * size), min(end, (window + 1) * size)
-
-
-def _left_out(order: Order, index: int, cuts: Sequence[Cut]) -> bool:
-    """Whether more than half of the sample's window was seen in this epoch under earlier orders."""
-    if not cuts or index // order.windows != cuts[0].epoch:
-        return False
-    return 2 * _num_seen(order, index, cuts) > order.sequence
-
-
-def _num_seen(order: Order, index: int, cuts: Sequence[Cut]) -> int:
-    first, end = order.tokens_of(index)
-    parts = sorted(part for k, cut in enumerate(cuts) for part in cut.seen(first, end, cuts[:k]))
-    seen, at = 0, first
-    for begin, until in parts:
-        seen += max(0, until - max(begin, at))
-        at = max(at, until)
-    return seen
+Move = Callable[["Position", Order], "Position"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +40,7 @@ class Position:
     tokens: int = 0
     next: int = 0
     skip: Ranges = ()
-    order: Order | None = None
+    order: Order | Blend | None = None
     cuts: tuple[Cut, ...] = ()
 
     def draw(self, size: int) -> npt.NDArray[np.int64]:
@@ -90,7 +53,7 @@ class Position:
             if inside := [end for first, end in self.skip if first <= index < end]:
                 index = max(inside)
                 continue
-            if self.order is None or not _left_out(self.order, index, self.cuts):
+            if not isinstance(self.order, Order) or not left_out(self.order, index, self.cuts):
                 found.append(index)
             index += 1
         return np.array(found)
@@ -98,7 +61,8 @@ class Position:
     def after(self, drawn: npt.NDArray[np.int64], sequence: int) -> Position:
         """The position when the samples `drawn`, of `sequence` tokens each, have been trained on."""
         following = int(drawn[-1]) + 1
-        over = self.order is None or not self.cuts or following // self.order.windows != self.cuts[0].epoch
+        order, cuts = self.order, self.cuts
+        over = not isinstance(order, Order) or not cuts or following // order.windows != cuts[0].epoch
         return replace(
             self,
             samples=self.samples + len(drawn),
@@ -114,7 +78,9 @@ class Position:
 
     def under(self, order: Order, *, same_text: bool) -> Position:
         """Return this position expressed in another order of the samples."""
-        was = self.order or order
+        was = order if self.order is None else self.order
+        if isinstance(was, Blend):  # which says nothing about the one source that there is now
+            return replace(self, order=order, cuts=(), skip=(), next=0)
         if was == order:
             return replace(self, order=order)
         if was.goes_on_in(order) and self.next * was.sequence == order.first and not self.cuts:
@@ -126,27 +92,65 @@ class Position:
         cuts = (*self.cuts, cut) if place or cut.skip else ()
         return replace(self, order=order, skip=(), next=epoch * order.windows, cuts=cuts[-MAX_CUTS:])
 
+    def blended(self, order: Blend, move: Move) -> Position:
+        """Return this position in a blend as a build has it: each source goes on where it was.
+
+        `move`: the position of one source in another order of its samples.
+        """
+        was = self.order
+        if isinstance(was, Blend) and was.goes_on_in(order):
+            return self
+        begins = not isinstance(was, Blend) or was.phase != order.phase
+        ends = order.counts(order.samples) if order.samples is not None else (None,) * len(order.shares)
+        shares = []
+        for share, samples in zip(order.shares, ends, strict=True):
+            at = self._of_source(share.name)
+            begin = _begin(at, share.order) if begins else None
+            if begin is not None:
+                shares.append(in_phase(share, begin, samples))
+                continue
+            found = move(at, share.order)
+            shares.append(replace(share, first=found.next, cuts=found.cuts))
+        return replace(self, order=replace(order, shares=tuple(shares), first=self.next), skip=(), cuts=())
+
+    def _of_source(self, name: str) -> Position:
+        """Where a source of a blend is, with the tokens that were drawn of it; at its beginning if it was none."""
+        if not isinstance(self.order, Blend):
+            return Position()
+        following = self.order.nexts(self.next).get(name)
+        if following is None:
+            return Position()
+        share = next(each for each in self.order.shares if each.name == name)
+        is_cut = bool(share.cuts) and following // share.order.windows == share.cuts[0].epoch
+        tokens = following * share.order.sequence
+        return Position(0, tokens, following, (), share.order, share.cuts if is_cut else ())
+
     def at_same_share(self, order: Order) -> Position:
         """Return this position in another order of other windows: where the same share of the epoch was drawn."""
-        windows = self.order.windows if self.order else order.windows
+        windows = self.order.windows if isinstance(self.order, Order) else order.windows
         epoch, place = divmod(self.next, windows)
         following = epoch * order.windows + place * order.windows // windows
         return replace(self, order=order, cuts=(), skip=(), next=following)
 
     def unavoidable(self) -> tuple[int, int] | None:
         """(tokens skipped, tokens repeated) of this epoch because windows were cut anew; None if costly to count."""
-        if self.order is None or not self.cuts:
+        if not isinstance(self.order, Order) or not self.cuts:
             return 0, 0
         if max(self.order.windows, *(cut.order.windows for cut in self.cuts)) > _MAX_COUNTED:
             return None
         skipped = repeated = 0
         for index in range(self.next, (self.next // self.order.windows + 1) * self.order.windows):
-            seen = _num_seen(self.order, index, self.cuts)
+            seen = num_seen(self.order, index, self.cuts)
             if 2 * seen > self.order.sequence:
                 skipped += self.order.sequence - seen
             else:
                 repeated += seen
         return skipped, repeated
+
+    @property
+    def epochs(self) -> dict[str, dict[str, float]]:
+        """What a row of metrics says of the sources of a blend: how often each was read."""
+        return {"epochs": self.order.epochs(self.next)} if isinstance(self.order, Blend) else {}
 
     # ---- JSON
 
@@ -157,31 +161,33 @@ class Position:
             "next": self.next,
             "skip": [list(each) for each in self.skip],
             "order": self.order.to_json() if self.order else None,
-            "cuts": [
-                vars(c) | {"order": c.order.to_json(), "skip": [list(each) for each in c.skip]} for c in self.cuts
-            ],
+            "cuts": [cut.to_json() for cut in self.cuts],
         }
 
     @staticmethod
     def from_json(value: Any) -> Position:
         """The inverse of `to_json`. ValueError for anything else."""
-        _demand(isinstance(value, dict) and value.keys() == vars(Position()).keys())
-        samples, tokens, following = (_count(value[name]) for name in ("samples", "tokens", "next"))
-        order = None if value["order"] is None else _order(value["order"])
-        _demand(isinstance(value["cuts"], list) and len(value["cuts"]) <= MAX_CUTS)
-        cuts = tuple(map(_cut, value["cuts"]))
-        _demand(not cuts or order is not None)
-        _demand(all(cut.epoch == cuts[0].epoch for cut in cuts))
-        return Position(samples, tokens, following, ranges(value["skip"]), order, cuts)
+        demand = order_json.demand
+        demand(isinstance(value, dict) and value.keys() == vars(Position()).keys())
+        samples, tokens, following = (order_json.count(value[name]) for name in ("samples", "tokens", "next"))
+        order = None if value["order"] is None else order_json.order(value["order"])
+        cuts = order_json.cuts(value["cuts"])
+        demand(not cuts or isinstance(order, Order))
+        demand(not isinstance(order, Blend) or order.first <= following)
+        return Position(samples, tokens, following, order_json.ranges(value["skip"]), order, cuts)
 
 
-def ranges(value: Any) -> Ranges:
-    """Ranges of samples from JSON, ascending and apart. ValueError for anything else."""
-    _demand(isinstance(value, list) and len(value) <= MAX_RANGES)
-    _demand(all(isinstance(each, list) and len(each) == 2 for each in value))
-    found = tuple((_count(first), _count(end)) for first, end in value)
-    _demand(all(first < end for first, end in found) and all(a[1] <= b[0] for a, b in pairwise(found)))
-    return found
+def _begin(at: Position, order: Order) -> int | None:
+    """The token of a source's count at which a phase begins: behind what the phase before has, at a whole piece. None
+    where windows are cut anew, or there are no phases."""
+    was = at.order
+    if not order.piece or at.cuts:
+        return None
+    if was is None:
+        return 0
+    if not isinstance(was, Order) or was.end is None or not was.has_pieces_of(order):
+        return None
+    return -(-max(was.end, at.tokens) // order.piece) * order.piece
 
 
 def _merged(found: Sequence[tuple[int, int]]) -> Ranges:
@@ -192,32 +198,3 @@ def _merged(found: Sequence[tuple[int, int]]) -> Ranges:
         else:
             result.append((first, end))
     return tuple(result)
-
-
-def _cut(value: Any) -> Cut:
-    _demand(isinstance(value, dict) and value.keys() == {"order", "epoch", "next", "skip"})
-    return Cut(_order(value["order"]), _count(value["epoch"]), _count(value["next"]), ranges(value["skip"]))
-
-
-def _order(value: Any) -> Order:
-    plain, of_phase = ("sequence", "windows", "seed"), ("piece", "first")
-    _demand(isinstance(value, Mapping) and value.keys() in ({*plain}, {*plain, *of_phase, "end"}))
-    order = Order(*(_count(value[name]) for name in plain))
-    _demand(order.sequence > 0 and order.windows > 0)
-    if "piece" not in value:
-        return order
-    piece, first = (_count(value[name]) for name in of_phase)
-    end = None if value["end"] is None else _count(value["end"])
-    _demand(piece > 0 and piece % order.sequence == 0 and order.windows % (piece // order.sequence) == 0)
-    _demand(first % piece == 0 and (end is None or (end > first and end % piece == 0)))
-    return replace(order, piece=piece, first=first, end=end)
-
-
-def _count(value: Any) -> int:
-    _demand(type(value) is int and 0 <= value <= _MAX)
-    return int(value)
-
-
-def _demand(condition: bool) -> None:
-    if not condition:
-        raise ValueError("is no position in the data")

@@ -21,9 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from runtime.contract import DataRequest
+from runtime.data.blended import prepare_data
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular
-from runtime.data.prepare import PHASES, prepare
+from runtime.data.prepare import PHASES
 from runtime.outcome import printable, refusal_code
 
 MAX_MANIFEST_BYTES = 256 << 20
@@ -42,7 +43,9 @@ def main(argv: list[str]) -> int:
     try:
         with open(0, "rb", buffering=0, closefd=False) as stdin:
             request = DataRequest.from_json(stdin.readline())
-        prepared = prepare(request, args.data, args.out, notes.progress, notes.note, cache=args.cache, resumed=resumed)
+        prepared = prepare_data(
+            request, args.data, args.out, notes.progress, notes.note, cache=args.cache, resumed=resumed
+        )
     except (DataError, OSError) as error:
         notes.error(f"error: {printable(str(error))}")
         return refusal_code(error)
@@ -62,7 +65,7 @@ def prepare_here(request: DataRequest, data: Path, out: Path, resume: bool, say:
             said.add(text)
             say(f"data: {printable(text)}")
 
-    return prepare(request, data, out, lambda *_: None, once, resumed=resumed).folder
+    return prepare_data(request, data, out, lambda *_: None, once, resumed=resumed).folder
 
 
 def data_of_checkpoints(folder: Path) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest
 from runtime.contract import MoeLayer, Plan
+from runtime.data.blend import Blend, Share
 from runtime.data.errors import DataError
 from runtime.data.order import Order
-from runtime.data.samples import samples_of
+from runtime.data.samples import RowSamples
 from runtime.micro_batches import EXTRA_TOKENS
 from runtime.native import library
 from runtime.outcome import printable
@@ -86,7 +88,7 @@ def _more(plan: Plan) -> dict[str, Any]:
     return adapter | ({"experts": digests} if digests else {})
 
 
-def order_of(build: Build, corpus: Path) -> Order:
+def order_of(build: Build, corpus: Path) -> Order | Blend:
     """The order in which this build draws the training samples of a prepared corpus. Of conversations, windows are
     rows, each counted as one token, so that it does not depend on the sequence; or they are sequences of packed rows.
 
@@ -94,9 +96,22 @@ def order_of(build: Build, corpus: Path) -> Order:
     """
     meta, train = json.loads((corpus / "meta.json").read_text("utf-8")), build.plan.train
     if (chat := build.plan.data.chat) is not None:
-        samples = samples_of(corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed, chat=chat)
-        return Order(train.sequence if chat.pack else 1, samples.num_windows, train.seed)
-    tokens, within = meta["splits"]["train"]["tokens"], train.within
+        rows = RowSamples(
+            corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed, long=chat.long, pack=chat.pack
+        )
+        return Order(train.sequence if chat.pack else 1, rows.num_windows, train.seed)
+    if sources := build.plan.data.sources:
+        orders = (_order(build, meta["sources"][each.name]["train"]["tokens"]) for each in sources)
+        shares = (Share(each.name, each.weight, order.whole) for each, order in zip(sources, orders, strict=True))
+        within = train.within
+        samples = None if within is None or within.is_last else tokens_to_train(build.plan) // train.sequence
+        return Blend(tuple(shares), samples=samples, phase=within.number if within else 0)
+    return _order(build, meta["splits"]["train"]["tokens"])
+
+
+def _order(build: Build, tokens: int) -> Order:
+    """The order of samples of one text of so many tokens."""
+    train, within = build.plan.train, build.plan.train.within
     if within is None:
         return Order(train.sequence, max(1, (tokens - EXTRA_TOKENS) // train.sequence), train.seed)
     pieces = (tokens - EXTRA_TOKENS) // within.longest
@@ -200,8 +215,19 @@ def _named(checkpoint: Checkpoint) -> Iterator[None]:
 # ---------------------------------------------------------------- where it was in the data
 
 
-def _position(checkpoint: Checkpoint, build: Build, order: Order, *, same_text: bool) -> tuple[Position, list[str]]:
+def beginning(order: Order | Blend) -> Position:
+    """Where a run begins that does not go on from a checkpoint."""
+    if isinstance(order, Blend):
+        return Position().blended(order, partial(Position.under, same_text=True))
+    return Position(order=order)
+
+
+def _position(
+    checkpoint: Checkpoint, build: Build, order: Order | Blend, *, same_text: bool
+) -> tuple[Position, list[str]]:
     """Where this build goes on in the data, and what is to be said of windows that are cut anew."""
+    if isinstance(order, Blend):
+        return _blended(Position.from_json(checkpoint.meta.get("position")), order, same_text=same_text)
     if (value := checkpoint.meta.get("position")) is None:  # of a version that did not record it
         train = build.plan.train
         done = tokens_after(build.plan.batches, order.sequence, checkpoint.step - train.first_step)
@@ -210,7 +236,9 @@ def _position(checkpoint: Checkpoint, build: Build, order: Order, *, same_text: 
         note = f"this checkpoint does not say which samples it has seen: taken as {samples:,}, as if by this build"
         return Position(samples, tokens, samples, (), order), [note]
     was = Position.from_json(value)
-    if was.order is None:
+    if not isinstance(was.order, Order):
+        if isinstance(was.order, Blend):
+            return was.under(order, same_text=same_text), ["the samples are of one source, which begins"]
         raise ValueError("does not say in which order samples were drawn")
     is_chat = build.plan.data.chat is not None
     if is_chat and was.order.sequence != order.sequence:
@@ -229,6 +257,18 @@ def _position(checkpoint: Checkpoint, build: Build, order: Order, *, same_text: 
         how += ", the fewest that whole windows can" if any(lost) else ""
     text = f"windows of {was.order.sequence:,} tokens are cut anew into {order.sequence:,}: of the rest of epoch"
     return position, [f"{text} {position.cuts[0].epoch + 1:,} {how}; its order is another"]
+
+
+def _blended(was: Position, order: Blend, *, same_text: bool) -> tuple[Position, list[str]]:
+    """Where a build of several sources goes on, and what is to be said of their weights."""
+    found = was.blended(order, partial(Position.under, same_text=same_text))
+    shares = was.order.shares if isinstance(was.order, Blend) else ()
+    before = {share.name: share.weight for share in shares}
+    weights = {share.name: share.weight for share in order.shares}
+    if before == weights:
+        return found, []
+    told = ", ".join(f"{name} {before.get(name, 0)} → {weights.get(name, 0)}" for name in {**before, **weights})
+    return found, [f"weights of sources: {told}; each source goes on with its next sample"]
 
 
 def _course(step: int, position: Position, plan: Plan) -> list[str]:

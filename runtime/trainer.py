@@ -25,6 +25,7 @@ from runtime.comm.host_reads import HostReads
 from runtime.comm.transport import Links, Wanted, Work
 from runtime.contract import Collective, Program
 from runtime.contract.mesh import Columns, columns_with
+from runtime.data.samples import BlendSamples
 from runtime.executor import Board, Executor
 from runtime.feed import Feed
 from runtime.ledger import Ledger
@@ -188,6 +189,7 @@ class Trainer:
             "grad_norm": norm,
             "rate": rate,
             "tokens": self.position.tokens,
+            **self.position.epochs,
             **self._imbalance(sums),
         }
 
@@ -211,7 +213,10 @@ class Trainer:
     def _validated(self) -> dict[str, float]:
         validation = self.plan.train.validate
         assert validation is not None and self.validation_source is not None
-        return self.losses_on(self.validation_source, validation.batches)
+        source = self.validation_source
+        if not isinstance(source, BlendSamples):
+            return self.losses_on(source, validation.batches)
+        return source.mean({name: self.losses_on(part, validation.batches) for name, part in source.parts.items()})
 
     def losses_on(self, source: Source, batches: int) -> dict[str, float]:
         """Losses over the first batches of a source, by the program that validates."""

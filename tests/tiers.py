@@ -32,6 +32,7 @@ SOAK = (
     Row("tests/proof/test_start.py::test_without_start_up", 2),
     Row("tests/runs/test_fp8_resume.py", 4),
     Row("tests/schedules/test_steps.py::test_many_ranks", 0, "tests/schedules/test_steps.py::test_auto_is_the_same"),
+    Row("tests/runs/test_blend.py", 0, "tests/data/test_blend.py"),
     Row("tests/runs/test_phases.py::test_a_break", 2),
     Row("tests/runs/test_phases.py::test_a_kill", 0, "tests/runs/test_phases.py::test_a_break"),
     Row("tests/runs/test_phases.py::test_a_damaged", 0, "tests/runs/test_phases.py::test_a_break"),

@@ -88,7 +88,7 @@ def examine(spec: str, overrides: Sequence[str]) -> Checked:
 def _of_data(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
     """Sources of data that match nothing here, as warnings."""
     runs = [view for view in analysis.views if hasattr(view.spec, "train")]
-    if all(view.spec.data.source == "python_stdlib" for view in runs):
+    if all({*view.spec.data.patterns.values()} == {"python_stdlib"} for view in runs):
         return ()
     from compiler import data_source  # only specs with text of their own wait for it
 

@@ -105,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sequence", metavar="N", type=int, help="a sequence of packed rows or masked documents instead, from 0"
     )
+    parser.add_argument("--of", metavar="NAME", help="which of several sources; default: the first")
     parser.add_argument("--split", choices=("train", "validation"), default="train", help="default: train")
     parser.add_argument(
         "--data", metavar="DIR", type=Path, help="where the paths of the data start; default: the folder of the spec"
@@ -140,8 +141,9 @@ def run(args: argparse.Namespace) -> int:
 def _shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Shown | ShownSequence:
     """The row or sequence that is asked for. Raises DataError where there is none."""
     from compiler.emit.recipe import data_request
+    from runtime.data.blended import prepare_data
     from runtime.data.errors import DataError
-    from runtime.data.prepare import PHASES, prepare
+    from runtime.data.prepare import PHASES
     from runtime.data.tokenizer_files import TOKENIZER
 
     tell = progress("data")
@@ -149,7 +151,7 @@ def _shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Sho
     kept = args.cache / "data" if args.cache else Path("build/.data")
     cache = kept if args.cache or kept.is_dir() else None
     try:
-        found = prepare(request, folder, out, lambda phase, done, total: tell(PHASES[phase]), cache=cache)
+        found = prepare_data(request, folder, out, lambda phase, done, total: tell(PHASES[phase]), cache=cache)
     finally:
         tell("")
     bpe = Tokenizer.from_file(str(found.folder / TOKENIZER))
@@ -158,7 +160,7 @@ def _shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Sho
     if args.sequence is not None:
         return _sequence(args, request, found.folder, spec.train, bpe)
     rows = _conversations if request.data.chat else _windows
-    num_rows, row = rows(request, found.folder, args.split, spec.train)
+    num_rows, row = rows(request, found.folder, args.split, spec.train, _source(args.of, request))
     number = args.row or 0
     if not 0 <= number < num_rows:
         last = f", 0 to {num_rows - 1:,}" if num_rows else ""
@@ -167,6 +169,16 @@ def _shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Sho
     unaligned = found.meta["chat"]["unaligned"] if request.data.chat else 0
     tokens, runs = _tokens(bpe, ids, about["used"] or len(ids))
     return Shown(args.split, number, num_rows, tokens, runs, unaligned=unaligned, **about)
+
+
+def _source(name: str | None, request: DataRequest) -> str:
+    """The source that is looked at, "" where there is one. Raises DataError for a name that none has."""
+    from runtime.data.errors import DataError
+
+    names = [each.name for each in request.data.sources]
+    if name is not None and name not in names:
+        raise DataError(f"--of {name}: {'the sources are ' + ', '.join(names) if names else 'there is one source'}")
+    return name or next(iter(names), "")
 
 
 def _tokens(bpe: Tokenizer, ids: Sequence[int], used: int) -> tuple[tuple[Token, ...], tuple[Run, ...]]:
@@ -191,7 +203,7 @@ def document(shown: Shown | ShownSequence) -> dict[str, Any]:
 Rows = tuple[int, Callable[[int], tuple[list[int], dict[str, Any]]]]  # how many, and ids of one with what is said of it
 
 
-def _conversations(request: DataRequest, folder: Path, split: str, train: Train) -> Rows:
+def _conversations(request: DataRequest, folder: Path, split: str, train: Train, _: str) -> Rows:
     from runtime.data.samples import Survey
 
     assert request.data.chat is not None
@@ -205,10 +217,11 @@ def _conversations(request: DataRequest, folder: Path, split: str, train: Train)
     return survey.reader.num_rows, row
 
 
-def _windows(request: DataRequest, folder: Path, split: str, train: Train) -> Rows:
+def _windows(request: DataRequest, folder: Path, split: str, train: Train, source: str) -> Rows:
+    from runtime.data.samples import shard_name
     from runtime.data.shards import Reader
 
-    reader = Reader(folder / split)
+    reader = Reader(folder / shard_name(split, source))
 
     def row(index: int) -> tuple[list[int], dict[str, Any]]:
         first = index * train.sequence
@@ -231,7 +244,7 @@ def _sequence(
         keys = "`pack = true` in `chat`" if request.data.chat else "`documents = masked`"
         raise DataError(f"--sequence {args.sequence}: no sequence has documents that are kept apart; {keys} makes them")
     of = _packs if request.data.chat else _masked
-    num, parts, facts, notes = of(request, folder, args.split, train)
+    num, parts, facts, notes = of(request, folder, args.split, train, _source(args.of, request))
     if not 0 <= args.sequence < num:
         last = f", 0 to {num - 1:,}" if num else ""
         raise DataError(f"--sequence {args.sequence}: the {args.split} split has {num:,} sequences{last}")
@@ -246,7 +259,7 @@ Parts = Callable[[int], Iterable[tuple[int, list[int]]]]  # of a sequence: each 
 Sequences = tuple[int, Parts, Mapping[str, int] | None, tuple[str, ...]]  # how many, facts and notes of all rows
 
 
-def _packs(request: DataRequest, folder: Path, split: str, train: Train) -> Sequences:
+def _packs(request: DataRequest, folder: Path, split: str, train: Train, _: str) -> Sequences:
     from runtime.data.samples import Survey
 
     assert request.data.chat is not None
@@ -262,10 +275,11 @@ def _packs(request: DataRequest, folder: Path, split: str, train: Train) -> Sequ
     return len(packs), parts, survey.facts, tuple(survey.notes())
 
 
-def _masked(request: DataRequest, folder: Path, split: str, train: Train) -> Sequences:
+def _masked(request: DataRequest, folder: Path, split: str, train: Train, source: str) -> Sequences:
+    from runtime.data.samples import shard_name
     from runtime.data.shards import Reader
 
-    reader = Reader(folder / split)
+    reader = Reader(folder / shard_name(split, source))
 
     def parts(index: int) -> Iterator[tuple[int, list[int]]]:
         first, end = index * train.sequence, (index + 1) * train.sequence

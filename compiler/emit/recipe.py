@@ -8,6 +8,7 @@ from typing import Any
 
 from compiler.dtypes import TORCH_DTYPE
 from compiler.spec_files import initial_weights_of
+from dsl import shares
 from dsl.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
 from dsl.schema import Data, Lora, Model, Node, Phase, Precision, Quiet, Spec
 from dsl.schema.base import as_tree, is_left_out
@@ -136,6 +137,12 @@ def data(block: Data) -> contract.Data:
         source=block.source,
         tokenizer=tokenizer if isinstance(tokenizer, str) else contract.TrainedTokenizer(tokenizer.vocab),
         validation=block.validation,
+        sources=tuple(
+            contract.Source(each.name, each.files, weight)
+            for each, weight in zip(block.sources, shares.whole([each.weight for each in block.sources]), strict=True)
+        )
+        if block.sources
+        else (),
         chat=contract.Chat(block.chat.template, block.chat.long, block.chat.pack) if block.chat else None,
         documents=block.documents,
         column=block.column,

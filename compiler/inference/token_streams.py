@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from compiler.inference.evaluation import Ids
@@ -17,7 +18,7 @@ from runtime.data.encode import BATCH_BYTES, check_vocab
 from runtime.data.errors import DataError
 from runtime.data.given import Given
 from runtime.data.readers import documents
-from runtime.data.samples import PADDING, RowSamples
+from runtime.data.samples import PADDING, RowSamples, shard_name
 from runtime.data.shards import Reader
 from runtime.data.words import is_byte_level
 
@@ -92,16 +93,19 @@ def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
         if spec.data.chat is not None:
             rows = RowSamples(data, VALIDATION, spec.train.sequence, 0, seed=0, long=spec.data.chat.long)
             return _streams(tuple(map(rows.tokens, range(rows.num_windows))), str(data / VALIDATION), named)
-        reader = Reader(data / VALIDATION)
+        names = [shard_name(VALIDATION, each.name) for each in spec.data.sources] or [VALIDATION]
+        readers = [Reader(data / name) for name in names]
     except (DataError, OSError) as error:
         raise InferenceError(f"the text that the run held out cannot be read: {error}") from None
-    if not reader.num_tokens:
+    if not any(reader.num_tokens for reader in readers):
         raise InferenceError(
             "the run has held out no text: its spec says no `validation`", "name what to measure: --text or --tokens"
         )
-    whole = reader.tokens(0, reader.num_tokens)
-    documents = np.split(whole, reader.starts[1:-1]) if spec.data.documents == "masked" else [whole]
-    return _streams(tuple(documents), str(reader.data_path), named)
+    found: list[npt.NDArray[np.int64]] = []
+    for reader in readers:
+        whole = reader.tokens(0, reader.num_tokens)
+        found += np.split(whole, reader.starts[1:-1]) if spec.data.documents == "masked" else [whole]
+    return _streams(tuple(found), str(readers[0].data_path), named)
 
 
 def of_text(pattern: str, path: Path, vocab: int, progress: Callable[[str], None]) -> Streams:

@@ -124,7 +124,7 @@ def needs_of(build: Path) -> Needs:
         cores_per_node=cluster.node.devices * (device.cores or 1),
         memory_bytes=min(each.memory for each in cluster.devices),
         digest=found.digest,
-        finds_text=plan.data.source == "python_stdlib",
+        finds_text={plan.data.source, *(each.files for each in plan.data.sources)} <= {"python_stdlib", None},
         phase=within.number if within else 1,
         phases=within.phases if within else 1,
     )

@@ -30,6 +30,7 @@ FORMS = {
     "batch": "whole number, or a block of `from`, `to` and `over`",
     "rate": "block of phases, one a line",
     "layers": "blocks, one for each range of layers",
+    "sources": "blocks, one for each source, by its name",
     "tokenizer": "text in quotes, or `train(entries)`",
 }
 UNITS = {
@@ -149,7 +150,8 @@ def _inner(cls: type[Node], name: str, path: str) -> Iterator[Block]:
     """The blocks that a field is written as, and those within them."""
     kind, info = fields_of(cls)[name], cls.model_fields[name]
     at = f"{path}.{name}".lstrip(".")
-    classes = kind.nodes if kind.form != "layers" else (get_args(kind.types[0])[0],)
+    listed = kind.form in ("layers", "sources")
+    classes = (kind.entry,) if listed else kind.nodes
     if kind.form in ("phases", "batch", "rate", "tokenizer") or not classes or classes == (Tile,):
         return
     if cls is LayerRange and name == "attention":  # it has the keys of the model's
@@ -158,6 +160,7 @@ def _inner(cls: type[Node], name: str, path: str) -> Iterator[Block]:
         label = each.model_fields["kind"].default if "kind" in each.model_fields else ""
         named = "name" in each.model_fields and fields_of(each)["name"].form == "label"
         head = f"{name} {label or ('NAME' if named else 'FIRST..LAST' if kind.form == 'layers' else '')}".strip()
+        head = "NAME" if kind.form == "sources" else head
         inner = f"{at}.{label}".rstrip(".")
         yield Block(inner, head, _doc(each), tuple(_keys(each, inner)))
         for field, of in fields_of(each).items():

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from dsl.parser import MAX_STRING
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.evaluate import convert, phrase
-from dsl.schema import Aliases, FilePath, Node, Syntax, Tile, Unit
+from dsl.schema import Aliases, FilePath, Node, Syntax, Tile, Unit, Unless
 from dsl.source import OVERRIDE
 from dsl.syntax import Attribute, Let, ListOf, Number, String, Value, Word
 from dsl.units import exactly
@@ -46,6 +46,13 @@ class FieldType:
     is_path: bool  # a text that starts at the file it is written in
     bounds: tuple[tuple[str, int | float], ...]  # of LIMITS, with what they hold a value against
     aliases: tuple[tuple[str, str], ...]  # other words → the words they stand for
+    unless: str  # another key, in the place of which this one must be given
+
+    @property
+    def entry(self) -> type[Node]:
+        """The class of the blocks that the field is a list of."""
+        found: type[Node] = get_args(self.types[0])[0]
+        return found
 
     @property
     def nodes(self) -> tuple[type[Node], ...]:
@@ -67,10 +74,11 @@ def fields_of(cls: type[Node]) -> dict[str, FieldType]:
     for name, info in cls.model_fields.items():
         union = get_origin(info.annotation) in (Union, UnionType)
         types = get_args(info.annotation) if union else (info.annotation,)
+        unless = next((mark.other for mark in info.metadata if isinstance(mark, Unless)), "")
         found[name] = FieldType(
             types=tuple(each for each in types if each is not NoneType),
-            optional=NoneType in types,
-            required=info.is_required(),
+            optional=NoneType in types and not unless,
+            required=info.is_required() or bool(unless),
             unit=next((mark for mark in info.metadata if isinstance(mark, Unit)), None),
             form=next((mark.form for mark in info.metadata if isinstance(mark, Syntax)), ""),
             is_path=any(isinstance(mark, FilePath) for mark in info.metadata),
@@ -78,6 +86,7 @@ def fields_of(cls: type[Node]) -> dict[str, FieldType]:
                 (name, getattr(mark, name)) for mark in info.metadata for name in LIMITS if hasattr(mark, name)
             ),
             aliases=tuple(alias for mark in info.metadata if isinstance(mark, Aliases) for alias in mark.words.items()),
+            unless=unless,
         )
     return found
 

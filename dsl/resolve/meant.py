@@ -79,7 +79,7 @@ def _is_block(cls: type[Node], key: str) -> bool | None:
     kind = fields_of(cls).get(key)
     if kind is None or key in NAMED or kind.types == (Tile,) or kind.form == "tokenizer":
         return False
-    return None if kind.form == "batch" else bool(kind.nodes) or kind.form in ("layers", "rate")
+    return None if kind.form == "batch" else bool(kind.nodes) or kind.form in ("layers", "rate", "sources")
 
 
 def _home(key: str, place: str, cls: type[Node]) -> str:

@@ -16,7 +16,7 @@ from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Number, Statem
 MAX_NOTES = 8
 EXTENDS = "extends"
 PHASE = "phase"  # a block of a run, of which there may be several
-ALTERNATIVES = {"tokens": "steps", "steps": "tokens"}  # two ways to say one thing
+ALTERNATIVES = {"tokens": "steps", "steps": "tokens", "source": "sources", "sources": "source"}  # two ways, one thing
 NAMES = frozenset({"run", "model", "cluster", "precision", "device"})  # blocks whose label is a name, not a kind
 
 

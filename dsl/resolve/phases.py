@@ -18,10 +18,10 @@ from dsl.resolve.merge import PHASE, label_of, merge
 from dsl.resolve.override import override
 from dsl.schema import Node, Within
 from dsl.schema.train import MAX_PHASES
-from dsl.syntax import Attribute, Block, Word
+from dsl.syntax import Attribute, Block, Statement, Word
 
 SEPARATOR = "."  # of RUN.PHASE
-WHOLE = ("data", "adapter")  # keys of a run that no phase changes
+WHOLE = ("data", "adapter")  # keys of a run that no phase changes, but for the weights of sources
 WHOLE_OF_TRAIN = ("optimizer", "seed", "initial", "ema")
 # Keys of a model that say how it is trained, or with which rotation, and not which weights it has.
 _RECIPE = frozenset({"name", "init_std", "rope", "balance", "weight"})
@@ -142,11 +142,27 @@ def _check(context: Context, phases: Sequence[Block]) -> None:
     for phase in phases[MAX_PHASES - 1 :]:
         context.complain("E0708", f"a run has at most {MAX_PHASES} phases", phase.head, "remove this phase")
     for phase in phases:
-        own = [each for each in phase.body if isinstance(each, (Attribute, Block)) and each.key.text in WHOLE]
+        own = [part for each in phase.body for part in _of_the_run(each)]
         own += [each for each in _inside(phase, "train") if each.key.text in WHOLE_OF_TRAIN]
         for each in own:
             message = f"`{each.key.text}` is that of the whole run, and no phase changes it"
             context.complain("E0708", message, each.key.span, "move it out of the phase")
+
+
+def _of_the_run(statement: Statement) -> Iterator[Attribute | Block]:
+    """The statement, if its key is that of the whole run; of `data`, what it says beside the weights of sources."""
+    if not isinstance(statement, (Attribute, Block)) or statement.key.text not in WHOLE:
+        return
+    if not isinstance(statement, Block) or statement.key.text != "data":
+        yield statement
+        return
+    for key in statement.body:
+        if isinstance(key, Block) and key.key.text == "sources":
+            sources = [each for each in key.body if isinstance(each, Block)]
+            said = (each for source in sources for each in source.body if isinstance(each, (Attribute, Block)))
+            yield from (each for each in said if each.key.text != "weight")
+        elif isinstance(key, (Attribute, Block)):
+            yield key
 
 
 def _check_model(context: Context, first: Context) -> None:

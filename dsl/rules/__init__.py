@@ -74,7 +74,11 @@ RULES: tuple[Row, ...] = (
     (tuple(f"{LAYERS}.{key}" for key in ("first", "last", "by")), phases.layer_ranges),
     (("train.rate", "train.tokens", "train.within"), phases.rate_covers),
     (
-        (*(f"train.{key}" for key in ("within", "sequence", "tokens", "batch", "micro_batch")), "parallel.data"),
+        (
+            *(f"train.{key}" for key in ("within", "sequence", "tokens", "batch", "micro_batch")),
+            "parallel.data",
+            "data.sources",
+        ),
         phases.phases_meet,
     ),
     (("train.within", "train.sequence", "data.chat"), phases.phases_read_text),
@@ -126,7 +130,11 @@ RULES: tuple[Row, ...] = (
         ),
         precision.unfused_ops_exist,
     ),
-    (("data.chat", "data.tokenizer", "data.source", "data.documents"), data.conversations_can_be_read),
+    (
+        ("data.chat", "data.tokenizer", "data.source", "data.sources", "data.documents"),
+        data.conversations_can_be_read,
+    ),
+    (("data.sources",), data.weights_have_a_period),
     (("data.chat", "data.documents", *ATTENTIONS), data.documents_reach_attention),
     (("adapter", "train.initial"), adapter.adapters_are_beside_weights),
     (("adapter", "parallel.zero", "parallel.data"), adapter.weights_are_whole),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dsl.rules.finding import Finding
 from dsl.schema import CustomAttention, Spec
+from dsl.shares import MAX_PERIOD, whole
 
 STDLIB = "python_stdlib"
 
@@ -23,6 +24,9 @@ def conversations_can_be_read(spec: Spec) -> Iterator[Finding]:
     if data.source == STDLIB:
         message = f"{STDLIB} holds no conversations"
         yield Finding("E0931", message, "data.source", 'write `source = "chat/*.jsonl"`', note)
+    if data.sources:
+        message = "conversations are of one source: their rows are put into sequences together"
+        yield Finding("E0931", message, "data.sources", 'write `source = "chat/*.jsonl"`', note)
     if data.documents == "masked":
         message = "`documents` is about text: a conversation never sees another"
         hint = "leave it out; `pack = true` in `chat` puts several conversations into a sequence"
@@ -42,6 +46,22 @@ def documents_reach_attention(spec: Spec) -> Iterator[Finding]:
             note = (("tokens see all documents of their sequence here", path),)
             yield Finding("E1007", message, key, f"write `{hint}`", note)
             return
+
+
+def weights_have_a_period(spec: Spec) -> Iterator[Finding]:
+    """Some source is drawn from, and the order in which sources are drawn repeats soon enough to be looked up."""
+    sources = spec.data.sources
+    if not sources:
+        return
+    if not any(each.weight for each in sources):
+        yield Finding("E0932", "no source has a weight above 0", "data.sources", "write `weight = 1` in one of them")
+        return
+    period = sum(whole([each.weight for each in sources]))
+    if period > MAX_PERIOD:
+        longest = max(sources, key=lambda each: len(repr(each.weight)))
+        message = f"these weights are in whole proportions only of {period:,} samples: {MAX_PERIOD:,} are the most"
+        hint = "write weights of fewer digits, as in `weight = 0.33`, or whole numbers, as in `weight = 1`"
+        yield Finding("E0932", message, f"data.sources.{longest.name}.weight", hint)
 
 
 def micro_batches_differ(spec: Spec) -> Iterator[Finding]:

@@ -102,7 +102,7 @@ def phases_meet(spec: Spec) -> Iterator[Finding]:
         near = max(each for each in range(1, sequence) if longest % each == 0)
         yield Finding("E0707", message, "train.sequence", f"write `sequence = {near}`")
         return
-    if within.is_last or train.batch.end < train.batch.start:
+    if within.is_last or train.batch.end < train.batch.start or spec.data.sources:  # their phases begin at whole pieces
         return
     growth = ramp.of(spec)
     steps = growth.steps_for(train.tokens)

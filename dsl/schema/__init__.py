@@ -2,13 +2,27 @@
 
 from dsl.schema.adapter import Lora
 from dsl.schema.attention import CustomAttention, Gqa, HeadDim, LinearScaling, Llama3Scaling, Mla, Rope, YarnScaling
-from dsl.schema.base import Aliases, Choices, Derived, FilePath, Node, Phase, Quiet, Strict, Syntax, Unit, value_at
+from dsl.schema.base import (
+    Aliases,
+    Choices,
+    Derived,
+    FilePath,
+    Node,
+    Phase,
+    Quiet,
+    Strict,
+    Syntax,
+    Unit,
+    Unless,
+    value_at,
+)
 from dsl.schema.cluster import Cluster, Device, Machine, More
+from dsl.schema.data import Chat, Data, DataSource, TrainTokenizer
 from dsl.schema.model import Balance, Clamp, Custom, Dense, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
-from dsl.schema.run import Chat, Data, Schedule, Sm, Spec, TrainTokenizer
+from dsl.schema.run import Schedule, Sm, Spec
 from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate, Within
 
 __all__ = [
@@ -28,6 +42,7 @@ __all__ = [
     "Custom",
     "CustomAttention",
     "Data",
+    "DataSource",
     "Dense",
     "Derived",
     "Device",
@@ -66,6 +81,7 @@ __all__ = [
     "Train",
     "TrainTokenizer",
     "Unit",
+    "Unless",
     "Validate",
     "Within",
     "YarnScaling",

@@ -62,12 +62,19 @@ class Unit:
 class Syntax:
     """A field that is not written as its type says. The forms are in `dsl.resolve.forms`."""
 
-    form: Literal["phases", "batch", "rate", "layers", "tokenizer", "label"]
+    form: Literal["phases", "batch", "rate", "layers", "sources", "tokenizer", "label"]
 
 
 @dataclass(frozen=True, slots=True)
 class FilePath:
     """A text that is a path. It starts at the file it is written in; in a resolved spec, at that of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unless:
+    """A field that must be given, unless another one of its block is."""
+
+    other: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dsl.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, 
 from dsl.schema.adapter import Lora
 from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax
 from dsl.schema.cluster import Cluster
+from dsl.schema.data import Data
 from dsl.schema.model import Model, Moe
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import Precision
@@ -115,99 +116,6 @@ class Sm(Node):
             examples=["communication = 20", "communication = auto"],
         ),
     ] = 0
-
-
-class TrainTokenizer(Node):
-    """A byte-level BPE trained on the data, written `train(vocab)`."""
-
-    vocab: Annotated[int, Field(ge=257, le=16_777_216, description="entries, the 256 bytes among them")]
-
-
-class Chat(Node):
-    """Conversations for supervised fine-tuning. Rows are lines of .jsonl: `messages`, or `prompt` and `completion`, and
-    `tools`; the loss is on what the assistant says."""
-
-    template: Annotated[
-        str | None,
-        FilePath(),
-        Field(
-            min_length=1,
-            max_length=4096,
-            description="the chat template in jinja, which marks what the assistant says by `{% generation %}`; "
-            "else chat_template.jinja beside the tokenizer, or the template in tokenizer_config.json there",
-            examples=['template = "chat_template.jinja"'],
-        ),
-    ] = None
-    long: Annotated[
-        Literal["cut", "drop"],
-        Field(description="what becomes of a row with more tokens than a sequence", examples=["long = cut"]),
-        Choices({"cut": "its first tokens are kept", "drop": "it is left out"}),
-    ] = "cut"
-    pack: Annotated[
-        bool,
-        Field(
-            description="whether a sequence holds several rows, each of which sees itself alone",
-            examples=["pack = true"],
-        ),
-    ] = False
-
-
-class Data(Node):
-    """Where the text comes from. Paths are those from the folder of the spec."""
-
-    source: Annotated[
-        str,
-        FilePath(),
-        Field(
-            min_length=1,
-            max_length=4096,
-            description="a file, a folder, a glob, or python_stdlib; .txt, .md and .py files are documents, and so are "
-            "lines of .jsonl, .jsonl.gz and .jsonl.zst, and rows of .parquet and .arrow",
-            examples=["source = python_stdlib"],
-        ),
-    ]
-    tokenizer: Annotated[
-        str | TrainTokenizer,
-        Syntax("tokenizer"),
-        FilePath(),
-        Field(description="a tokenizer.json, or train(vocab)", examples=["tokenizer = train(4096)"]),
-    ]
-    validation: Annotated[
-        float, Field(ge=0, lt=1, description="share of the documents that is held out", examples=["validation = 5%"])
-    ] = 0.0
-    chat: Annotated[
-        Chat | None,
-        Field(
-            description="the text is conversations, in lines of .jsonl; without it, documents",
-            examples=["chat { long = cut }"],
-        ),
-    ] = None
-    documents: Annotated[
-        Literal["joined", "masked"],
-        Field(description="what a token sees of other documents in its sequence", examples=["documents = masked"]),
-        Choices(
-            {
-                "joined": "all tokens before it, of whichever document",
-                "masked": "its own document alone, in which positions count from 0; "
-                "the first token of a document is not predicted",
-            }
-        ),
-    ] = "joined"
-    column: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=256,
-            description="where the text of a row is: a key of lines of .jsonl, or a column of .parquet and .arrow",
-            examples=['column = "content"'],
-        ),
-        Quiet(),
-    ] = "text"
-
-    @property
-    def masks_documents(self) -> bool:
-        """Whether attention is told where documents begin."""
-        return self.documents == "masked" or (self.chat is not None and self.chat.pack)
 
 
 class Spec(Node):

@@ -20,6 +20,7 @@ from runtime.contract.nodes import NodeKind, node_kind
 from runtime.contract.numbers import Batches
 from runtime.contract.overlap import BodyTimes, Overlap, ProgramTimes
 from runtime.contract.plan import (
+    MAX_PERIOD,
     Chat,
     Data,
     DataRequest,
@@ -30,6 +31,7 @@ from runtime.contract.plan import (
     Phase,
     Plan,
     Precision,
+    Source,
     TrainedTokenizer,
 )
 from runtime.contract.programs import (
@@ -57,6 +59,7 @@ from runtime.contract.recipe import (
 )
 
 __all__ = [
+    "MAX_PERIOD",
     "Adapter",
     "BatchGrowth",
     "Batches",
@@ -100,6 +103,7 @@ __all__ = [
     "RatePhase",
     "Reduction",
     "SegmentKernels",
+    "Source",
     "StateTensor",
     "Train",
     "TrainedTokenizer",

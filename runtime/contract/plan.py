@@ -82,6 +82,8 @@ class Model:
 
 # ---------------------------------------------------------------- the data
 
+MAX_PERIOD = 100_000  # samples after which the order of sources repeats
+
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
@@ -101,19 +103,30 @@ class Chat:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A source of a blend. `weight`: how many of the samples are of it, among as many as all weights sum to."""
+
+    name: Annotated[str, Pattern(r"[A-Za-z_]\w{0,254}")]
+    files: Annotated[str, Pattern(".{1,4096}")]
+    weight: Annotated[int, Range(0, MAX_PERIOD)]
+
+
+@dataclass(frozen=True)
 class Data:
     """Where the text comes from, relative to the folder of the spec; `tokenizer` is a file, or one to be trained.
 
-    `chat`: lines of the text are conversations; None: they are documents. `documents`: whether a token sees in its
-    sequence the documents before its own. `column`: where the text is in a row.
+    `source` is None where there are several `sources`. `chat`: lines of the text are conversations; None: they are
+    documents. `documents`: whether a token sees in its sequence the documents before its own. `column`: where
+    the text is in a row.
     """
 
-    source: Annotated[str, Pattern(".{1,4096}")]
+    source: Annotated[str, Pattern(".{1,4096}")] | None
     tokenizer: Annotated[str, Pattern(".+")] | TrainedTokenizer
     validation: Share
     chat: Chat | None = None
     documents: Literal["joined", "masked"] = "joined"
     column: Annotated[str, Pattern(".{1,256}")] = "text"
+    sources: tuple[Source, ...] = ()
 
     @property
     def masks_documents(self) -> bool:

@@ -8,7 +8,7 @@ token of the pieces is in one window of an epoch, whichever phase draws it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,8 +79,16 @@ class Order:
 
     def goes_on_in(self, other: Order) -> bool:
         """Whether another order draws, of the same pieces, what follows the end of this one."""
-        same = self.piece == other.piece > 0 and self.seed == other.seed and self._pieces == other._pieces
-        return same and self.end == other.first
+        return self.has_pieces_of(other) and self.end == other.first
+
+    def has_pieces_of(self, other: Order) -> bool:
+        """Whether another order draws the same pieces, in the same order."""
+        return self.piece == other.piece > 0 and self.seed == other.seed and self._pieces == other._pieces
+
+    @property
+    def whole(self) -> Order:
+        """The order of a phase that has the whole run."""
+        return replace(self, first=0, end=None)
 
     @property
     def _parts(self) -> int:

@@ -64,22 +64,22 @@ def prepare(
     wanted, vocab = request.data.tokenizer, request.vocab
     if not isinstance(wanted, str) and wanted.vocab > vocab:
         raise DataError(f"tokenizer = train({wanted.vocab}): more tokens than the model's vocab = {vocab}")
-    asked = _asked(request)
+    asked = asked_for(request)
     damaged: Path | None = None
     if resumed and out.is_dir():
         with store.run_lock(out, say):
-            prepared, damaged = _of_checkpoints(out, asked, resumed, cache)
+            prepared, damaged = of_checkpoints(out, asked, resumed, cache)
         if prepared is not None:
             say(f"from {out}, verified; the text is not read again")
             return prepared
     try:
-        task = _task(request, spec_folder, progress)
+        task = task_of(request, spec_folder, progress)
     except (DataError, OSError) as error:
         if damaged is None:
             raise
         raise DataError(f"{error}; and {damaged}, which this run was trained on, is damaged") from None
     out.mkdir(parents=True, exist_ok=True)
-    cache = _usable(cache, say)
+    cache = usable(cache, say)
     about = {"source": request.data.source, "skipped": task.skipped, "request": asked}
     with store.run_lock(out, say):
         folder = out / task.key
@@ -100,7 +100,7 @@ def prepare(
             return Prepared(folder, store.linked(out, task.key, entry, {**meta, **about}), reused=shared is not None)
 
 
-def _usable(cache: Path | None, say: Say) -> Path | None:
+def usable(cache: Path | None, say: Say) -> Path | None:
     """The cache, if there can be one: a run is prepared without it all the same."""
     if cache is None:
         return None
@@ -115,7 +115,7 @@ def _usable(cache: Path | None, say: Say) -> Path | None:
     return cache
 
 
-def _of_checkpoints(
+def of_checkpoints(
     out: Path, asked: Meta, resumed: Sequence[str], cache: Path | None
 ) -> tuple[Prepared | None, Path | None]:
     """The data of this run that its checkpoints name, if it was asked for by an equal request; and a folder that is
@@ -136,11 +136,12 @@ def _of_checkpoints(
     return None, damaged
 
 
-def _asked(request: DataRequest) -> Meta:
+def asked_for(request: DataRequest) -> Meta:
     """What meta.json says of a request."""
     data = request.data
     choice = data.tokenizer if isinstance(data.tokenizer, str) else {"train": data.tokenizer.vocab}
-    asked: dict[str, Any] = {"source": data.source, "tokenizer": choice, "validation": float(data.validation)}
+    named = {"sources": {each.name: each.files for each in data.sources}} if data.sources else {"source": data.source}
+    asked: dict[str, Any] = {**named, "tokenizer": choice, "validation": float(data.validation)}
     asked |= {} if data.column == COLUMN else {"column": data.column}
     asked |= {} if data.chat is None else {"chat": {"template": data.chat.template}}
     return asked | {"seed": request.seed, "vocab": request.vocab}
@@ -150,7 +151,7 @@ def _asked(request: DataRequest) -> Meta:
 
 
 @dataclass(frozen=True)
-class _Task:
+class Task:
     """What a folder is made from. `text_key`: of the text and its tokenizer; `key`: of the division, too."""
 
     files: tuple[SourceFile, ...]
@@ -190,7 +191,7 @@ class _Task:
                 yield tokens
 
 
-def _task(request: DataRequest, spec_folder: Path, progress: Progress) -> _Task:
+def task_of(request: DataRequest, spec_folder: Path, progress: Progress) -> Task:
     """Find the text and the tokenizer, and divide the text."""
     wanted, fraction = request.data.tokenizer, float(request.data.validation)
     settings: Settings | None = None
@@ -200,6 +201,7 @@ def _task(request: DataRequest, spec_folder: Path, progress: Progress) -> _Task:
         assert isinstance(wanted, str), "a rule of specs: conversations are in the tokens of a tokenizer.json"
         settings = chat.read_settings(request.data.chat, spec_folder / wanted, spec_folder)
         suffixes, read = chat.SUFFIXES, chat.rows
+    assert request.data.source is not None, "of several sources each is a task"
     found = corpus.find(request.data.source, spec_folder, suffixes, request.data.column)
     divided = split(found.files, fraction, request.seed, read)
     progress("read", 0, 1)
@@ -217,12 +219,13 @@ def _task(request: DataRequest, spec_folder: Path, progress: Progress) -> _Task:
         using = wanted.vocab
         named = [{"train": wanted.vocab}, *division]
     of_chat = [] if settings is None else [{"chat": settings.digest, "format": chat.FORMAT}]
-    text_key = _hash([FORMAT, tokenizers.__version__, corpus.digest(found.files), named, *of_files, *of_chat])[:16]
-    key = f"{text_key}-{_hash(division)[:8]}"
+    text_key = key_of([FORMAT, tokenizers.__version__, corpus.digest(found.files), named, *of_files, *of_chat])[:16]
+    key = f"{text_key}-{key_of(division)[:8]}"
     progress("read", 1, 1)
     skipped = dict(found.skipped)
-    return _Task(found.files, skipped, divided, seed, request.vocab, using, text_key, key, progress, settings)
+    return Task(found.files, skipped, divided, seed, request.vocab, using, text_key, key, progress, settings)
 
 
-def _hash(parts: Sequence[object]) -> str:
+def key_of(parts: Sequence[object]) -> str:
+    """sha256 of values, as JSON has them."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -8,6 +8,8 @@ epoch of training visits each window, row or pack once, in an order of its own.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.contract import Chat
+from runtime.data.blend import Blend
 from runtime.data.errors import DataError
 from runtime.data.order import Order
 from runtime.data.packing import Packs, packed, runs, sums
@@ -48,15 +51,24 @@ class _Drawn:
 class Samples(_Drawn):
     """The samples of one split of a prepared folder. Training is permuted anew each epoch, validation is in order.
 
-    `order`: that of training, where it is a phase's. Raises DataError when the split is shorter than one sample.
+    `order`: that of training, where it is a phase's; `source`: the one that is read, of a blend. Raises DataError when
+    the split is shorter than one sample.
     """
 
     def __init__(
-        self, folder: Path, split: str, sequence: int, extra: int = 2, *, seed: int, order: Order | None = None
+        self,
+        folder: Path,
+        split: str,
+        sequence: int,
+        extra: int = 2,
+        *,
+        seed: int,
+        order: Order | None = None,
+        source: str = "",
     ) -> None:
         assert split in SPLITS and sequence > 0 and extra >= 0
         self.split, self.sequence, self.extra, self.seed = split, sequence, extra, seed
-        self.reader = Reader(folder / split)
+        self.reader = Reader(folder / shard_name(split, source))
         self.num_windows = order.windows if order else max(0, self.reader.num_tokens - extra) // sequence
         self.order = order or Order(sequence, self.num_windows, seed)
         if self.num_windows == 0:
@@ -203,10 +215,82 @@ def _pairs(lengths: Numbers) -> Numbers:
     return lengths * (lengths + 1) // 2
 
 
+class BlendSamples:
+    """The samples of one split of a blend. `parts`: those of each source, by its name.
+
+    Training draws them in the order of the blend. What is held out has no order here: it is read source by source.
+    """
+
+    def __init__(self, parts: Mapping[str, Samples], order: Blend) -> None:
+        self.parts, self.order = parts, order
+        self._parts = tuple(parts.values())
+
+    def place(self, index: int) -> tuple[Samples, int]:
+        """The samples of the source that sample `index` is of, and its index there."""
+        number, of_source = self.order.place(index)
+        return self._parts[number], of_source
+
+    def tokens(self, index: int) -> npt.NDArray[np.int64]:
+        """[sequence + extra] token ids of sample `index`."""
+        part, of_source = self.place(index)
+        return part.tokens(of_source)
+
+    def starts(self, index: int) -> npt.NDArray[np.int64]:
+        """[sequence + extra]: where in the sample the document of each of its tokens begins, 0 if that is before it."""
+        part, of_source = self.place(index)
+        return part.starts(of_source)
+
+    def seen(self, indices: Numbers) -> Numbers:
+        """By sample, how many pairs of a token and one that it sees its sequence has."""
+        placed = [self.order.place(index) for index in indices.tolist()]
+        sources, of_source = np.array(placed, np.int64).reshape(-1, 2).T
+        found = np.zeros(len(placed), np.int64)
+        for number, part in enumerate(self._parts):
+            at = sources == number
+            if at.any():
+                found[at] = part.seen(of_source[at])
+        return found
+
+    def mean(self, losses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Losses by their kind: the means of all sources by their weights, and under KIND_SOURCE those of each."""
+        weights = {share.name: share.weight for share in self.order.shares}
+        total = sum(weights.values())
+        found = {
+            kind: math.fsum(weights[name] * each[kind] for name, each in losses.items()) / total
+            for kind in next(iter(losses.values()))
+        }
+        return found | {f"{kind}_{name}": loss for name, each in losses.items() for kind, loss in each.items()}
+
+
+AnySamples = Samples | RowSamples | BlendSamples
+
+
+def shard_name(split: str, source: str) -> str:
+    """The shard of a split, of one source of a blend if that is named."""
+    return f"{source}.{split}" if source else split
+
+
 def samples_of(
-    folder: Path, split: str, sequence: int, extra: int, *, seed: int, chat: Chat | None, order: Order | None = None
-) -> Samples | RowSamples:
-    """The samples of one split of a prepared folder: windows of text, in this order, or rows of conversations."""
+    folder: Path,
+    split: str,
+    sequence: int,
+    extra: int,
+    *,
+    seed: int,
+    chat: Chat | None,
+    order: Order | Blend | None = None,
+) -> AnySamples:
+    """The samples of one split of a prepared folder: windows of text, of one source or several, in this order, or rows
+    of conversations."""
+    if isinstance(order, Blend):
+        is_train = split == "train"
+        parts = {
+            share.name: Samples(
+                folder, split, sequence, extra, seed=seed, order=share.order if is_train else None, source=share.name
+            )
+            for share in order.shares
+        }
+        return BlendSamples(parts, order)
     if chat is None:
         return Samples(folder, split, sequence, extra, seed=seed, order=order)
     return RowSamples(folder, split, sequence, extra, seed=seed, long=chat.long, pack=chat.pack)

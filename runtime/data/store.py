@@ -114,13 +114,14 @@ def linked(where: Path, name: str, entry: Path, values: Meta) -> Meta:
 
     def write(building: Path) -> Meta:
         for file in values["files"]:
-            _link(entry / file, building / file)
+            link(entry / file, building / file)
         return values
 
     return publish(where, name, write)
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
+    """Make a hard link to a file, or a copy where there can be none."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:  # another file system, or one without links

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -291,11 +292,22 @@ def specs(draw: Draw) -> schema.Spec:
             validate=draw(maybe(st.builds(schema.Validate, every=every, batches=st.integers(1, 9)))),
         ),
         data=schema.Data(
-            source=draw(texts),
+            **draw(sources()),
             tokenizer=draw(texts | st.builds(schema.TrainTokenizer, vocab=st.integers(257, 4096))),
             validation=draw(small(0.001, 0.999)),
         ),
     )
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> dict[str, Any]:
+    """One source, or several with their weights."""
+    if draw(st.booleans()):
+        return {"source": draw(texts)}
+    names = draw(st.lists(st.sampled_from(("web", "code", "books", "train")), min_size=1, unique=True))
+    weights = [1 + draw(st.integers(0, 99)) / 4 for _ in names]
+    each = zip(names, weights, strict=True)
+    return {"sources": tuple(schema.DataSource(name=name, files=draw(texts), weight=weight) for name, weight in each)}
 
 
 def reread(text: str) -> schema.Spec:

@@ -1,0 +1,147 @@
+"""The text that a run is trained on: one source or several, and its tokenizer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax, Unless
+
+
+class TrainTokenizer(Node):
+    """A byte-level BPE trained on the data, written `train(vocab)`."""
+
+    vocab: Annotated[int, Field(ge=257, le=16_777_216, description="entries, the 256 bytes among them")]
+
+
+class Chat(Node):
+    """Conversations for supervised fine-tuning. Rows are lines of .jsonl: `messages`, or `prompt` and `completion`, and
+    `tools`; the loss is on what the assistant says."""
+
+    template: Annotated[
+        str | None,
+        FilePath(),
+        Field(
+            min_length=1,
+            max_length=4096,
+            description="the chat template in jinja, which marks what the assistant says by `{% generation %}`; "
+            "else chat_template.jinja beside the tokenizer, or the template in tokenizer_config.json there",
+            examples=['template = "chat_template.jinja"'],
+        ),
+    ] = None
+    long: Annotated[
+        Literal["cut", "drop"],
+        Field(description="what becomes of a row with more tokens than a sequence", examples=["long = cut"]),
+        Choices({"cut": "its first tokens are kept", "drop": "it is left out"}),
+    ] = "cut"
+    pack: Annotated[
+        bool,
+        Field(
+            description="whether a sequence holds several rows, each of which sees itself alone",
+            examples=["pack = true"],
+        ),
+    ] = False
+
+
+class DataSource(Node):
+    """A source of a blend: its files, and how much of the samples is of it."""
+
+    name: Annotated[str, Syntax("label"), Field(description="name of the source")]
+    files: Annotated[
+        str,
+        FilePath(),
+        Field(
+            min_length=1,
+            max_length=4096,
+            description="a path, a glob, or python_stdlib, as in `source`",
+            examples=['files = "web/*.jsonl"'],
+        ),
+    ]
+    weight: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description="its share of the samples, of the weights of all sources together; 0: none, until a phase",
+            examples=["weight = 0.7"],
+        ),
+    ]
+
+
+class Data(Node):
+    """Where the text comes from. Paths are those from the folder of the spec."""
+
+    source: Annotated[
+        str | None,
+        FilePath(),
+        Unless("sources"),
+        Derived("none, where `sources` are given"),
+        Field(
+            min_length=1,
+            max_length=4096,
+            description="a file, a folder, a glob, or python_stdlib; .txt, .md and .py files are documents, and so are "
+            "lines of .jsonl, .jsonl.gz and .jsonl.zst, and rows of .parquet and .arrow",
+            examples=["source = python_stdlib"],
+        ),
+    ] = None
+    sources: Annotated[
+        tuple[DataSource, ...],
+        Syntax("sources"),
+        Quiet(),
+        Field(
+            description="several sources in the place of one, each with its weight",
+            examples=[
+                'sources { web { files = "web/*.jsonl", weight = 0.7 }, code { files = "code/**/*.py", weight = 0.3 } }'
+            ],
+        ),
+    ] = ()
+    tokenizer: Annotated[
+        str | TrainTokenizer,
+        Syntax("tokenizer"),
+        FilePath(),
+        Field(description="a tokenizer.json, or train(vocab)", examples=["tokenizer = train(4096)"]),
+    ]
+    validation: Annotated[
+        float, Field(ge=0, lt=1, description="share of the documents that is held out", examples=["validation = 5%"])
+    ] = 0.0
+    chat: Annotated[
+        Chat | None,
+        Field(
+            description="the text is conversations, in lines of .jsonl; without it, documents",
+            examples=["chat { long = cut }"],
+        ),
+    ] = None
+    documents: Annotated[
+        Literal["joined", "masked"],
+        Field(description="what a token sees of other documents in its sequence", examples=["documents = masked"]),
+        Choices(
+            {
+                "joined": "all tokens before it, of whichever document",
+                "masked": "its own document alone, in which positions count from 0; "
+                "the first token of a document is not predicted",
+            }
+        ),
+    ] = "joined"
+    column: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=256,
+            description="where the text of a row is: a key of lines of .jsonl, or a column of .parquet and .arrow",
+            examples=['column = "content"'],
+        ),
+        Quiet(),
+    ] = "text"
+
+    @property
+    def patterns(self) -> dict[str, str]:
+        """What is read: files by the path of the key that names them."""
+        if self.source is not None:
+            return {"data.source": self.source}
+        return {f"data.sources.{each.name}.files": each.files for each in self.sources}
+
+    @property
+    def masks_documents(self) -> bool:
+        """Whether attention is told where documents begin."""
+        return self.documents == "masked" or (self.chat is not None and self.chat.pack)
