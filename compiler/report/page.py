@@ -17,6 +17,7 @@ from compiler.picture.template import environment
 from compiler.predict.numbers import seconds
 from compiler.report import charts
 from compiler.report.diagrams import view_of
+from compiler.report.lost_time import facts_of
 from compiler.report.report import RankRow, Report, StageRow
 
 FOLDER = Path(__file__).parent
@@ -131,6 +132,7 @@ def _run(report: Report) -> RunView:
     if measured:
         facts += (("step, measured", seconds(measured.seconds)),)
         facts += (("step, planned", seconds(planned_s)),) if planned_s else ()
+    facts += facts_of(run.lost)
     if run.damaged_rows:
         facts += (("damaged lines of metrics.jsonl, left out", f"{run.damaged_rows:,}"),)
     return RunView(

@@ -8,6 +8,7 @@ from typing import Any
 
 from compiler.picture import Panel
 from compiler.predict.memory_run import Measured
+from compiler.report.lost_time import LostTime
 from compiler.report.planned import Planned
 
 
@@ -51,6 +52,7 @@ class RunFigures:
     load: Mapping[str, Any]
     memory: tuple[Measured, ...] = ()  # of the values of every rank
     damaged_rows: int = 0  # lines of metrics.jsonl that are none
+    lost: LostTime | None = None
 
 
 @dataclass(frozen=True)

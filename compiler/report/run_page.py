@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from compiler.decide import lower_spec
 from compiler.predict.memory_run import measured_memories
 from compiler.read_files import load_with_files
+from compiler.report.lost_time import LostTime, lost_time
 from compiler.report.page import report_html
 from compiler.report.report import RunFigures
 from compiler.report.sections import report_of
@@ -70,6 +71,7 @@ def write_run_report(run: Path) -> Path:
         load=_load(run / "load.json"),
         memory=measured_memories(run, spec, lowered.lowering, lowered.schedules),
         damaged_rows=damaged,
+        lost=_lost(run, metrics),
     )
     text = report_html(report_of(spec, lowered, figures))
     path = run / "report.html"
@@ -100,6 +102,14 @@ def step_rows(path: Path) -> tuple[tuple[dict[str, Any], ...], int]:
         else:
             damaged += 1
     return tuple(rows), damaged
+
+
+def _lost(run: Path, metrics: tuple[dict[str, Any], ...]) -> LostTime | None:
+    """Where the time of a run went; None of one without events."""
+    if not (run / "events.jsonl").is_file():
+        return None
+    replaced = [row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in step_rows(path)[0]]
+    return lost_time(metrics, replaced, step_rows(run / "events.jsonl")[0])
 
 
 def _load(path: Path) -> dict[str, Any]:
