@@ -11,6 +11,7 @@ from dsl import units
 from dsl.resolve.fields import FieldType, fields_of
 from dsl.schema import BUILT_IN, Batch, LayerRange, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
 from dsl.schema.base import is_left_out
+from dsl.schema.train import LOCAL
 from dsl.syntax import NAMED
 
 INDENT = "  "
@@ -132,7 +133,8 @@ def _scalar(kind: FieldType, value: Any) -> str:
     if isinstance(value, TrainTokenizer):
         return f"train({value.vocab})"
     if isinstance(value, tuple):
-        return f"[{', '.join(value)}]"
+        words = (quoted(each) if kind.form == "places" and each != LOCAL else each for each in value)
+        return f"[{', '.join(words)}]"
     assert isinstance(value, str), value
     return quoted(value) if str in kind.types else value
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from runtime.build import Build
 from runtime.checkpoint.durable_files import num_published
 from runtime.contract import node_kind
+from runtime.outcome import EXIT_RETRY, refusal_code
 from runtime.preparing import UsageError
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
@@ -54,6 +55,42 @@ def holds_checkpoint(run: Path) -> bool:
         raise UsageError(f"{run / 'checkpoints'}: {error.strerror}") from None
 
 
+def check_places(build: Build, options: Options, say: Callable[[str], None]) -> None:
+    """Look at the places besides the run folder where the spec wants checkpoints. With `resume` the newest good one of
+    them is taken into the run folder, unless that has one as new; else they must hold none.
+
+    Of several ranks one calls this, before `loop_of`. Raises UsageError.
+    """
+    from runtime.checkpoint.places import LOCAL, PlaceError, inventory, places_of
+    from runtime.checkpoint.restore import restore
+    from runtime.checkpoint.shard_manifest import CheckpointError
+    from runtime.events import Events
+
+    saved = build.plan.train.checkpoint
+    if saved is None or saved.to == (LOCAL,) or options.debug is not None or options.profile is not None:
+        return
+    try:
+        places = places_of(saved.to, options.data, options.run)
+        if options.resume:
+            options.run.mkdir(parents=True, exist_ok=True)
+            if taken := restore(options.run, places, say):
+                name, manifest, place = taken
+                Events(options.run).write("restore", step=manifest.step, checkpoint=name, place=place.text)
+        elif names := (there := inventory(places)).names:
+            where = there.found[0][0].text if there.found else "a place of its checkpoints"
+            raise UsageError(
+                f"{where} holds {names[-1]} of an earlier run: go on with --resume, or name another place in "
+                "`checkpoint { to }`"
+            )
+    except PlaceError as error:
+        raise UsageError(error) from None
+    except CheckpointError as error:
+        raise UsageError(error, EXIT_RETRY) from None
+    except OSError as error:
+        raise UsageError(f"the run cannot start: {error}", refusal_code(error)) from None
+    say(f"checkpoints are copied to {' and '.join(each.text for each in places)}")
+
+
 def loop_of(
     build: Build, options: Options, corpus: Path, say: Callable[[str], None], place: Place | None = None
 ) -> Loop:
@@ -75,7 +112,7 @@ def loop_of(
         say(f"ops run on torch, which takes about twice as long: {reason}")
     local_rank, debugged = (place.local_rank if place else None), options.debug is not None
     how = (device, options.transport, options.profile, local_rank, debugged, options.start_timeout_s)
-    loop = Loop(build, options.run, corpus, options.steps, None, beginning(order), *how)
+    loop = Loop(build, options.run, corpus, options.steps, None, beginning(order), *how, data=options.data)
     loop.say_rows(say)
     return _going_on(loop, options, say)
 

@@ -18,7 +18,20 @@ from runtime.lines import Lines, to_stderr, utc_now
 
 FILE = "events.jsonl"
 Event = Literal[
-    "start", "channels", "rows", "resume", "refused", "save", "save_failed", "notice", "stop", "restart", "end"
+    "start",
+    "channels",
+    "rows",
+    "restore",
+    "resume",
+    "refused",
+    "save",
+    "save_failed",
+    "copy",
+    "copy_failed",
+    "notice",
+    "stop",
+    "restart",
+    "end",
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from runtime import bad_batches, ledger, run_copy, snapshot
 from runtime.build import Build
 from runtime.checkpoint.loading import Checkpoint
 from runtime.checkpoint.manifest_file import BASE, CHECKPOINTS, base_named
+from runtime.checkpoint.places import Place, places_of
 from runtime.checkpoint.retention import LOSS
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
 from runtime.contract import node_kind
@@ -60,6 +61,7 @@ class Loop:
     local_rank: int | None = None  # among the ranks of this machine; None: all ranks are of this machine
     debugged: bool = False  # a rank may wait at its prompt; such a run leaves no checkpoint either
     start_timeout_s: float = START_TIMEOUT_S  # how long ranks wait for all to come
+    data: Path = Path()  # folder that paths of the spec are relative to
     initial: Checkpoint | None = None  # whose weights a run begins with that does not resume, or that has adapters
 
     @property
@@ -126,13 +128,13 @@ class Loop:
                     events.write("rows", split=split.split, **split.survey.facts)
         if len(by_carrier := channels_of(trainer.links)) > 1:
             events.write("channels", rank=rank, **by_carrier)
-        saves = Saves(trainer, world, self.run, self._about(), events, say)
+        saves = Saves(trainer, world, self.run, self._about(), events, say, self._places())
         metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
         trace = Trace(self.run, rank, trainer.step, run_copy.program_digest(self.build.files), say)
         measured = self.device != "cpu" or self.debugged
         measured = measured or ledger.is_there(self.run, rank, run_copy.digest(self.build.files))
         profile = Profile(trainer, self.profile) if self.profile is not None else None
-        total, phase = self.total, self._phase
+        total, phase, stop = self.total, self._phase, False
         while trainer.step < total:
             board.start_step(trainer.step + 1)
             with self._recorded(trainer, world, saves):
@@ -150,7 +152,7 @@ class Loop:
             if train.validate and not profile and (last or self._validates(trainer.step, saves=due)):
                 row |= trainer.evaluate()
             if metrics:
-                metrics.write(row | phase)
+                metrics.write(row | phase | ({"copy_failed": saves.failing} if saves.failing else {}))
             if view:
                 view.poll(board)
             if due or (stop and not self._saves_nothing):
@@ -160,6 +162,7 @@ class Loop:
                     by = "supervisor" if asked.rank < 0 else f"rank {asked.rank}"
                     events.write("stop", step=trainer.step, signal=Signals(asked.signal).name, received_by=by)
                 break
+        saves.finish(stopped=stop)
         if profile and trainer.step == total:
             profile.write(self.run)
         trace.close()
@@ -176,6 +179,11 @@ class Loop:
             return about
         assert self.initial is not None, "adapters are beside the weights of a checkpoint"
         return about | {BASE: base_named(self.initial.path, self.initial.manifest, self.run / CHECKPOINTS)}
+
+    def _places(self) -> Sequence[Place]:
+        """Where checkpoints are copied to."""
+        saved = self.build.plan.train.checkpoint
+        return places_of(saved.to, self.data, self.run) if saved and not self._saves_nothing else ()
 
     def _begin(self, trainer: Trainer, world: int, events: Events, say: Callable[[str], None]) -> None:
         """Keep the build's description, and record the start."""

@@ -89,7 +89,8 @@ def cannot_save(plan: Plan, run: Path, steps: int) -> tuple[str, int] | None:
     free, each = state.f_bavail * state.f_frsize, checkpoint_bytes(plan)
     spec = plan.train.checkpoint
     saves = -(-steps // spec.every) if spec else 1
-    count = max(1, min(saves, spec.keep + spec.best + 1 if spec else 2) - there)
+    at_once = spec.keep + spec.best + len(spec.to) if spec else 2  # one for each place, while it is copied there
+    count = max(1, min(saves, at_once) - there)
     if count * each <= free:
         return None
     reason = (

@@ -6,6 +6,9 @@ the one before. The last save, and one before a stop, are waited for. How a save
 
 A save that fails leaves the checkpoints that are there. It is said, and the run goes on to the next save, unless the
 spec says `failure = stop`. Without its last save a run has failed.
+
+A checkpoint that was published is copied to the other places that the spec names (runtime/checkpoint/copies.py), beside
+training too. What becomes of that is said behind a step; at the end of a run copies are waited for.
 """
 
 from __future__ import annotations
@@ -13,11 +16,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,17 @@ import torch.distributed as dist
 
 from runtime import snapshot
 from runtime.checkpoint import publish
+from runtime.checkpoint.copies import Copier
+from runtime.checkpoint.manifest_file import CHECKPOINTS
+from runtime.checkpoint.places import Inventory, Place, inventory
 from runtime.checkpoint.retention import LOSS, Keep
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.events import Events
 from runtime.launch.rank_process import NO_TIMEOUT
 from runtime.trainer import Trainer
 
+LAST_COPY_S = 1800.0  # in which the last checkpoint of a run is copied to its places
+STOP_COPY_S = 300.0  # and the one before a stop
 MUST_WAIT = "the save of step {} waited for that of step {}: writing one takes longer than the steps between two saves"
 
 
@@ -47,7 +54,8 @@ class _Save:
 class Saves:
     """Checkpoints that one rank saves in the folder `run`, as its spec asks for them. All ranks of a world make it.
 
-    `about`: what each of them says of the run, JSON. `say`: shows a line to the user.
+    `about`: what each of them says of the run, JSON. `say`: shows a line to the user. `places`: that checkpoints are
+    copied to.
     """
 
     def __init__(
@@ -58,11 +66,18 @@ class Saves:
         about: Mapping[str, Any],
         events: Events,
         say: Callable[[str], None],
+        places: Sequence[Place] = (),
     ) -> None:
         self._trainer, self._run, self._about, self._events, self._say = trainer, run, about, events, say
         self._spec = spec = trainer.plan.train.checkpoint
         keep = Keep(spec.keep, spec.best, spec.keep_every) if spec else Keep(1, 0, None)
-        self._publisher = publish.Publisher(run / "checkpoints", trainer.rank, world, _barrier(world), keep)
+        self._meeting, checkpoints = _Meeting(world), run / CHECKPOINTS
+        self._copiers = [Copier(each, checkpoints, trainer.rank, keep, _Meeting(world)) for each in places]
+        elsewhere = inventory(places) if trainer.rank == 0 else Inventory()
+        self._publisher = publish.Publisher(
+            checkpoints, trainer.rank, world, self._meeting.barrier, keep, self._held, elsewhere
+        )
+        self.failing: dict[str, int] = {}  # places that the newest copy did not come to → the step of the first of them
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copy = snapshot.Copy()
         self._begun: _Save | None = None
@@ -100,12 +115,51 @@ class Saves:
         """
         if self._begun is not None and self._begun.written.done():
             self._end()
+        for copier in self._copiers:
+            self._say_copied(copier)
         return self._failed is not None
 
     def settle(self) -> None:
         """Wait for the save that was begun, where a run is about to fail; every rank calls it."""
         with suppress(CheckpointError):
             self._end()
+
+    def finish(self, *, stopped: bool) -> None:
+        """Wait until what was saved is copied, where a run ends; every rank calls it. `stopped`: by a signal, after
+        which little time is left."""
+        most_s = STOP_COPY_S if stopped else LAST_COPY_S
+        for copier in self._copiers:
+            if not copier.close(most_s, self._trainer.board.set_action) and self._trainer.rank == 0:
+                self._say_not_copied(copier.place.text, self._trainer.step, f"it was not there after {most_s:.0f} s")
+            self._say_copied(copier)
+        if self._copiers and self._trainer.rank == 0:
+            with suppress(OSError, CheckpointError):
+                self._publisher.retire()
+
+    def _held(self) -> Set[str]:
+        return frozenset().union(*(copier.held() for copier in self._copiers))
+
+    def _say_copied(self, copier: Copier) -> None:
+        """Say how copies that were begun have ended."""
+        for copied in copier.ended():
+            place = copied.place
+            if copied.skipped:
+                text = f"step {copied.step} was not copied to {place}: a newer one was saved before its turn"
+                self._events.write("notice", rank=0, text=text)
+            elif copied.reason:
+                self._say_not_copied(place, copied.step, copied.reason)
+            else:
+                self.failing.pop(place, None)
+                facts = {"checkpoint": copied.name, "place": place, "bytes": copied.num_bytes}
+                self._events.write("copy", step=copied.step, **facts, seconds=copied.seconds)
+                if copied.note:
+                    self._say(f"{copied.name} is copied to {place}, but older ones were not removed: {copied.note}")
+
+    def _say_not_copied(self, place: str, step: int, reason: str) -> None:
+        self.failing.setdefault(place, step)
+        if self._trainer.rank == 0:
+            self._events.write("copy_failed", step=step, place=place, reason=reason)
+        self._say(f"step {step} was not copied to {place}, the next checkpoint will be: {reason}")
 
     def _wait_for_the_one_before(self) -> None:
         if self._begun is not None and not self._begun.written.done() and not self._has_waited:
@@ -160,7 +214,9 @@ class Saves:
     def _write(self, step: int, tensors: publish.ShardData, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Publish a checkpoint, on the thread of saves; what the event log says of it, and on rank 0 a `note`."""
         start_s = time.perf_counter()
-        self._publisher.save(step, tensors, meta)
+        saved = self._publisher.save(step, tensors, meta)
+        for copier in self._copiers:
+            copier.offer(step, saved)
         if self._trainer.rank != 0:
             return {}
         facts = {**_newest(self._publisher.folder), "written_s": round(time.perf_counter() - start_s, 3)}
@@ -173,11 +229,29 @@ class Saves:
         return facts
 
 
-def _barrier(world: int) -> Callable[[], None]:
-    """Where the threads of saves meet: a group of their own, for the other ones are the training's."""
-    if world == 1:
-        return lambda: None
-    return partial(dist.barrier, dist.new_group(backend="gloo", timeout=NO_TIMEOUT))
+class _Meeting:
+    """Where threads that save or copy meet, one of each rank: a group of their own, as others are the training's."""
+
+    def __init__(self, world: int) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=NO_TIMEOUT) if world > 1 else None
+
+    def barrier(self) -> None:
+        if self._group is not None:
+            dist.barrier(self._group)
+
+    def all(self, yes: bool) -> bool:
+        """Whether every rank says yes."""
+        found = torch.tensor(int(yes))
+        if self._group is not None:
+            dist.all_reduce(found, dist.ReduceOp.MIN, self._group)
+        return bool(found.item())
+
+    def from_first(self, numbers: list[int]) -> list[int]:
+        """The numbers that rank 0 gives."""
+        found = torch.tensor(numbers)
+        if self._group is not None:
+            dist.broadcast(found, 0, self._group)
+        return list(map(int, found))
 
 
 def _newest(folder: Path) -> dict[str, Any]:

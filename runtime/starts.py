@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.begin import NothingToDoError, Options, loop_of
+from runtime.begin import NothingToDoError, Options, check_places, loop_of
 from runtime.build import Build
 from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError
@@ -61,6 +61,7 @@ def train(build: Build, options: Options, corpus: Path) -> int:
 
     restarts, events = Restarts(options.restarts), Events(options.run)
     while True:
+        check_places(build, options, tell)
         try:
             loop = loop_of(build, options, corpus, tell)
         except NothingToDoError as over:

@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from runtime.begin import EarlierError, NothingToDoError, Options, holds_checkpoint, loop_of
+from runtime.begin import EarlierError, NothingToDoError, Options, check_places, holds_checkpoint, loop_of
 from runtime.build import Build, BuildError, OtherBuildError
 from runtime.contract import DataRequest
 from runtime.launch.debug import MARK, take_folder
@@ -286,6 +286,7 @@ def _join(build: Build, options: Options) -> int:
             say(f"torchrun started the ranks again: {how}")
         else:
             _check_run_folder(options)
+        ranks.first(lambda: check_places(build, options, say))
         first = place.rank - place.local_rank
         _check_room(build, options, range(first, first + place.local_world))
         corpus = prepare_here(build.plan.data_request, options.data, options.run / "data", options.resume, say)

@@ -33,9 +33,9 @@ NUMBER = re.compile(r"(?<= )[0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class Inside:
-    """What a block is: the file, a block of a class, or one of the two forms that have no class of keys."""
+    """What a block is: the file, a block of a class or blocks of one by their names, or a form without such keys."""
 
-    form: Literal["file", "class", "batch", "rate", "unknown"]
+    form: Literal["file", "class", "names", "batch", "rate", "unknown"]
     cls: type[Node] = Node
     path: str = ""  # with the kinds of the blocks: model.attention.mla; of a run or a phase of it, nothing
     of_phase: bool = False  # whether it is in a phase of a run, which says what is otherwise than before
@@ -60,6 +60,8 @@ def inside(path: Sequence[outline.Node]) -> Inside:
 
 
 def _within(around: Inside, node: outline.Node) -> Inside:
+    if around.form == "names":
+        return replace(around, form="class")
     kind = fields_of(around.cls).get(node.key) if around.form == "class" else None
     if kind is None or not is_block(kind):
         return Inside("unknown")
@@ -68,6 +70,8 @@ def _within(around: Inside, node: outline.Node) -> Inside:
         return replace(around, form="batch" if kind.form == "batch" else "rate", cls=Node, path=path)
     if kind.form == "layers":
         return replace(around, cls=LayerRange, path=path)
+    if kind.form == "sources":
+        return replace(around, form="names", cls=kind.entry, path=path)
     cls = class_of(kind, node.labels)
     if cls is None:
         return Inside("unknown")
@@ -90,7 +94,7 @@ def kinds_of(kind: FieldType) -> dict[str, type[Node]]:
 def is_block(kind: FieldType) -> bool:
     """Whether a field is written with braces, always or sometimes."""
     blocks = kind.nodes and kind.types != (Tile,) and kind.form != "tokenizer"
-    return bool(blocks) or kind.form in ("layers", "rate", "batch")
+    return bool(blocks) or kind.form in ("layers", "sources", "rate", "batch")
 
 
 def given(block: outline.Node) -> set[str]:
@@ -206,4 +210,4 @@ def written(kind: FieldType, value: Any) -> str:
     if isinstance(value, Batch):
         return f"{value.start}" if value.start == value.end else ""
     block = isinstance(value, Node) and not isinstance(value, (Tile, TrainTokenizer))
-    return "" if block or kind.form in ("layers", "rate") else value_text(kind, value)
+    return "" if block or kind.form in ("layers", "sources", "rate") else value_text(kind, value)

@@ -93,6 +93,7 @@ def train(spec: Spec) -> contract.Train:
             keep_every=checkpoint.keep_every,
             failure=checkpoint.failure,
             background=checkpoint.background,
+            to=checkpoint.to,
         )
         if checkpoint
         else None,

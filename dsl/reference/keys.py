@@ -31,6 +31,7 @@ FORMS = {
     "rate": "block of phases, one a line",
     "layers": "blocks, one for each range of layers",
     "sources": "blocks, one for each source, by its name",
+    "places": "list of `local` and of texts in quotes",
     "tokenizer": "text in quotes, or `train(entries)`",
 }
 UNITS = {
@@ -97,9 +98,14 @@ class Block:
     """A block: how it begins, what it means, its keys in the order of the schema."""
 
     path: str
-    head: str  # `attention mla`
+    head: str  # `attention mla`, or `sources { NAME` of a block that is within another one
     meaning: str
     keys: tuple[Key, ...]
+
+    @property
+    def closing(self) -> str:
+        """The braces that close it."""
+        return "} " * self.head.count("{") + "}"
 
 
 @cache
@@ -160,7 +166,7 @@ def _inner(cls: type[Node], name: str, path: str) -> Iterator[Block]:
         label = each.model_fields["kind"].default if "kind" in each.model_fields else ""
         named = "name" in each.model_fields and fields_of(each)["name"].form == "label"
         head = f"{name} {label or ('NAME' if named else 'FIRST..LAST' if kind.form == 'layers' else '')}".strip()
-        head = "NAME" if kind.form == "sources" else head
+        head = f"{name} {{ NAME" if kind.form == "sources" else head
         inner = f"{at}.{label}".rstrip(".")
         yield Block(inner, head, _doc(each), tuple(_keys(each, inner)))
         for field, of in fields_of(each).items():
@@ -238,7 +244,7 @@ def _written(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (int, float, Fraction)):
         return number(value)
-    return "[]" if value == () else str(value)
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
 
 
 def _bounds(info: FieldInfo, kind: FieldType) -> str:

@@ -78,7 +78,7 @@ def slug(heading: str) -> str:
 
 def _block(block: Block) -> str:
     rows = ((f"`{key.name}`", _takes(key), key.default or "", key.meaning) for key in block.keys)
-    parts = [f"## {block.path}\n", f"`{block.head} {{ … }}`: {block.meaning}\n"]
+    parts = [f"## {block.path}\n", f"`{block.head} {{ … {block.closing}`: {block.meaning}\n"]
     parts += [_table(("key", "takes", "default", "meaning"), rows)]
     if block.path == "train":
         parts += [

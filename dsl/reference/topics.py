@@ -125,7 +125,7 @@ def _within(asked: list[str], path: list[str]) -> bool:
 def _block(block: Block, others: tuple[str, ...]) -> Topic:
     listed = tuple(f"{key.name:<{max(len(k.name) for k in block.keys)}}  {key.meaning}" for key in block.keys)
     itself = next((key for key in keys().values() if key.is_block and plain(key.path) == plain(block.path)), None)
-    facts: list[tuple[str, tuple[str, ...]]] = [("written", (f"{block.head} {{ … }}",))]
+    facts: list[tuple[str, tuple[str, ...]]] = [("written", (f"{block.head} {{ … {block.closing}",))]
     facts += [("default", (_bare(itself.default),))] if itself and itself.default else []
     facts += [("keys", listed)]
     facts += [("built in", _columns(tuple(RECIPES.items())))] if block.path == "precision" else []
@@ -139,7 +139,7 @@ def sample(block: Block) -> str:
     inside = "\n".join(f"  {line}" for key in block.keys if key.name != "steps" for line in (shown(key),))
     heads = {"NAME": "mine", "FIRST..LAST": "0..2"}
     head = " ".join(heads.get(part, part) for part in block.head.split())
-    return f"{head} {{\n{inside}\n}}"
+    return f"{head} {{\n{inside}\n{block.closing}"
 
 
 def shown(key: Key) -> str:
@@ -164,11 +164,8 @@ def _key(key: Key, others: tuple[str, ...]) -> Topic:
 def _override(key: Key) -> str:
     """The key on a command line; empty where `-s` does not reach it, in a range of layers or as a block."""
     name, equals, value = key.examples[0].partition(" = ")
-    return (
-        f"-s {shlex.quote(f'{plain(key.path)}={value}')}"
-        if equals and name == key.name and "layers" not in key.path
-        else ""
-    )
+    path = plain(key.path).replace("data.sources.", "data.sources.web.")  # a source by its name
+    return f"-s {shlex.quote(f'{path}={value}')}" if equals and name == key.name and "layers" not in key.path else ""
 
 
 def _rules(codes: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from dsl.parser import MAX_STRING
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.evaluate import convert, phrase
 from dsl.schema import Aliases, FilePath, Node, Syntax, Tile, Unit, Unless
+from dsl.schema.train import LOCAL
 from dsl.source import OVERRIDE
 from dsl.syntax import Attribute, Let, ListOf, Number, String, Value, Word
 from dsl.units import exactly
@@ -101,6 +102,8 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
     """A value that is written as its type says: a number, a word, a string, a list of words."""
     key, written = statement.key.text, statement.phrase
     value = written.items[0]
+    if kind.form == "places":
+        return places(context, scope, statement)
     if kind.optional and len(written.items) == 1 and isinstance(value, Word) and value.text == "none":
         return None
     (wanted,) = kind.types
@@ -159,6 +162,27 @@ def _from_first_file(context: Context, value: String) -> str:
         message = f"from the folder of the spec this path has {len(found):,} characters: {MAX_STRING:,} are allowed"
         raise context.reject("E0104", message, value.span, "write a shorter path, or an absolute one")
     return found
+
+
+def places(context: Context, scope: Scope, statement: Attribute) -> tuple[str, ...]:
+    """`[local, "/mnt/slow/mine", "s3://bucket/mine"]`: where checkpoints are."""
+    key, value = statement.key.text, statement.phrase.items[0]
+    if not isinstance(value, ListOf) or len(statement.phrase.items) > 1:
+        text = statement.phrase.span.text
+        hint = f"write `{key} = [{LOCAL}{'' if text == LOCAL else f', {text}'}]`"
+        raise context.reject("E0302", f"`{key}` is a list", statement.phrase.span, hint)
+    found = [LOCAL if isinstance(each, Word) and each.text == LOCAL else _place(context, each) for each in value.items]
+    context.origins |= {f"{scope.at(key)}.{index}": each.span for index, each in enumerate(value.items)}
+    return tuple(found)
+
+
+def _place(context: Context, value: Value) -> str:
+    """A folder, from that of the first file on, or a URL. `"local"` in quotes is a folder of that name."""
+    if not isinstance(value, String):
+        hint = f'write `{LOCAL}`, or a folder in quotes, as in `"/mnt/slow/mine"`'
+        raise context.reject("E0302", f"`{value.span.text}` is no place of checkpoints", value.span, hint)
+    found = value.value if "://" in value.value else string(context, "to", value, is_path=True)
+    return f"./{found}" if found == LOCAL else found
 
 
 def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from dsl.diagnostics import Diagnostic, Note
-from dsl.rules import adapter, data, model, parallel, phases, precision, recompute, resources, tensor, training
+from dsl.rules import adapter, data, model, parallel, phases, places, precision, recompute, resources, tensor, training
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
 from dsl.schema.paths import checked_paths
@@ -134,7 +134,7 @@ RULES: tuple[Row, ...] = (
         ("data.chat", "data.tokenizer", "data.source", "data.sources", "data.documents"),
         data.conversations_can_be_read,
     ),
-    (("data.sources",), data.weights_have_a_period),
+    (("data.sources", "data.sources.weight"), data.weights_have_a_period),
     (("data.chat", "data.documents", *ATTENTIONS), data.documents_reach_attention),
     (("adapter", "train.initial"), adapter.adapters_are_beside_weights),
     (("adapter", "parallel.zero", "parallel.data"), adapter.weights_are_whole),
@@ -144,6 +144,7 @@ RULES: tuple[Row, ...] = (
     (("train.validate", "data.validation"), resources.validation_has_data),
     (("train.checkpoint.best", "train.checkpoint.every", "train.validate"), resources.best_is_measured),
     (("train.checkpoint.keep_every", "train.checkpoint.every"), resources.kept_checkpoints_are_saved),
+    (("train.checkpoint.to", "name"), places.places_are_apart),
     (("train.validate", "train.ema"), resources.average_is_kept),
     (("offload", "precision.master", "precision.parameter"), resources.offloaded_state_exists),
     (("schedule.name", "schedule.file"), parallel.one_schedule),

@@ -17,13 +17,13 @@ from dsl.schema.base import (
     value_at,
 )
 from dsl.schema.cluster import Cluster, Device, Machine, More
-from dsl.schema.data import Chat, Data, DataSource, TrainTokenizer
 from dsl.schema.model import Balance, Clamp, Custom, Dense, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
 from dsl.schema.run import Schedule, Sm, Spec
 from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate, Within
+from dsl.schema.training_data import Chat, Data, DataSource, TrainTokenizer
 
 __all__ = [
     "BUILT_IN",

@@ -62,7 +62,7 @@ class Unit:
 class Syntax:
     """A field that is not written as its type says. The forms are in `dsl.resolve.forms`."""
 
-    form: Literal["phases", "batch", "rate", "layers", "sources", "tokenizer", "label"]
+    form: Literal["phases", "batch", "rate", "layers", "sources", "tokenizer", "places", "label"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from dsl.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, 
 from dsl.schema.adapter import Lora
 from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax
 from dsl.schema.cluster import Cluster
-from dsl.schema.data import Data
 from dsl.schema.model import Model, Moe
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import Precision
 from dsl.schema.train import PLANNED, Train
+from dsl.schema.training_data import Data
 
 Recompute = Literal[
     "rmsnorm", "mla_up", "qkv", "swiglu", "up", "attention", "dense", "router", "shared", "experts", "logits", "layer"

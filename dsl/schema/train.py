@@ -15,6 +15,7 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), Unit("token", bare=True)]
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), Unit("step", bare=True)]
 MAX_SEQUENCE = 16_777_216
 MAX_PHASES = 100
+LOCAL = "local"  # of the places of checkpoints: the folder of the run
 LearningRate = Annotated[float, Field(ge=0, le=10)]
 
 
@@ -106,6 +107,16 @@ class Checkpoint(Node):
         ),
         Quiet(),
     ] = True
+    to: Annotated[
+        tuple[str, ...],
+        Syntax("places"),
+        Field(
+            description="where checkpoints are: `local`, the folder of the run, and folders or URLs of stores to which "
+            "each is copied; relative to the spec",
+            examples=['to = [local, "/mnt/slow/mine"]', 'to = [local, "s3://bucket/mine"]'],
+        ),
+        Quiet(),
+    ] = (LOCAL,)
 
 
 class Validate(Node):

@@ -135,11 +135,21 @@ def _fill(left: memoryview, file: int, start: int) -> None:
         start, left = start + got, left[got:]
 
 
-def sha256(file: int, size: int) -> str:
-    """Digest of the first `size` bytes. One buffer is used again: making one holds Python's lock for milliseconds."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(min(size, CHUNK_BYTES)))
+def chunks(file: int, size: int) -> Iterator[memoryview]:
+    """The first `size` bytes, piece by piece; a piece holds until the next one. OSError if the file is shorter.
+
+    One buffer is used again: making one holds Python's lock for milliseconds.
+    """
+    buffer = memoryview(bytearray(min(size, CHUNK_BYTES)))
     for start in range(0, size, CHUNK_BYTES):
         part = buffer[: min(CHUNK_BYTES, size - start)]
         _fill(part, file, start)
+        yield part
+
+
+def sha256(file: int, size: int) -> str:
+    """Digest of the first `size` bytes."""
+    digest = hashlib.sha256()
+    for part in chunks(file, size):
         digest.update(part)
     return digest.hexdigest()

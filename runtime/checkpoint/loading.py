@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.durable_files import PUBLISHED
-from runtime.checkpoint.manifest_file import MANIFEST, base_of, manifests, read_manifest
+from runtime.checkpoint.manifest_file import MANIFEST, Parsed, base_of, manifests, read_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError, Entry, Manifest, Shard, shard_layout
 from runtime.contract.slices import Slice
 from runtime.slices import place
@@ -158,9 +158,9 @@ def latest(folder: Path, *, verify: bool = True) -> Checkpoint | None:
     return None
 
 
-def published(folder: Path) -> tuple[list[Checkpoint], list[str]]:
+def published(folder: Path, parsed: Parsed | None = None) -> tuple[list[Checkpoint], list[str]]:
     """Checkpoints with a sound manifest, the newest first, and why others have none."""
-    found, refused = manifests(folder)
+    found, refused = manifests(folder, parsed)
     return [Checkpoint(path, manifest, verified=False) for path, manifest in found], refused
 
 

@@ -86,9 +86,37 @@ def base_named(base: Path, manifest: Manifest, folder: Path) -> dict[str, str]:
     return {"path": os.path.relpath(base, folder), "sha256": digest(manifest)}
 
 
-def manifests(folder: Path) -> tuple[list[tuple[Path, Manifest]], list[str]]:
+class Parsed:
+    """Manifests that were parsed already, so that one is parsed once while its file stays as it is."""
+
+    def __init__(self) -> None:
+        self._found: dict[Path, tuple[object, Manifest]] = {}
+
+    def read(self, path: Path) -> Manifest:
+        """The manifest of a checkpoint. Raises CheckpointError."""
+        identity, manifest = self._found.get(path, (None, None))
+        if manifest is None or identity != _identity(path):
+            manifest = read_manifest(path)
+            self.put(path, manifest)
+        return manifest
+
+    def put(self, path: Path, manifest: Manifest) -> None:
+        """Keep a manifest that this process has just written and compared."""
+        self._found[path] = _identity(path), manifest
+
+
+def _identity(path: Path) -> object:
+    """Changes when the manifest of a checkpoint is written or replaced."""
+    try:
+        found = (path / MANIFEST).lstat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def manifests(folder: Path, parsed: Parsed | None = None) -> tuple[list[tuple[Path, Manifest]], list[str]]:
     """Checkpoints of a folder that have a sound manifest, the newest first, and why others have none."""
-    found, refused = [], []
+    found, refused, read = [], [], parsed.read if parsed else read_manifest
     try:
         with files.open_folder(folder, follow=True) as opened:
             candidates = [name for name in files.names(opened) if PUBLISHED.fullmatch(name)]
@@ -98,7 +126,7 @@ def manifests(folder: Path) -> tuple[list[tuple[Path, Manifest]], list[str]]:
         raise CheckpointError(f"{folder}: {error.strerror}") from error
     for name in candidates:
         try:
-            found.append((folder / name, read_manifest(folder / name)))
+            found.append((folder / name, read(folder / name)))
         except CheckpointError as error:
             refused.append(str(error))
     return sorted(found, key=lambda each: each[1].serial, reverse=True), refused

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +23,8 @@ from torch import Tensor
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.loading import DTYPE_NAMES, MANIFEST, Checkpoint, latest, load, published
+from runtime.checkpoint.manifest_file import Parsed
+from runtime.checkpoint.places import NOTHING, Inventory
 from runtime.checkpoint.retention import Keep
 from runtime.checkpoint.shard_manifest import (
     CheckpointError,
@@ -63,10 +65,27 @@ ShardData: TypeAlias = Mapping[str, Tensor | Part]
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """The name of a checkpoint in its folder, and its manifest."""
+
+    name: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a rank knows of a checkpoint that it saved: the shard that it wrote, and on rank 0 what was published."""
+
+    shard: Shard
+    published: Published | None
+
+
+@dataclass(frozen=True, slots=True)
 class Publisher:
     """What one rank of `world` saves checkpoints with. Ranks share the file system, and meet at `barrier`.
 
-    `keep` says which checkpoints stay in `folder` beside a new one.
+    `keep` says which checkpoints stay in `folder` beside a new one; those that are `held` by name stay, too.
+    `elsewhere`: names and highest serial of checkpoints in other places, than which a new one is newer.
     """
 
     folder: Path
@@ -74,60 +93,85 @@ class Publisher:
     world: int
     barrier: Callable[[], None]
     keep: Keep
+    held: Callable[[], Container[str]] = frozenset
+    elsewhere: Inventory = NOTHING
+    _parsed: Parsed = field(default_factory=Parsed)
 
-    def save(self, step: int, shard: ShardData, meta: Mapping[str, Any]) -> None:
+    def save(self, step: int, shard: ShardData, meta: Mapping[str, Any]) -> Saved:
         """Publish a checkpoint of `step`; every rank calls it with the tensors it answers for.
 
         Every element of every logical tensor is given by exactly one rank (names such as `weight/layers.0.ffn.up`).
         `meta` (JSON, of rank 0) is a part of it. If any rank cannot write, all ranks raise CheckpointError and no
-        checkpoint has changed. ValueError for a bad name or meta.
+        checkpoint has changed. ValueError for a bad name or meta. Returns what this rank knows of it.
         """
         assert step >= 0 and 0 <= self.rank < self.world
         render(Manifest(step, 1, meta, ()))  # meta and names are refused before any file is made
         entries = {e: t for name, t in shard.items() if (e := _entry(name, t)).count or not e.num_elements}
         folder, rank, temporary = self.folder, self.rank, f".tmp-{step}"
         place = folder / temporary
-        error = _attempt(folder, lambda: _prepare(folder, temporary)) if rank == 0 else ""
+        error = _attempt(folder, lambda: prepare(folder, temporary)) if rank == 0 else ""
         self.barrier()
         if not _is_folder(place):
             raise CheckpointError(error or f"rank 0 could not make {place}", of_peer=not error)
-        error = error or _attempt(place / shard_file(rank), lambda: _write_shard(place, rank, entries))
+        written: list[Shard] = []
+        new: list[Published] = []
+        error = error or _attempt(place / shard_file(rank), lambda: _write_shard(place, rank, entries, written.append))
         self.barrier()
         if rank == 0 and not error:
-            error = _attempt(folder, lambda: self._publish(temporary, step, meta))
+            error = _attempt(folder, lambda: new.append(self._publish(temporary, step, meta)))
         self.barrier()
         failed = _is_folder(place)  # not renamed: every rank sees it, none needs to be told
         self.barrier()  # all have looked
         if failed:
             if rank == 0:
-                _attempt(folder, lambda: _remove(folder, temporary))
+                _attempt(folder, lambda: remove(folder, temporary))
             others = f"{folder}: the checkpoint of step {step} was not written; see other ranks' logs"
             raise CheckpointError(error or others, of_peer=not error or error.endswith(SEE_ITS_LOG))
+        return Saved(written[0], new[0] if new else None)
 
-    def _publish(self, temporary: str, step: int, meta: Mapping[str, Any]) -> None:
+    def _publish(self, temporary: str, step: int, meta: Mapping[str, Any]) -> Published:
         """Write the manifest and rename, on rank 0; from there on the new one stands, and only then old ones go."""
         folder = self.folder
-        found, _ = published(folder)
+        found, _ = published(folder, self._parsed)
         with files.open_folder(folder, follow=True) as opened, files.open_folder(folder / temporary) as inner:
             shards = tuple(_read_note(inner, rank) for rank in range(self.world))
             check_complete(shards)
-            serial = max((c.manifest.serial for c in found), default=0) + 1
-            files.create(inner, MANIFEST, [render(Manifest(step, serial, meta, shards)).encode()])
+            serial = max((c.manifest.serial for c in found), default=0)
+            manifest = Manifest(step, max(serial, self.elsewhere.serial) + 1, meta, shards)
+            text = render(manifest).encode()
+            files.create(inner, MANIFEST, [text])
             for rank in range(self.world):
                 files.unlink(inner, f"note.{rank}.json")
             files.sync(inner)
-            name = _free_name(files.names(opened), step)
+            name = free_name([*files.names(opened), *self.elsewhere.names], step)
             files.rename(opened, temporary, name)
-            if problem := _attempt(folder, lambda: self._retire(opened, name)):
-                text = f"checkpoint {name} is written, but older ones were not removed: {problem}"
-                print(printable(text), file=sys.stderr)
+            new = Checkpoint(folder / name, manifest, verified=False)
+            if problem := _attempt(folder, lambda: self._take_over(opened, new, text)):
+                note = f"checkpoint {name} is written, but older ones were not removed: {problem}"
+                print(printable(note), file=sys.stderr)
+        return Published(name, manifest)
 
-    def _retire(self, opened: int, name: str) -> None:
-        """Make the rename last, point LATEST to it, read it back, and remove those that do not stay."""
+    def _take_over(self, opened: int, new: Checkpoint, text: bytes) -> None:
+        """Make the rename last, point LATEST to the new one, read it back, and remove those that do not stay."""
         files.sync(opened)
-        files.replace(opened, LATEST, name + "\n")
+        files.replace(opened, LATEST, new.path.name + "\n")
         files.sync(opened)
-        old = [checkpoint.path.name for checkpoint in self.keep.retired(published(self.folder)[0])]
+        with files.open_folder(new.path) as inner, files.open_file(inner, MANIFEST) as file:
+            if files.read_exactly(file, 0, len(text)) != text or files.file_size(file) != len(text):
+                raise CheckpointError(f"{new.path / MANIFEST}: is not what was written")
+        self._parsed.put(new.path, new.manifest)
+        self._retire(opened)
+
+    def retire(self) -> None:
+        """Remove the checkpoints that do not stay, on rank 0: those that were held until now. OSError, CheckpointError
+        if that fails."""
+        with files.open_folder(self.folder, follow=True) as opened:
+            self._retire(opened)
+
+    def _retire(self, opened: int) -> None:
+        found, _ = published(self.folder, self._parsed)
+        held = self.held()
+        old = [name for each in self.keep.retired(found) if (name := each.path.name) not in held]
         for each in old:
             files.rename(opened, each, f".purge-{each}")
         if old:
@@ -143,14 +187,15 @@ def write(folder: Path, step: int, shards: Iterable[Mapping[str, Tensor]], meta:
     """
     temporary, count = f".tmp-{step}", 0
     try:
-        _prepare(folder, temporary)
+        prepare(folder, temporary)
         for shard in shards:
-            _write_shard(folder / temporary, count, {_entry(name, tensor): tensor for name, tensor in shard.items()})
+            tensors = {_entry(name, tensor): tensor for name, tensor in shard.items()}
+            _write_shard(folder / temporary, count, tensors, lambda _: None)
             count += 1
         Publisher(folder, 0, count, lambda: None, Keep())._publish(temporary, step, meta)
     except BaseException as error:
         with suppress(OSError):
-            _remove(folder, temporary)
+            remove(folder, temporary)
         if isinstance(error, OSError):
             raise CheckpointError(_reason(folder, error)) from error
         raise
@@ -179,7 +224,7 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _prepare(folder: Path, temporary: str) -> None:
+def prepare(folder: Path, temporary: str) -> None:
     """Remove what interrupted saves left, and make the temporary folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with files.open_folder(folder, follow=True) as opened:
@@ -189,7 +234,7 @@ def _prepare(folder: Path, temporary: str) -> None:
         files.make_folder(opened, temporary)
 
 
-def _remove(folder: Path, name: str) -> None:
+def remove(folder: Path, name: str) -> None:
     with files.open_folder(folder, follow=True) as opened:
         files.remove(opened, name)
 
@@ -201,8 +246,11 @@ def _entry(name: str, tensor: Tensor | Part) -> Entry:
     return Entry(name, dtype, part.shape, part.start, count, part.slice)
 
 
-def _write_shard(folder: Path, rank: int, tensors: Mapping[Entry, Tensor | Part]) -> None:
-    """The shard, and beside it what rank 0 needs to know of it: its row of the manifest, or why there is none."""
+def _write_shard(
+    folder: Path, rank: int, tensors: Mapping[Entry, Tensor | Part], written: Callable[[Shard], None]
+) -> None:
+    """The shard, which `written` is told, and beside it what rank 0 needs to know of it: its row of the manifest, or
+    why there is none."""
     note = f"note.{rank}.json"
     entries = in_order(tensors)
     head, _ = shard_layout(entries)
@@ -216,8 +264,8 @@ def _write_shard(folder: Path, rank: int, tensors: Mapping[Entry, Tensor | Part]
     with files.open_folder(folder) as opened:
         try:
             size, sha256 = files.create(opened, shard_file(rank), chunks())
-            row = shard_json(Shard(shard_file(rank), size, sha256, entries))
-            files.create(opened, note, [json.dumps(row).encode()])
+            written(shard := Shard(shard_file(rank), size, sha256, entries))
+            files.create(opened, note, [json.dumps(shard_json(shard)).encode()])
         except OSError as error:
             with suppress(OSError):
                 files.create(opened, f"error.{rank}", [_reason(folder / shard_file(rank), error).encode()])
@@ -242,7 +290,7 @@ def _read_note(folder: int, rank: int) -> Shard:
         raise CheckpointError(f"rank {rank} did not write its shard: {reason}") from error
 
 
-def _free_name(taken: list[str], step: int) -> str:
+def free_name(taken: list[str], step: int) -> str:
     """`step-00000300`, or `step-00000300.1` where an earlier run left one: nothing published is written again."""
     name, again = f"step-{step:08d}", 0
     while name in taken:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from runtime.checkpoint.loading import Checkpoint
-from runtime.checkpoint.shard_manifest import CheckpointError
+from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
 
+Named = TypeVar("Named")
 LOSS = "validation_loss"  # of a checkpoint's meta, where the run was validated at its step
 
 
@@ -37,20 +39,28 @@ class Keep:
         if len(found) <= self.newest:
             return []
         self._verify(found[0])
-        newest = list(islice(self._good(found), self.newest))
-        oldest = newest[-1].manifest.serial if len(newest) == self.newest else 0
-        scored = sorted((c for c in found if _loss(c) < math.inf), key=lambda c: (_loss(c), -c.manifest.serial))
-        stay = {c.path for c in islice(self._good(scored), self.best)}
-        stay |= {c.path for c in found if self.every is not None and c.step % self.every == 0}
-        return [c for c in found if c.manifest.serial < oldest and c.path not in stay]
+        return self._surplus([(each, each.manifest) for each in found], self._is_good)
 
-    def _good(self, found: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
-        for checkpoint in found:
-            try:
-                self._verify(checkpoint)
-            except CheckpointError:
-                continue
-            yield checkpoint
+    def surplus(self, found: Sequence[tuple[str, Manifest]]) -> list[str]:
+        """The names of the checkpoints that do not stay, of several that were compared when they were written."""
+        newest_first = sorted(found, key=lambda each: each[1].serial, reverse=True)
+        return self._surplus(newest_first, lambda _: True)
+
+    def _surplus(self, found: Sequence[tuple[Named, Manifest]], is_good: Callable[[Named], bool]) -> list[Named]:
+        """Those of `found`, the newest first, that do not stay."""
+        newest = list(islice((m for each, m in found if is_good(each)), self.newest))
+        oldest = newest[-1].serial if len(newest) == self.newest else 0
+        scored = sorted((e for e in found if _loss(e[1]) < math.inf), key=lambda e: (_loss(e[1]), -e[1].serial))
+        stay = {m.serial for m in islice((m for each, m in scored if is_good(each)), self.best)}
+        stay |= {m.serial for _, m in found if self.every is not None and m.step % self.every == 0}
+        return [each for each, m in found if m.serial < oldest and m.serial not in stay]
+
+    def _is_good(self, checkpoint: Checkpoint) -> bool:
+        try:
+            self._verify(checkpoint)
+        except CheckpointError:
+            return False
+        return True
 
     def _verify(self, checkpoint: Checkpoint) -> None:
         identity = _identity(checkpoint)
@@ -68,6 +78,6 @@ def _identity(checkpoint: Checkpoint) -> object:
     return [(s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
 
 
-def _loss(checkpoint: Checkpoint) -> float:
-    loss = checkpoint.meta.get(LOSS)
+def _loss(manifest: Manifest) -> float:
+    loss = manifest.meta.get(LOSS)
     return loss if isinstance(loss, float) and math.isfinite(loss) else math.inf

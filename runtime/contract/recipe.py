@@ -52,6 +52,7 @@ class Checkpoints:
     keep_every: Count | None
     failure: Literal["continue", "stop"]
     background: bool = True  # whether they are written while the run trains on
+    to: tuple[str, ...] = ("local",)  # the folder of the run, and folders or URLs that each is copied to
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ Numbers = npt.NDArray[np.int32]
 
 @lru_cache(maxsize=8)
 def _places(weights: tuple[int, ...]) -> tuple[Numbers, Numbers]:
-    """Of each sample of a period its source, and how many samples that source has had before."""
+    """The source of each sample of a period, and how many samples that source has had before."""
     assert 0 < sum(weights) <= MAX_PERIOD and min(weights) >= 0, weights
     sources = np.fromiter(_sources(weights), np.int32)
     before = np.empty_like(sources)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,15 @@ class Attached:
     def refuse(self, message: str, code: int) -> NoReturn:
         """End all ranks before they train. Does not return."""
         self.watch.end(Ending("refused", self.place.rank, how=message, code=code))
+
+    def first(self, action: Callable[[], None]) -> None:
+        """Do what one rank does for all, on rank 0; the others wait for it. Where it raises, rank 0 ends all."""
+        store = self.stores.connect(f"{self.session.name}/first")
+        if self.place.rank:
+            store.wait(["done"], NO_TIMEOUT)
+            return
+        action()
+        store.set("done", "")
 
     def train(self, target: Target, backend: str) -> int:
         """Run the target in this process; the exit code. Where a rank fails, none of them returns from here."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -158,3 +160,14 @@ def test_a_placement_with_its_chunks_is_led_to_the_key(tmp_path: Path, capsys: C
     assert "hint: write `loop, chunks = 3`" in capsys.readouterr().err
     (tmp_path / "mine.dsc").write_text(text.replace("loop(3)", "loop, chunks = 3"))
     assert main(["check", str(tmp_path / "mine.dsc")]) == 0
+
+
+@pytest.mark.parametrize(("costs", "code"), [("FB=1.8", 0), ("Q=1", 2)])
+def test_what_cannot_be_said_changes_no_exit_code(costs: str, code: int) -> None:
+    """A disk that is full under stderr."""
+    words = [sys.executable, "-m", "compiler.cli", "schedule", "--name", "zbv", *SIZES, "--costs", costs]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            words, cwd=Path(QUICK).parents[1], stdout=subprocess.PIPE, stderr=full, text=True, check=False
+        )
+    assert (done.returncode, bool(done.stdout)) == (code, code == 0)

@@ -95,7 +95,7 @@ def epochs_read(order: Blend, found: Sequence[tuple[str, int]]) -> None:
 @given(WEIGHTS, st.randoms(use_true_random=False), st.integers(1, 40), st.integers(1, 90))
 @settings(deadline=None, max_examples=80)
 def test_other_weights_go_on_with_each_source(weights: list[int], random: object, before: int, after: int) -> None:
-    """As phases do, or a resume: each source goes on with its next sample, at its new weight from there on."""
+    """Each source goes on with its next sample, at its new weight from there on, as in a next phase or a resume."""
     others = [*weights]
     random.shuffle(others)  # type: ignore[attr-defined]
     first, second = blend(weights, 7), blend(others, 7)

@@ -119,7 +119,7 @@ def test_derived_defaults_are_told() -> None:
         if any(isinstance(mark, Derived) for mark in info.metadata)
     }
     of_others = {(cls, name) for cls, fields in DEFAULTS.items() for name in fields}
-    assert told == of_others | {(schema.Device, name) for name in PEAK_FIELDS}
+    assert told == of_others | {(schema.Device, name) for name in PEAK_FIELDS} | {(schema.Data, "source")}
 
 
 def test_every_key_of_every_block_is_told() -> None:
@@ -155,7 +155,7 @@ def spec_with(path: str, given: dict[str, str]) -> str:
         without = {*given, "tokens" if "steps" in given else "steps"}
         beside = [key.examples[0] for key in block.keys if not key.default and key.name not in without]
         head = block.head.replace("NAME", "mine").replace("FIRST..LAST", "0..2")
-        text = "\n".join([f"{head} {{", *given.values(), *beside, "}"])
+        text = "\n".join([f"{head} {{", *given.values(), *beside, block.closing])
         if path in ("model", "cluster", "precision"):
             return f'import "tiny.dsc"\n{text}\nrun mine extends tiny {{ {path} = mine }}\n'
         outer = path.rpartition(".")[0]
@@ -177,12 +177,11 @@ def test_examples_of_keys_are_right(block: Block) -> None:
     for key in block.keys:
         assert key.examples and all(text.split()[0] == key.name for text in key.examples), key.path
     first = {key.name: key.examples[0] for key in block.keys}
-    variants = [{name: text for name, text in first.items() if name != "steps"}]
+    instead = {"steps": "tokens", "sources": "source"}  # keys that say the same
+    variants = [{name: text for name, text in first.items() if name not in instead}]
     for key in block.keys:
-        others = {
-            name: text for name, text in first.items() if name not in ("steps", "tokens" if key.name == "steps" else "")
-        }
-        start = 0 if key.name == "steps" else 1
+        others = {name: text for name, text in first.items() if name not in (*instead, instead.get(key.name))}
+        start = 0 if key.name in instead else 1
         variants += [others | {key.name: text} for text in key.examples[start:]]
     for statements in variants:
         spec = spec_with(block.path, statements)
@@ -262,7 +261,7 @@ def test_the_key_that_is_underlined_is_told_to_be_concerned(code: str) -> None:
     (found,) = said(lesson(code).wrong, with_refusals=True)
     assert found.span
     before = found.span.source.line(found.span.line)[: found.span.column - 1]
-    words = {*re.findall(r"(\w+)\s*(?:=\s*|\s)$", before), found.span.text.split()[0]}
+    words = {*re.findall(r"(\w+)\s*(?:=\s*(?:\[[^]]*)?|\s)$", before), found.span.text.split()[0]}
     words |= {"rate"} if words & {"warmup", "constant", "cosine", "linear"} else set()
     assert words & {key.name for key in keys().values() if code in key.codes}, (words, str(found))
 
@@ -368,10 +367,12 @@ def test_overrides_that_are_shown_are_taken() -> None:
         'import "deepseek-v3.dsc"\nimport "clusters/mixed.dsc"\nrun mine extends pretrain { cluster = h100_a100 }\n',
         "utf-8",
     )
+    web = 'sources { web { files = "web/*.txt", weight = 1 } }, tokenizer = train(4096)'
+    Path("blend.dsc").write_text(f'import "tiny.dsc"\nrun mine extends tiny {{ data {{ {web} }} }}\n', "utf-8")
     for key, override in shown.items():
         if override and not re.search("gqa|custom", key) and "scaling." not in key:
             option, value = shlex.split(override)
-            file = "mixed.dsc" if ".more." in key else FILE
+            file = "mixed.dsc" if ".more." in key else "blend.dsc" if ".sources." in key else FILE
             found = [str(item) for item in check(file, overrides=[value]) if item.code < "E07" and item.code != "E0401"]
             assert option == "-s" and not found, override
 

@@ -65,7 +65,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("model a { attention gqa { rope { theta = 1e4, scaling |", ["linear", "llama3", "yarn"]),
         ("model a { attention gqa { qk_norm = |", ["head", "width"]),
         ("run a { train { batch { from = 8, |", ["to", "over"]),
-        ("run a { train { checkpoint { every = 10 steps, |", ["keep", "best", "keep_every", "failure", "background"]),
+        ("run a { train { checkpoint { every = 10, keep = 2, |", ["best", "keep_every", "failure", "background", "to"]),
         # values
         ("run a {\n  model = |\n}\nmodel b { }", ["b"]),
         ("run a {\n  precision = |", ["fp64", "fp32", "bf16", "fp8_block", "mxfp8", "nvfp4"]),

@@ -158,6 +158,10 @@ def _wanted(chooser: random.Random, kind: FieldType) -> str:
         return chooser.choice(
             ("0.1", "0.3 until 5 steps then 0", "0.3 until 1M tokens then 0.2 until 2M tokens then 0")
         )
+    if kind.form == "places":
+        return chooser.choice(
+            ("[local]", '[local, "../slow"]', '[local, "/mnt/slow", "s3://bucket/x"]', '["a", local]')
+        )
     if kind.form == "tokenizer":
         return chooser.choice(('"t.json"', "train(4096)", "train(model.vocab)"))
     if kind.optional and chooser.random() < 0.1:

@@ -50,15 +50,6 @@ def found_step(folder: Path) -> int:
 
 
 @pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Calls], Calls]:
-    def install(calls: Calls) -> Calls:
-        monkeypatch.setattr(durable_files, "os", calls)
-        return calls
-
-    return install
-
-
-@pytest.fixture
 def one(tmp_path: Path) -> Path:
     """A folder with a checkpoint of step 1."""
     save_all(tmp_path / "one", 1, tensors(1))  # type: ignore[arg-type]

@@ -1,0 +1,82 @@
+"""Rules on the places that checkpoints are copied to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from dsl.rules.finding import Finding
+from dsl.schema import Spec
+from dsl.schema.train import LOCAL
+
+AT = "train.checkpoint.to"
+MAX_PLACES = 8
+MAX_LENGTH = 4096
+URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.ASCII)
+SECRET = re.compile(r"[^/]*:[^/]*@.*")
+
+
+def places_are_apart(spec: Spec) -> Iterator[Finding]:
+    """Checkpoints are written to the folder of the run, and each is copied to places that are not in one another."""
+    if spec.train.checkpoint is None or spec.train.checkpoint.to == (LOCAL,):
+        return
+    places, run = spec.train.checkpoint.to, os.path.normpath(f"runs/{spec.name}")
+    if LOCAL not in places:
+        hint = f"write `to = [{', '.join((LOCAL, *(f'{chr(34)}{each}{chr(34)}' for each in places)))}]`"
+        yield Finding("E0928", f"checkpoints are written to `{LOCAL}` first, which `to` does not name", AT, hint)
+    if len(places) > MAX_PLACES:
+        message = f"`to` names {len(places)} places: {MAX_PLACES} are allowed"
+        yield Finding("E0928", message, f"{AT}.{MAX_PLACES}", "remove some")
+    seen: dict[str, int] = {}
+    for index, place in enumerate(places):
+        if problem := _problem(place):
+            yield Finding("E0928", *_located(problem, index))
+            continue
+        path = f"<{LOCAL}>" if place == LOCAL else _normal(place)
+        note = next(((n, other) for other, n in seen.items() if _overlaps(path, other)), None)
+        if note is not None:
+            what = "named twice" if path == note[1] else "inside of another place, or around it"
+            earlier = ("the other one", f"{AT}.{note[0]}")
+            yield Finding("E0928", f"`{place}` is {what}", f"{AT}.{index}", "name another folder", (earlier,))
+        elif place != LOCAL and _overlaps(path, run):
+            message = f"`{place}` is inside of the run's folder {run}, or around it: both would be lost together"
+            yield Finding("E0928", message, f"{AT}.{index}", "name a folder on another disk")
+        seen.setdefault(path, index)
+
+
+def _located(problem: tuple[str, str], index: int) -> tuple[str, str, str]:
+    message, hint = problem
+    return message, f"{AT}.{index}", hint
+
+
+def _problem(place: str) -> tuple[str, str] | None:
+    """Why a text is no place, and what to write."""
+    example = 'write a folder, as in `"/mnt/slow/mine"`'
+    if not place.strip():
+        return "a place of checkpoints has no name", example
+    if len(place) > MAX_LENGTH or not place.isprintable():
+        return f"a place has at most {MAX_LENGTH:,} characters, all of them printable", example
+    if url := URL.fullmatch(place):
+        if not url[2].strip("/"):
+            return f"`{place}` names no bucket or folder", f"write `{url[1]}://bucket/mine`"
+        if SECRET.match(url[2]):
+            hint = f"write `{url[1]}://{url[2].rpartition('@')[2]}`, and give credentials in the environment"
+            return "this URL has credentials, which builds and checkpoints would hold", hint
+        if ".." in url[2].split("/"):
+            return f"`{place}` has `..`, which stores do not follow", f"write `{url[1]}://bucket/mine`"
+    elif "://" in place:
+        return f"`{place}` is no URL", 'write it as in `"s3://bucket/mine"`'
+    return None
+
+
+def _normal(place: str) -> str:
+    url = URL.fullmatch(place)
+    if url is None:
+        return os.path.normpath(place)
+    path = "/".join(part for part in url[2].split("/") if part)
+    return os.path.normpath(f"/{path}") if url[1] in ("file", "local") else f"{url[1]}://{path}"
+
+
+def _overlaps(one: str, other: str) -> bool:
+    return f"{one}/".startswith(f"{other.rstrip('/')}/") or f"{other}/".startswith(f"{one.rstrip('/')}/")

@@ -1,0 +1,238 @@
+"""Copies the checkpoints of a run to another place, in a thread of each rank, while the run trains and saves on.
+
+Each rank copies the shard that it wrote, reads it back and compares its sha256. Where all ranks have done so, rank 0
+writes the manifest, reads that back, and removes the checkpoints that do not stay. So whatever ends a copy, the place
+has the checkpoint whole, or no manifest of it. A copy that has begun is ended; of the checkpoints that were published
+meanwhile the newest is next, and the others are not copied. What fails is tried again with the next checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from runtime.checkpoint import durable_files as files
+from runtime.checkpoint.manifest_file import MANIFEST
+from runtime.checkpoint.places import Place, manifest_of
+from runtime.checkpoint.publish import Published, Saved
+from runtime.checkpoint.retention import Keep
+from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, Shard, render
+
+_STOP = -1
+
+
+class Meeting(Protocol):
+    """Where the threads of one place meet, one of each rank."""
+
+    def all(self, yes: bool) -> bool:
+        """Whether every rank says yes."""
+
+    def from_first(self, numbers: list[int]) -> list[int]:
+        """The numbers that rank 0 gives."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """How a copy ended on this rank: `reason` says why it failed. `skipped`: a newer checkpoint took its turn."""
+
+    step: int
+    name: str
+    place: str
+    num_bytes: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+    skipped: bool = False
+    note: str = ""  # of a copy that is whole: what else went wrong
+
+
+@dataclass
+class Copier:
+    """Copies checkpoints of the folder `checkpoints` to one place; every rank of a run makes it."""
+
+    place: Place
+    checkpoints: Path
+    rank: int
+    keep: Keep
+    meeting: Meeting
+    moved: int = 0  # bytes of this rank that were written or read back, of `to_move`
+    to_move: int = 0
+    _ended: SimpleQueue[Copied] = field(default_factory=SimpleQueue)
+    _change: threading.Condition = field(default_factory=threading.Condition)
+    _shards: dict[int, Shard] = field(default_factory=dict)  # of this rank, by step
+    _next: Published | None = None  # of rank 0
+    _now: str = ""  # what is being copied
+    _closing: bool = False
+    _manifests: dict[str, Manifest] = field(default_factory=dict)  # of the place, as far as they were read
+    _thread: threading.Thread | None = None
+
+    def offer(self, step: int, saved: Saved) -> None:
+        """Copy a checkpoint that was published; called in the thread that saves."""
+        with self._change:
+            self._shards[step] = saved.shard
+            if saved.published is not None:
+                if (late := self._next) is not None:
+                    self._ended.put(Copied(late.manifest.step, late.name, self.place.text, skipped=True))
+                self._next = saved.published
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
+                self._thread.start()
+            self._change.notify()
+
+    def held(self) -> frozenset[str]:
+        """The checkpoints of the run that must stay, for they are copied now or next."""
+        with self._change:
+            return frozenset({self._now, self._next.name if self._next else ""})
+
+    def ended(self) -> Iterator[Copied]:
+        """The copies that have ended since this was called last."""
+        while True:
+            try:
+                yield self._ended.get_nowait()
+            except Empty:
+                return
+
+    def close(self, most_s: float, tick: Callable[[str], None]) -> bool:
+        """Wait until what was offered is copied; whether it was within `most_s`. Every rank calls it.
+
+        `tick` is called each second with what is going on.
+        """
+        if self._thread is None:
+            return True
+        with self._change:
+            self._closing = True
+            self._change.notify()
+        until = time.monotonic() + most_s
+        while self._thread.is_alive() and time.monotonic() < until:
+            share = f", {self.moved / self.to_move:.0%}" if self.to_move else ""
+            tick(f"copy {self._now or 'checkpoint'} to {self.place.text}{share}")
+            self._thread.join(1.0)
+        return not self._thread.is_alive()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while self._copy_next():
+                pass
+        except RuntimeError:  # another rank has ended: so does the run
+            return
+
+    def _copy_next(self) -> bool:
+        """Copy what is next, once there is something; False where there will be nothing."""
+        new = self._wait() if self.rank == 0 else None
+        again = int(new.name.partition(".")[2] or 0) if new else 0
+        step, again = self.meeting.from_first([new.manifest.step if new else _STOP, again])
+        if step == _STOP:
+            return False
+        name = f"step-{step:08d}" + (f".{again}" if again else "")
+        self._copy(step, name, new)
+        return True
+
+    def _wait(self) -> Published | None:
+        """What rank 0 copies next; None where the run has come to its end."""
+        with self._change:
+            self._change.wait_for(lambda: self._next is not None or self._closing)
+            new, self._next = self._next, None
+            self._now = new.name if new else ""
+            return new
+
+    def _copy(self, step: int, name: str, new: Published | None) -> None:
+        """`new`: on rank 0."""
+        start_s = time.perf_counter()
+        with self._change:
+            self._change.wait_for(lambda: step in self._shards)  # rank 0 may be the first to know that it is published
+            shard = self._shards.pop(step)
+            self._shards = {each: of for each, of in self._shards.items() if each > step}
+            self._now, self.moved, self.to_move = name, 0, 2 * shard.size
+        reason = self._attempt(lambda: self._begin(new)) if new else ""
+        if self.meeting.all(not reason):
+            reason = self._attempt(lambda: self._copy_file(name, shard))
+            if not self.meeting.all(not reason) and new:
+                reason = reason or "another rank could not copy its shard, see its log"
+        elif new is None:
+            return
+        if new and not reason:
+            reason = self._attempt(lambda: self._publish(new))
+        note = self._attempt(self._retire) if new and not reason else ""
+        if new or reason:
+            size = sum(each.size for each in new.manifest.shards) if new else shard.size
+            seconds = round(time.perf_counter() - start_s, 3)
+            self._ended.put(Copied(step, name, self.place.text, size, seconds, reason, note=note))
+        with self._change:
+            self._now = ""
+
+    def _attempt(self, action: Callable[[], None]) -> str:
+        """Why `action` failed, or "": a rank that cannot copy must still meet the others."""
+        try:
+            action()
+        except OSError as error:
+            return f"{self.place.text}: {error.strerror or error}"
+        except (CheckpointError, ValueError) as error:
+            return str(error)
+        return ""
+
+    def _begin(self, new: Published) -> None:
+        """Remove what a copy of this name has left that did not end. CheckpointError where it is another checkpoint."""
+        if new.name not in self.place.names():
+            return
+        there = self._manifest(new.name)
+        if there is not None and there != new.manifest:
+            raise CheckpointError(f"{self.place.text} has another checkpoint {new.name}: move it away")
+        self._manifests.pop(new.name, None)
+        self.place.remove(new.name)
+
+    def _copy_file(self, name: str, shard: Shard) -> None:
+        with files.open_folder(self.checkpoints / name) as folder, files.open_file(folder, shard.file) as file:
+            if files.file_size(file) != shard.size:
+                raise CheckpointError(f"{self.checkpoints / name / shard.file}: is not what was written")
+            self.place.write(name, shard.file, self._counted(files.chunks(file, shard.size)))
+        digest = hashlib.sha256()
+        for chunk in self._counted(self.place.read(name, shard.file)):
+            digest.update(chunk)
+        if digest.hexdigest() != shard.sha256:
+            raise CheckpointError(f"{self.place.text}: {name}/{shard.file} is not what was written")
+
+    def _counted(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for chunk in chunks:
+            yield chunk
+            self.moved += len(chunk)
+
+    def _publish(self, new: Published) -> None:
+        text = render(new.manifest).encode()
+        self.place.write(new.name, MANIFEST, [text])
+        if b"".join(self.place.read(new.name, MANIFEST)) != text:
+            raise CheckpointError(f"{self.place.text}: {new.name}/{MANIFEST} is not what was written")
+        self._manifests[new.name] = new.manifest
+
+    def _retire(self) -> None:
+        """Remove the checkpoints of the place that do not stay, and copies that did not end."""
+        rows = [(name, self._manifest(name)) for name in self.place.names()]
+        old = self.keep.surplus([(name, manifest) for name, manifest in rows if manifest is not None])
+        for name in (*old, *(name for name, manifest in rows if manifest is None and self._is_left(name))):
+            self.place.remove(name)
+            self._manifests.pop(name, None)
+
+    def _is_left(self, name: str) -> bool:
+        """Whether a checkpoint there has no manifest. One that is damaged is for people to look at."""
+        try:
+            next(iter(self.place.read(name, MANIFEST)), b"")
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _manifest(self, name: str) -> Manifest | None:
+        """The manifest of a checkpoint there, which is parsed once; None where there is no sound one."""
+        if name not in self._manifests:
+            try:
+                self._manifests[name] = manifest_of(self.place, name)
+            except (OSError, ValueError, CheckpointError):
+                return None
+        return self._manifests[name]

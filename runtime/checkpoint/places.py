@@ -1,0 +1,229 @@
+"""Places that checkpoints are copied to, beside the folder of the run: folders, and stores that have a URL.
+
+A checkpoint there is a folder with the files that it has in the run. There is no rename in a store, so its manifest is
+written last: a folder without a sound manifest is what a copy left that did not end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from runtime.checkpoint import durable_files as files
+from runtime.checkpoint.durable_files import CHUNK_BYTES, PUBLISHED
+from runtime.checkpoint.manifest_file import MANIFEST
+from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, parse
+from runtime.outcome import ReportedError
+
+LOCAL = "local"  # the folder of the run
+_FILE = re.compile(r"(file|local)://(/.*)")
+_INSTALL = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+
+
+class PlaceError(ReportedError):
+    """A place that a run cannot use."""
+
+
+class Place(Protocol):
+    """Where checkpoints are copied to. Every method raises OSError for what goes wrong there."""
+
+    text: str  # as the spec has it
+
+    def names(self) -> list[str]:
+        """The checkpoints there, whole or not; none where there is no such folder."""
+
+    def write(self, name: str, file: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Write a file of a checkpoint, over one that is there; when this returns it lasts."""
+
+    def read(self, name: str, file: str) -> Iterator[bytes | memoryview]:
+        """A file of a checkpoint, piece by piece; a piece holds until the next one."""
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint, its manifest first."""
+
+
+class FolderPlace:
+    """A folder, such as that of a mounted store. Nothing below it is reached by a link."""
+
+    def __init__(self, text: str, path: Path) -> None:
+        self.text, self.path = text, path
+
+    def names(self) -> list[str]:
+        try:
+            with files.open_folder(self.path, follow=True) as top:
+                return [name for name in files.names(top) if PUBLISHED.fullmatch(name)]
+        except FileNotFoundError:
+            return []
+
+    def write(self, name: str, file: str, chunks: Iterable[bytes | memoryview]) -> None:
+        self.path.mkdir(exist_ok=True)  # not the folders above: a store that is not mounted would be made here
+        with files.open_folder(self.path, follow=True) as top:
+            with suppress(FileExistsError):  # another rank was first
+                files.make_folder(top, name)
+            with files.open_folder(self.path / name) as inner:
+                part = f".part-{file}"
+                if files.exists(inner, part):
+                    files.unlink(inner, part)
+                files.create(inner, part, chunks)
+                files.rename(inner, part, file)  # a manifest is there as a whole, or not at all
+                files.sync(inner)
+            files.sync(top)
+
+    def read(self, name: str, file: str) -> Iterator[bytes | memoryview]:
+        with files.open_folder(self.path / name) as inner, files.open_file(inner, file) as opened:
+            yield from files.chunks(opened, files.file_size(opened))
+
+    def remove(self, name: str) -> None:
+        with files.open_folder(self.path, follow=True) as top:
+            with files.open_folder(self.path / name) as inner:
+                if files.exists(inner, MANIFEST):
+                    files.unlink(inner, MANIFEST)
+                    files.sync(inner)
+            files.remove(top, name)
+
+
+class StorePlace:
+    """A store with a URL that fsspec has a file system for: `s3://bucket/mine`. Its credentials are in the environment.
+
+    Raises PlaceError where there is none.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            from fsspec.core import url_to_fs  # where a spec names a store
+
+            found: tuple[Any, str] = url_to_fs(text, **({"auto_mkdir": True} if _FILE.fullmatch(text) else {}))
+        except ImportError:
+            scheme = text.partition("://")[0]
+            package = _INSTALL.get(scheme, f"a package for {scheme}")
+            extra = ", or dsc with its extra: pip install 'dsc-trainer[s3]'" if package == "s3fs" else ""
+            raise PlaceError(f"checkpoints go to {text}, which needs {package}: pip install it{extra}") from None
+        except ValueError as error:
+            raise PlaceError(f"checkpoints go to {text}: {error}") from None
+        self._files, root = found
+        self._root = root.rstrip("/")
+
+    def names(self) -> list[str]:
+        with _as_os_error():
+            self._files.invalidate_cache()
+            try:
+                listed = self._files.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return []
+            return sorted(n for each in listed if PUBLISHED.fullmatch(n := each.rstrip("/").rpartition("/")[2]))
+
+    def write(self, name: str, file: str, chunks: Iterable[bytes | memoryview]) -> None:
+        with _as_os_error(), self._files.open(f"{self._root}/{name}/{file}", "wb", block_size=CHUNK_BYTES) as stream:
+            for chunk in chunks:
+                stream.write(chunk)
+
+    def read(self, name: str, file: str) -> Iterator[bytes | memoryview]:
+        with _as_os_error():
+            self._files.invalidate_cache()
+            with self._files.open(f"{self._root}/{name}/{file}", "rb", block_size=CHUNK_BYTES) as stream:
+                while chunk := stream.read(CHUNK_BYTES):
+                    yield chunk
+
+    def remove(self, name: str) -> None:
+        with _as_os_error():
+            self._files.invalidate_cache()
+            with suppress(FileNotFoundError):
+                self._files.rm_file(f"{self._root}/{name}/{MANIFEST}")
+            self._files.rm(f"{self._root}/{name}", recursive=True)
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """What a client of a store raises, each its own classes, as OSError."""
+    try:
+        yield
+    except (OSError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def places_of(texts: Sequence[str], folder: Path, run: Path) -> list[Place]:
+    """The places besides LOCAL that a spec names. Paths begin in `folder`; `run`: the folder of the run.
+
+    Raises PlaceError where one cannot be used: it is in the folder of the run, or two are in one another, be it by a
+    link.
+    """
+    paths = {text: _folder_of(text, folder) for text in texts if text != LOCAL}
+    real = {f"the folder of the run, {run}": run.resolve()}
+    for text, path in paths.items():
+        if path is None:
+            continue
+        here = path.resolve()
+        for number, (other, at) in enumerate(real.items()):
+            if here.is_relative_to(at) or (number and at.is_relative_to(here)):
+                raise PlaceError(f"`checkpoint {{ to }}` names {text}, which leads into {other}: name another folder")
+        real[text] = here
+    return [
+        StorePlace(text) if path is None or text.startswith("local:") else FolderPlace(text, path)
+        for text, path in paths.items()
+    ]
+
+
+def _folder_of(text: str, folder: Path) -> Path | None:
+    """The folder of this machine that a place is; None of a store."""
+    if url := _FILE.fullmatch(text):
+        return Path(url[2])
+    return None if "://" in text else folder / text
+
+
+# ---------------------------------------------------------------- what is there
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What is in the places of a run: names of checkpoints, whole or not, and those that have a sound manifest, each
+    with its place, the newest first. `problems`: places that cannot be listed, and manifests that are not sound."""
+
+    names: tuple[str, ...] = ()
+    found: tuple[tuple[Place, str, Manifest], ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def serial(self) -> int:
+        """The serial number of the newest checkpoint; 0 where there is none."""
+        return max((manifest.serial for _, _, manifest in self.found), default=0)
+
+
+NOTHING = Inventory()
+
+
+def inventory(places: Sequence[Place]) -> Inventory:
+    """What is in these places. A copy that has not ended has no manifest, which is no problem."""
+    names: list[str] = []
+    found: list[tuple[Place, str, Manifest]] = []
+    problems: list[str] = []
+    for place in places:
+        try:
+            there = place.names()
+        except OSError as error:
+            problems.append(f"{place.text} cannot be listed: {error.strerror or error}")
+            continue
+        names += there
+        for name in there:
+            try:
+                found.append((place, name, manifest_of(place, name)))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, CheckpointError) as error:
+                problems.append(f"{place.text}: {name}/{MANIFEST}: {error}")
+    found.sort(key=lambda each: each[2].serial, reverse=True)
+    return Inventory(tuple(names), tuple(found), tuple(problems))
+
+
+def manifest_of(place: Place, name: str) -> Manifest:
+    """The manifest of a checkpoint in a place. Raises OSError, ValueError or CheckpointError where it is not sound."""
+    manifest = parse(b"".join(place.read(name, MANIFEST)))
+    if int(name.partition(".")[0].removeprefix("step-")) != manifest.step:
+        raise ValueError(f"it is of step {manifest.step}")
+    return manifest

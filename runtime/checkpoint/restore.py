@@ -1,0 +1,88 @@
+"""Takes the newest good checkpoint of all places of a run into its folder, where that has none as new.
+
+What is taken is compared with its manifest byte by byte before it has its name, as it is in a save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from runtime.checkpoint import durable_files as files
+from runtime.checkpoint.loading import latest
+from runtime.checkpoint.manifest_file import CHECKPOINTS, MANIFEST, read_manifest
+from runtime.checkpoint.places import Place, inventory
+from runtime.checkpoint.publish import LATEST, free_name, prepare, remove
+from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, render
+
+
+def restore(run: Path, places: Sequence[Place], say: Callable[[str], None]) -> tuple[str, Manifest, Place] | None:
+    """Take the newest good checkpoint of `places` into the run folder, unless that has one as new: the name that it has
+    there, its manifest and where it is from.
+
+    `say` is told what could not be used. Raises CheckpointError where the folder has no good checkpoint, and the places
+    may have one that cannot be read.
+    """
+    there, here = inventory(places), _newest(run / CHECKPOINTS)
+    problems = list(there.problems)
+    for text in problems:
+        say(text)
+    for place, name, manifest in there.found:
+        if manifest.serial <= here:
+            return None
+        say(f"{name} is taken from {place.text}")
+        try:
+            return _take(run / CHECKPOINTS, place, name, manifest), manifest, place
+        except (OSError, CheckpointError) as error:
+            problems.append(f"{place.text}: {name}: {getattr(error, 'strerror', None) or error}")
+            say(f"checkpoint not used: {problems[-1]}")
+    if problems and not here:
+        raise CheckpointError("no checkpoint is good:\n" + "\n".join(problems))
+    return None
+
+
+def _newest(folder: Path) -> int:
+    """The serial of the newest good checkpoint of a folder; 0 where there is none."""
+    with suppress(CheckpointError):
+        found = latest(folder)
+        return found.manifest.serial if found else 0
+    return 0
+
+
+def _take(folder: Path, place: Place, name: str, manifest: Manifest) -> str:
+    """Copy a checkpoint of a place into a folder, where it takes the place of its damaged twin. Its name there."""
+    temporary = f".tmp-of-{name}"
+    prepare(folder, temporary)
+    try:
+        with files.open_folder(folder / temporary) as inner:
+            for shard in manifest.shards:
+                size, sha256 = files.create(inner, shard.file, place.read(name, shard.file))
+                if (size, sha256) != (shard.size, shard.sha256):
+                    raise CheckpointError(f"{shard.file} is not what was written")
+            files.create(inner, MANIFEST, [render(manifest).encode()])
+            files.sync(inner)
+    except BaseException:
+        with suppress(OSError):
+            remove(folder, temporary)
+        raise
+    with files.open_folder(folder, follow=True) as opened:
+        twin = f".purge-{name}"
+        if has_twin := _is(folder / name, manifest):
+            files.rename(opened, name, twin)
+        taken = free_name(files.names(opened), manifest.step)
+        files.rename(opened, temporary, taken)
+        files.sync(opened)
+        files.replace(opened, LATEST, taken + "\n")
+        files.sync(opened)
+        if has_twin:
+            files.remove(opened, twin)
+    return taken
+
+
+def _is(path: Path, manifest: Manifest) -> bool:
+    """Whether a checkpoint has this manifest."""
+    try:
+        return read_manifest(path) == manifest
+    except CheckpointError:
+        return False

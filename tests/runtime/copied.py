@@ -1,0 +1,66 @@
+"""A run of one rank that copies its checkpoints to one place, in the thread of the test."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runtime.checkpoint.copies import Copied, Copier
+from runtime.checkpoint.places import Inventory, Place
+from runtime.checkpoint.publish import Keep, Part, Publisher, Saved, load
+from runtime.checkpoint.restore import restore
+
+
+class Alone:
+    """The meeting of one rank."""
+
+    def all(self, yes: bool) -> bool:
+        return yes
+
+    def from_first(self, numbers: list[int]) -> list[int]:
+        return numbers
+
+
+def tensors(step: int) -> dict[str, Tensor | Part]:
+    return {"weight/w": torch.full((64,), float(step)), "weight/v": torch.arange(5.0) + step}
+
+
+class Run:
+    """A run of one rank with one place; `save` saves and copies in this thread."""
+
+    def __init__(self, folder: Path, place: Place, keep: int = 1, elsewhere: Inventory | None = None) -> None:
+        self.folder, self.place = folder, place
+        checkpoints = folder / "checkpoints"
+        self.copier = Copier(place, checkpoints, 0, Keep(keep), Alone())
+        self.copier._thread = threading.current_thread()  # nothing is copied but by `copy`
+        more = (elsewhere,) if elsewhere else ()
+        self.publisher = Publisher(checkpoints, 0, 1, lambda: None, Keep(keep), self.copier.held, *more)
+
+    def publish(self, step: int) -> Saved:
+        saved = self.publisher.save(step, tensors(step), {"of": step})
+        self.copier.offer(step, saved)
+        return saved
+
+    def copy(self) -> list[Copied]:
+        self.copier._copy_next()
+        return [*self.copier.ended()]
+
+    def save(self, step: int) -> list[Copied]:
+        self.publish(step)
+        return self.copy()
+
+
+def taken_back(folder: Path, place: Place) -> int:
+    """The step of the newest good checkpoint of a place, which is taken into a folder that has none."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    said: list[str] = []
+    if restore(folder, [place], said.append) is None:
+        return 0
+    found = load(folder / "checkpoints")
+    assert found.refused == () and torch.equal(found.read(["weight/w"])["weight/w"], tensors(found.step)["weight/w"])
+    return found.step

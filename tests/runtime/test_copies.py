@@ -1,0 +1,264 @@
+"""Copies of checkpoints in other places: whole or without a manifest whatever ends them, and taken back from there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+
+from runtime.checkpoint import shard_manifest
+from runtime.checkpoint.copies import Copied, Copier
+from runtime.checkpoint.places import FolderPlace, Place, StorePlace, inventory
+from runtime.checkpoint.publish import Keep, Part, Publisher, load
+from runtime.checkpoint.restore import restore
+from tests.runtime.copied import Run, taken_back, tensors
+from tests.runtime.faulty_files import BROKEN, NO_SPACE, Calls, Killed, fail_from, kill_at
+
+
+class Threads:
+    """The meeting of ranks that are threads."""
+
+    def __init__(self, world: int) -> None:
+        self.barrier, self.said, self.told = threading.Barrier(world), list[bool](), list[list[int]]()
+
+    def of(self, rank: int) -> Threads._OfRank:
+        return Threads._OfRank(self, rank)
+
+    class _OfRank:
+        def __init__(self, all_: Threads, rank: int) -> None:
+            self.shared, self.rank = all_, rank
+
+        def all(self, yes: bool) -> bool:
+            self.shared.said.append(yes)
+            self.shared.barrier.wait(30)
+            found = all(self.shared.said)
+            self.shared.barrier.wait(30)
+            if self.rank == 0:
+                self.shared.said.clear()
+            self.shared.barrier.wait(30)
+            return found
+
+        def from_first(self, numbers: list[int]) -> list[int]:
+            if self.rank == 0:
+                self.shared.told.append(numbers)
+            self.shared.barrier.wait(30)
+            found = self.shared.told[-1]
+            self.shared.barrier.wait(30)
+            return found
+
+
+# ---------------------------------------------------------------- what is copied
+
+
+def test_every_checkpoint_is_copied_byte_for_byte_and_the_newest_stay(tmp_path: Path, place: Place) -> None:
+    run = Run(tmp_path / "run", place, keep=2)
+    for step in (1, 2, 3):
+        (copied,) = run.save(step)
+        assert (copied.step, copied.reason, copied.note) == (step, "", "")
+        assert copied.num_bytes > 256
+    assert place.names() == ["step-00000002", "step-00000003"]
+    for name in place.names():
+        for file in ("manifest.json", "shard.0.safetensors"):
+            here = (tmp_path / "run" / "checkpoints" / name / file).read_bytes()
+            assert b"".join(map(bytes, place.read(name, file))) == here
+    assert taken_back(tmp_path / "new", place) == 3
+
+
+def test_what_comes_while_one_is_copied_is_superseded_by_the_newest(tmp_path: Path, place: Place) -> None:
+    """The copy under way ends, of the others the newest is next, and the run keeps what is still to be copied."""
+    run = Run(tmp_path / "run", place)
+    begin = run.copier._begin
+
+    def meanwhile(new: Any) -> None:
+        for step in (2, 3, 4) if new.manifest.step == 1 else ():
+            run.publish(step)
+        begin(new)
+
+    run.copier._begin = meanwhile  # type: ignore[method-assign]
+    first = run.save(1)
+    assert {(each.step, each.skipped) for each in first} == {(1, False), (2, True), (3, True)}
+    assert run.copier.held() == {"", "step-00000004"}
+    assert [(each.step, each.reason) for each in run.copy()] == [(4, "")]
+    assert place.names() == ["step-00000004"]
+    run.publisher.retire()
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["LATEST", "step-00000004"]
+
+
+def test_ranks_copy_their_own_shards_and_one_that_cannot_leaves_no_manifest(tmp_path: Path) -> None:
+    checkpoints, ranks = tmp_path / "run" / "checkpoints", 3
+    barrier, meeting = threading.Barrier(ranks), Threads(ranks)
+    found: dict[int, list[Copied]] = {}
+
+    class Full(FolderPlace):
+        steps = frozenset({"step-00000001"})
+
+        def write(self, name: str, file: str, chunks: Any) -> None:
+            if name in self.steps and file.startswith("shard.2"):
+                raise OSError(NO_SPACE, os.strerror(NO_SPACE))
+            super().write(name, file, chunks)
+
+    def rank(number: int) -> None:
+        place = Full("slow", tmp_path / "slow")
+        copier = Copier(place, checkpoints, number, Keep(1), meeting.of(number))
+        publisher = Publisher(checkpoints, number, ranks, lambda: void(barrier.wait(30)), Keep(1), copier.held)
+        for step in (1, 2):
+            part = Part(torch.full((8,), float(step)), 8 * number, (8 * ranks,))
+            copier.offer(step, publisher.save(step, {"weight/w": part}, {}))
+            while copier._shards or (number == 0 and copier.held() != {""}):  # in its own thread
+                copier._thread.join(0.001)  # type: ignore[union-attr]
+        assert copier.close(30, lambda _: None)
+        found[number] = [*copier.ended()]
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    reasons = {number: [each.reason for each in of] for number, of in found.items()}
+    assert reasons == {
+        0: ["another rank could not copy its shard, see its log", ""],
+        1: [],
+        2: ["slow: No space left on device"],
+    }
+    place = FolderPlace("slow", tmp_path / "slow")
+    assert place.names() == ["step-00000002"], "what did not end is removed"
+    restore(tmp_path / "new", [place], print)
+    assert load(tmp_path / "new" / "checkpoints").read(["weight/w"])["weight/w"].eq(2).all()
+
+
+def void(_: object) -> None:
+    """Drop a value."""
+
+
+def test_manifests_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save parses no manifest: what was written is compared with what is read. Old ones are parsed at the first."""
+    from runtime.checkpoint import manifest_file, places
+
+    parsed: list[int] = []
+
+    def parse(data: bytes) -> Any:
+        parsed.append(len(data))
+        return shard_manifest.parse(data)
+
+    Run(tmp_path / "run", FolderPlace("slow", tmp_path / "slow"), keep=3).save(1)
+    monkeypatch.setattr(manifest_file, "parse", parse)
+    monkeypatch.setattr(places, "parse", parse)
+    run = Run(tmp_path / "run", FolderPlace("slow", tmp_path / "slow"), keep=3)
+    counts = []
+    for step in (2, 3, 4, 5):
+        run.save(step)
+        counts.append(len(parsed))
+    assert counts == [2, 2, 2, 2], "that of step 1, in the run and in the place"
+
+
+# ---------------------------------------------------------------- what ends a copy
+
+
+def copied_once(tmp_path: Path, number: int) -> Run:
+    """A run whose first checkpoint is in the place, and whose second is published."""
+    folder = tmp_path / str(number)
+    folder.mkdir()
+    run = Run(folder / "run", FolderPlace("slow", folder / "slow"))
+    run.save(1)
+    run.publish(2)
+    return run
+
+
+def num_calls(tmp_path: Path, faulty: Callable[[Calls], Calls]) -> int:
+    run, calls = copied_once(tmp_path, -1), faulty(Calls())
+    run.copy()
+    assert calls.count > 15
+    return calls.count
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_kill_at_any_call_of_a_copy_leaves_a_checkpoint_there(
+    tmp_path: Path, faulty: Callable[[Calls], Calls], torn: bool
+) -> None:
+    steps = []
+    for number in range(num_calls(tmp_path, faulty)):
+        run = copied_once(tmp_path, number)
+        faulty(Calls(kill_at(number), torn_write=number if torn else -1))
+        with pytest.raises(Killed):
+            run.copy()
+        faulty(Calls())
+        new = tmp_path / "new"
+        steps.append(taken_back(new, run.place))
+        again = Run(run.folder, run.place, elsewhere=inventory([run.place]))
+        (copied,) = again.save(3)
+        assert (copied.reason, copied.note) == ("", "")
+        assert run.place.names() == ["step-00000003"] and taken_back(new, run.place) == 3
+    assert steps == sorted(steps) and set(steps) == {1, 2}
+
+
+@pytest.mark.parametrize("error", [NO_SPACE, BROKEN])
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_place_that_fails_at_any_call_is_said_and_tried_again(
+    tmp_path: Path, faulty: Callable[[Calls], Calls], error: int, lasting: bool
+) -> None:
+    failures = 0
+    for number in range(num_calls(tmp_path, faulty)):
+        run = copied_once(tmp_path, number)
+        faulty(Calls(fail_from(number, 10**9 if lasting else number, error)))
+        (copied,) = run.copy()
+        faulty(Calls())
+        if copied.reason:
+            failures += 1
+            assert copied.reason == f"slow: {os.strerror(error)}"
+            assert taken_back(tmp_path / "new", run.place) in (1, 2)
+        else:
+            assert taken_back(tmp_path / "new", run.place) == 2
+        assert load(run.folder / "checkpoints").step == 2, "the run has its own"
+        assert [each.reason for each in run.save(3)] == [""]
+        assert run.place.names() == ["step-00000003"]
+    assert failures > 5
+
+
+def test_a_store_that_refuses_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client raises what it likes; its text is said, and the next checkpoint is copied."""
+    fsspec.filesystem("memory").store.clear()
+    place = StorePlace("memory://bucket/mine")
+    run = Run(tmp_path / "run", place)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("EndpointConnectionError: could not connect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place._files, "open", refuse)
+        (copied,) = run.save(1)
+    assert copied.reason == "memory://bucket/mine: RuntimeError: EndpointConnectionError: could not connect"
+    assert [each.reason for each in run.save(2)] == [""]
+    assert place.names() == ["step-00000002"]
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:-1] + bytes([data[-1] ^ 1])])
+def test_what_a_place_has_changed_is_found_before_the_manifest_is_written(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    class Lying(FolderPlace):
+        def write(self, name: str, file: str, chunks: Any) -> None:
+            super().write(name, file, [change(b"".join(map(bytes, chunks)))])
+
+    run = Run(tmp_path / "run", Lying("slow", tmp_path / "slow"))
+    (copied,) = run.save(1)
+    assert copied.reason == "slow: step-00000001/shard.0.safetensors is not what was written"
+    assert inventory([run.place]).found == ()
+
+
+def test_another_checkpoint_of_the_same_name_is_not_written_over(tmp_path: Path) -> None:
+    place = FolderPlace("slow", tmp_path / "slow")
+    Run(tmp_path / "one", place).save(1)
+    other = Run(tmp_path / "other", place)
+    other.publisher.save(7, tensors(7), {})
+    (copied,) = other.save(1)
+    assert copied.reason == "slow has another checkpoint step-00000001: move it away"
+    assert taken_back(tmp_path / "new", place) == 1
+    new = Run(tmp_path / "third", place, elsewhere=inventory([place]))
+    assert [(each.name, each.reason) for each in new.save(1)] == [("step-00000001.1", "")]
+    assert load(tmp_path / "third" / "checkpoints").manifest.serial == 2, "newer than all that are there"
