@@ -96,6 +96,7 @@ CODES = {
     "E0926": "frequencies are scaled between two numbers of turns, the lower one first",
     "E0927": "layers that are counted are run again",
     "E0928": "checkpoints go to the folder of the run and to other places, each named once",
+    "E0929": "a rollback finds a checkpoint to go back to",
     "E0930": "keys of a feed-forward part are about what it has",
     "E0931": "conversations are lines of files of one source, in the tokens of a tokenizer.json",
     "E0932": "the weights of sources are whole numbers in proportion, which sum to 100,000 at most",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,7 @@ def check_places(build: Build, options: Options, say: Callable[[str], None]) -> 
     from runtime.checkpoint.restore import restore
     from runtime.checkpoint.shard_manifest import CheckpointError
     from runtime.events import Events
+    from runtime.health import record
 
     saved = build.plan.train.checkpoint
     if saved is None or saved.to == (LOCAL,) or options.debug is not None or options.profile is not None:
@@ -73,7 +75,8 @@ def check_places(build: Build, options: Options, say: Callable[[str], None]) -> 
         places = places_of(saved.to, options.data, options.run)
         if options.resume:
             options.run.mkdir(parents=True, exist_ok=True)
-            if taken := restore(options.run, places, say):
+            given_up = partial(record.is_given_up, done=record.rollbacks(options.run))
+            if taken := restore(options.run, places, say, given_up):
                 name, manifest, place = taken
                 Events(options.run).write("restore", step=manifest.step, checkpoint=name, place=place.text)
         elif names := (there := inventory(places)).names:
@@ -121,9 +124,14 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
     """The loop from a verified checkpoint on, or from initial weights, having said what there is to know about them."""
     from runtime.checkpoint.shard_manifest import CheckpointError
     from runtime.events import Events
+    from runtime.health import record
     from runtime.phases import EarlierPhaseError, PhaseOverError
-    from runtime.resume import find, initial_weights, skipping
+    from runtime.resume import find, initial_weights, skipping, text_of
 
+    try:
+        (record.give_up if options.resume else record.forget)(options.run)
+    except OSError as error:
+        raise UsageError(f"{options.run}: {error.strerror}", refusal_code(error)) from None
     goes_on, notes = options.resume and holds_checkpoint(options.run), list[str]()
     if (within := loop.build.plan.train.within) and within.number > 1 and not goes_on:
         there = "go on with --resume" if holds_checkpoint(options.run) else "train that one first, into the same folder"
@@ -137,6 +145,7 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
         if goes_on:
             found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.device)
             loop, notes = replace(loop, resume=found.checkpoint, position=found.position), [*found.notes]
+            loop = replace(loop, recent=found.recent)
         if not goes_on or loop.build.plan.frozen:
             initial, more = initial_weights(loop.build.plan, options.data)
             loop, notes = replace(loop, initial=initial), [*notes, *more]
@@ -147,6 +156,8 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
     except CheckpointError as error:
         Events(options.run).write("refused", reason=str(error))
         raise UsageError(error) from None
+    position, recent, note = record.going_back(options.run, loop.position, loop.recent, text_of(loop.corpus))
+    loop, notes = replace(loop, position=position, recent=recent), [*notes, *([note] if note else [])]
     for note in notes:
         say(note)
     if options.skip_batch:

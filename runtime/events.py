@@ -31,6 +31,8 @@ Event = Literal[
     "notice",
     "stop",
     "restart",
+    "bad_step",
+    "fault",
     "end",
 ]
 

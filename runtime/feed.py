@@ -6,7 +6,7 @@ tokens (runtime/micro_batches.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -44,8 +44,7 @@ class Feed:
         self._ahead = _Ahead(samples.tobytes(), self._thread.submit(_read, find, self.names or ()))
 
 
-def _read(find: Find, names: Iterable[str]) -> MicroBatches:
+def _read(find: Find, names: Collection[str]) -> MicroBatches:
     found = find()
-    for name in names:
-        found[name]
+    found.read(names)
     return found

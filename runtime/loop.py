@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime import bad_batches, ledger, run_copy, snapshot
+from runtime import ledger, run_copy, snapshot
 from runtime.build import Build
 from runtime.checkpoint.loading import Checkpoint
 from runtime.checkpoint.manifest_file import BASE, CHECKPOINTS, base_named
@@ -25,6 +26,8 @@ from runtime.data.blend import Blend
 from runtime.data.samples import AnySamples, RowSamples, samples_of
 from runtime.device import check, divide, take
 from runtime.events import Events
+from runtime.health import record, replicas
+from runtime.health.judge import BadStepError, Recent
 from runtime.launch import debug
 from runtime.launch.heartbeat import Board
 from runtime.lines import to_stderr
@@ -35,11 +38,11 @@ from runtime.position import Position
 from runtime.profile import WARM_UP, Profile
 from runtime.progress import Progress
 from runtime.rate import last_step, tokens_to_train
-from runtime.resume import origin
+from runtime.resume import origin, text_of
 from runtime.saves import Saves
 from runtime.snapshot import AVERAGE
 from runtime.trace import Trace
-from runtime.trainer import NotFiniteError, Trainer
+from runtime.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Loop:
     start_timeout_s: float = START_TIMEOUT_S  # how long ranks wait for all to come
     data: Path = Path()  # folder that paths of the spec are relative to
     initial: Checkpoint | None = None  # whose weights a run begins with that does not resume, or that has adapters
+    recent: Recent = field(default_factory=Recent)  # what the run remembers of its steps
 
     @property
     def total(self) -> int:
@@ -97,7 +101,7 @@ class Loop:
 
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
         """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""
-        train = self.build.plan.train
+        train, health = self.build.plan.train, self.build.plan.train.health
         samples, validation = self._samples("train"), self._validation()
         device = take(self.device, rank if self.local_rank is None else self.local_rank)
         plan = self.build.plan
@@ -106,7 +110,7 @@ class Loop:
         sms, start_s = plan.communication_sms, self.start_timeout_s
         endpoint = Endpoint(device, self.transport, self._timeout_s, start_timeout_s=start_s, sms=sms)
         trainer = Trainer(self.build, rank, samples, validation, board, endpoint)
-        trainer.position = self.position
+        trainer.position, trainer.watch.recent = self.position, self.recent
         if self.initial is not None:
             board.set_action("load initial weights")
             put = snapshot.put_untrained if plan.adapter else snapshot.put_weights
@@ -137,18 +141,27 @@ class Loop:
         total, phase, stop = self.total, self._phase, False
         while trainer.step < total:
             board.start_step(trainer.step + 1)
-            with self._recorded(trainer, world, saves):
-                if profile:
-                    row = profile.train_step()
-                else:
-                    row = trainer.train_step() if measured else self._measured_step(trainer)
-                    measured = True
+            with self._all_end(trainer, world, saves):
+                try:
+                    if profile:
+                        row = profile.train_step()
+                    else:
+                        row = trainer.train_step() if measured else self._measured_step(trainer)
+                        measured = True
+                except BadStepError as bad:
+                    self._act(bad, trainer, events, say)
+                    continue
+                finally:
+                    _say_faults(trainer, events, say)
             trace.write(trainer.step, trainer.program, trainer.actions)
             last = trainer.step == total
             if saves.poll() and rank == 0:
                 board.request_stop(SIGTERM)  # the step behind which all end is agreed on as for a signal
             stop = board.should_stop(trainer.step)
             due = not self._saves_nothing and (last or saves.due(trainer.step))
+            if health and health.hash and not self._saves_nothing and (due or trainer.step % health.hash == 0):
+                with self._all_end(trainer, world, saves):
+                    self._compare(trainer, events)
             if train.validate and not profile and (last or self._validates(trainer.step, saves=due)):
                 row |= trainer.evaluate()
             if metrics:
@@ -231,23 +244,61 @@ class Loop:
         assert train.validate is not None
         return step % train.validate.every == 0 or (best and saves)
 
+    def _act(self, bad: BadStepError, trainer: Trainer, events: Events, say: Callable[[str], None]) -> None:
+        """What follows a step that must not change the weights: the batch is left out, or it is raised, to end the run
+        or to roll it back."""
+        action = bad.verdict.action
+        if trainer.rank == 0:
+            facts: dict[str, Any] = {"samples": [bad.samples[0], bad.samples[1] - 1], "loss": _number(bad.loss)}
+            facts |= {"grad_norm": _number(bad.norm), "to": bad.to}
+            events.write("bad_step", step=bad.step, action=action, reason=bad.verdict.reason, **facts)
+            if action != "skip":
+                with suppress(OSError):
+                    record.record(self.run, record.identity(trainer.position, text_of(self.corpus)), bad)
+        if action != "skip":
+            raise bad
+        trainer.leave_out()
+        if trainer.rank == 0:
+            first, end = bad.samples
+            say(f"step {bad.step}: {bad.verdict.reason}; samples {first:,} to {end - 1:,} are left out")
+
+    def _compare(self, trainer: Trainer, events: Events) -> None:
+        """Compare the bits that ranks hold alike. Raises ReplicaError on all of them."""
+        trainer.settle()
+        trainer.board.set_action("compare replicas")
+        found = replicas.compare(trainer.state, self.build.plan, trainer.rank, trainer.links.sums)
+        if found:
+            error = replicas.ReplicaError(trainer.step, found)
+            if trainer.rank == 0:
+                facts = {"ranks": error.ranks, "tensors": error.tensors}
+                events.write("fault", step=trainer.step, reason="; ".join(map(str, found)), **facts)
+            raise error
+
     @contextmanager
-    def _recorded(self, trainer: Trainer, world: int, saves: Saves) -> Iterator[None]:
-        """Record the batch of a step whose loss is not finite, and end the save that was begun, before any rank ends
-        because of it."""
+    def _all_end(self, trainer: Trainer, world: int, saves: Saves) -> Iterator[None]:
+        """Where all ranks raise an error alike, each says it and ends the save that was begun, before any of them
+        ends because of it."""
         try:
             yield
-        except NotFiniteError as error:
-            if trainer.rank == 0:
-                with suppress(OSError):
-                    data = origin(self.build, self.corpus, self.device)["data"]
-                    order = bad_batches.identity(trainer.position, data)
-                    bad_batches.record(self.run, order, error.step, error.samples, error.loss, error.norm)
+        except (BadStepError, replicas.ReplicaError) as error:
             print(f"{type(error).__name__}: {error}", flush=True)  # the first rank that ends may end the others
             saves.settle()
             if world > 1:
                 dist.barrier()
             raise
+
+
+def _number(value: float) -> float | str:
+    """A number, or the word for one that JSON has not."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _say_faults(trainer: Trainer, events: Events, say: Callable[[str], None]) -> None:
+    """Tell of steps that had other bits when they were computed again."""
+    for fault in trainer.watch.faults if trainer.rank == 0 else ():
+        events.write("fault", step=fault.step, reason=fault.reason, ranks=[*fault.ranks], tensors=[])
+        say(f"step {fault.step}: {fault.reason}; the second result holds")
+    trainer.watch.faults.clear()
 
 
 def _restore(trainer: Trainer, saved: Checkpoint) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -82,6 +82,13 @@ class MicroBatches(dict[str, Tensor]):
         self._shape = len(samples) // (mesh.dp * size), size
         self._indices = samples.reshape(-1, mesh.dp, size)[:, data_rank].reshape(-1)
 
+    def read(self, names: Collection[str]) -> None:
+        """Read the samples for these names, on the host alone: another thread may do it."""
+        if any(name not in PLACES for name in names):
+            _ = self._tokens
+        if names and self._plan.data.masks_documents:
+            _ = self._begins
+
     def __missing__(self, name: str) -> Tensor:
         found = self._places() if name in PLACES else self._words()
         self |= found
@@ -101,7 +108,7 @@ class MicroBatches(dict[str, Tensor]):
     def _words(self) -> dict[str, Tensor]:
         """Tokens and targets."""
         mesh, vocab = self._plan.mesh, self._plan.model.vocab
-        z = self._stacked(self._source.tokens)
+        z = self._there(self._tokens)
         views = {name: self._ahead(z, skip) for name, skip in AHEAD.items()}
         data = {name: v if name.endswith("targets") else v ^ (v >> 63) for name, v in views.items()}
         if self._plan.data.masks_documents:
@@ -116,13 +123,24 @@ class MicroBatches(dict[str, Tensor]):
         return rows | (_of_part(data, vocab, self._tensor_rank, mesh.tp) if vocab % mesh.tp == 0 else {})
 
     @cached_property
-    def _starts(self) -> Tensor:
+    def _tokens(self) -> np.ndarray:
+        return self._stacked(self._source.tokens)
+
+    @cached_property
+    def _begins(self) -> np.ndarray:
         assert isinstance(self._source, DocumentSource), self._source
         return self._stacked(self._source.starts)
 
-    def _stacked(self, of: Callable[[int], np.ndarray]) -> Tensor:
-        rows = torch.from_numpy(np.stack([of(int(i)) for i in self._indices]).astype(np.int64))
-        return rows.to(self._device).view(*self._shape, self._sequence + EXTRA_TOKENS)
+    @cached_property
+    def _starts(self) -> Tensor:
+        return self._there(self._begins)
+
+    def _stacked(self, of: Callable[[int], np.ndarray]) -> np.ndarray:
+        return np.stack([of(int(i)) for i in self._indices]).astype(np.int64)
+
+    def _there(self, rows: np.ndarray) -> Tensor:
+        """Rows of the samples on the device."""
+        return torch.from_numpy(rows).to(self._device).view(*self._shape, self._sequence + EXTRA_TOKENS)
 
     def _ahead(self, z: Tensor, skip: int) -> Tensor:
         return z[:, :, skip : skip + self._sequence].reshape(self._shape[0], -1)

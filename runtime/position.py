@@ -72,6 +72,10 @@ class Position:
             cuts=() if over else self.cuts,
         )
 
+    def leaving_out(self, drawn: npt.NDArray[np.int64], sequence: int) -> Position:
+        """The position behind the samples `drawn`, which were not trained on."""
+        return replace(self.after(drawn, sequence), samples=self.samples, tokens=self.tokens)
+
     def skipping(self, ranges: Sequence[tuple[int, int]]) -> Position:
         """The position with these samples left out, too."""
         return replace(self, skip=_merged([*self.skip, *(each for each in ranges if each[1] > self.next)]))

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from runtime import bad_batches
 from runtime.build import Build
 from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
@@ -32,6 +31,8 @@ from runtime.data.blend import Blend, Share
 from runtime.data.errors import DataError
 from runtime.data.order import Order
 from runtime.data.samples import RowSamples
+from runtime.health import record
+from runtime.health.judge import Recent
 from runtime.micro_batches import EXTRA_TOKENS
 from runtime.native import library
 from runtime.outcome import printable
@@ -61,6 +62,7 @@ class Resumption:
 
     checkpoint: Checkpoint
     position: Position
+    recent: Recent
     notes: tuple[str, ...]
 
 
@@ -153,6 +155,7 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
         raise CheckpointError(f"{checkpoint.path} was trained on the tokens of another tokenizer")
     with _named(checkpoint):
         _check_loads(was.get("loads"), build.plan.moe_layers)
+        recent = Recent.from_json(was.get("health"))
         position, notes = _position(
             checkpoint, build, order_of(build, corpus), same_text=was.get("data") == now["data"]
         )
@@ -171,7 +174,7 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
         notes.append(not_bit_for_bit(differs))
     notes = [f"going on from {checkpoint.path}", *notes]
     notes = [*(f"newer checkpoint not used: {reason}" for reason in checkpoint.refused), *notes]
-    return Resumption(checkpoint, position, tuple(map(printable, notes)))
+    return Resumption(checkpoint, position, recent, tuple(map(printable, notes)))
 
 
 def _beginning(step: int, plan: Plan, changed: Sequence[tuple[str, str]]) -> str:
@@ -301,12 +304,17 @@ def _check_loads(loads: Any, layers: Sequence[MoeLayer]) -> None:
         raise ValueError("the loads of experts are not those of this model")
 
 
+def text_of(corpus: Path) -> str:
+    """The digest of the tokens of a prepared corpus."""
+    return str(json.loads((corpus / "meta.json").read_text("utf-8"))["sha256"])
+
+
 def skipping(run: Path, position: Position, corpus: Path) -> tuple[Position, str]:
     """The position with the recorded batches of a run left out, and what to say of it."""
-    data = json.loads((corpus / "meta.json").read_text("utf-8"))["sha256"]
-    ahead = [each for each in bad_batches.read(run, bad_batches.identity(position, data)) if each[1] > position.next]
+    data = text_of(corpus)
+    ahead = [each for each in record.read(run, record.identity(position, data)) if each[1] > position.next]
     if not ahead:
-        return position, f"no batch to skip: {run / bad_batches.FILE} has none that is still to come in this data"
+        return position, f"no batch to skip: {run / record.FILE} has none that is still to come in this data"
     spans = ", ".join(f"{first:,} to {end - 1:,}" for first, end in ahead)
     return position.skipping(ahead), f"samples {spans} are left out"
 

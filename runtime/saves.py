@@ -207,6 +207,7 @@ class Saves:
         loads = {name: load.tolist() for name, load in trainer.loads.items()}
         meta = {**self._about, "threads": torch.get_num_threads(), "loads": loads}
         meta |= {"position": trainer.position.to_json()}
+        meta |= {"health": remembered} if (remembered := trainer.watch.recent.to_json()) else {}
         return meta | (
             {LOSS: validation_loss} if validation_loss is not None and math.isfinite(validation_loss) else {}
         )

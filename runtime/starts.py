@@ -16,6 +16,7 @@ from runtime.begin import NothingToDoError, Options, check_places, loop_of
 from runtime.build import Build
 from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError
+from runtime.health.record import rollbacks
 from runtime.launch.debug import LeftError, terminal_restored, watch
 from runtime.outcome import Outcome, refusal_code
 from runtime.preparing import UsageError
@@ -67,11 +68,16 @@ def train(build: Build, options: Options, corpus: Path) -> int:
         except NothingToDoError as over:
             tell(f"nothing to do: {over}")
             return 0
+        num_rollbacks = len(rollbacks(options.run))
         try:
             outcome, step = _start(build, options, loop)
         except LeftError as left:
             tell(str(left))
             return left.exit_code
+        if len(rollbacks(options.run)) > num_rollbacks:
+            tell(f"rolled back: {outcome.how}")
+            options = replace(options, resume=True, skip_batch=False)
+            continue
         _say(outcome)
         saved = newest_step(options.run)
         refusal = restarts.refusal(outcome, saved)

@@ -28,6 +28,8 @@ from runtime.contract.mesh import Columns, columns_with
 from runtime.data.samples import BlendSamples
 from runtime.executor import Board, Executor
 from runtime.feed import Feed
+from runtime.health.rerun import Place, computed_again
+from runtime.health.watch import Watch
 from runtime.ledger import Ledger
 from runtime.micro_batches import Indices, MicroBatches, Source, by_cost
 from runtime.offload import Staging
@@ -44,18 +46,6 @@ from runtime.trace import Span
 ON_CPU = Endpoint()
 
 Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, float64 but for counts
-
-
-class NotFiniteError(RuntimeError):
-    """The loss or the gradient norm is NaN or infinite, on every rank alike, of the `samples` [first, end)."""
-
-    def __init__(self, step: int, loss: float, norm: float, samples: tuple[int, int]) -> None:
-        met = f"samples {samples[0]} to {samples[1] - 1}"
-        super().__init__(
-            f"step {step}: loss {loss}, gradient norm {norm}, on {met}; nothing was updated; "
-            "to leave these samples out: dsc train --resume --skip-batch"
-        )
-        self.step, self.loss, self.norm, self.samples = step, loss, norm, samples
 
 
 class Trainer:
@@ -99,6 +89,7 @@ class Trainer:
         self.step, self.position = 0, Position()
         self.drawn = np.arange(0)  # indices of the samples of the step at hand
         self.feed = Feed()
+        self.watch = Watch(plan.train)
         self.program, self.actions = "", list[Span]()  # what was run last, and when
         self.reducing: dict[str, Work] = {}  # reductions that were started, by bucket
         self.executor = self._executor(self.links)
@@ -149,9 +140,13 @@ class Trainer:
         return self.plan.train.sequence
 
     def train_step(self) -> dict[str, Any]:
-        """One optimizer step; its metrics, equal on every rank. Raises NotFiniteError before any weight is touched."""
+        """One optimizer step; its metrics, equal on every rank. Raises BadStepError before any weight is touched."""
         start = time.perf_counter()
         sums = self.accumulate()
+        if self.watch.reruns and self.watch.verdict(self.step + 1, self._losses(sums)["loss"], _norm(sums)):
+            over = Place(self.rank, self.plan.mesh.world, self.links.sums)
+            sums, fault = computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over)
+            self.watch.faults += [fault] if fault else []
         metrics = self.apply(sums)
         seconds = time.perf_counter() - start
         return metrics | {"tokens_per_s": sums["sequences"].item() * self.sequence / seconds, "step_s": seconds}
@@ -170,11 +165,9 @@ class Trainer:
 
     def apply(self, sums: Sums) -> dict[str, Any]:
         """Clip, update, balance; the step counts from here on."""
-        norm = math.sqrt(sums["norm"].item())
         losses = self._losses(sums)
-        if not math.isfinite(norm) or not math.isfinite(losses["loss"]):
-            samples = int(self.drawn[0]), int(self.drawn[-1]) + 1
-            raise NotFiniteError(self.step + 1, losses["loss"], norm, samples)
+        norm = _norm(sums)
+        skipped = self.watch.check(self.step + 1, losses["loss"], norm, (int(self.drawn[0]), int(self.drawn[-1]) + 1))
         tokens_before = self.position.tokens
         self.step, self.position = self.step + 1, self.position.after(self.drawn, self.sequence)
         rate = learning_rate(self.plan.train.rate, self.position.tokens)
@@ -191,7 +184,13 @@ class Trainer:
             "tokens": self.position.tokens,
             **self.position.epochs,
             **self._imbalance(sums),
+            **({"left_out": skipped} if skipped else {}),
         }
+
+    def leave_out(self) -> None:
+        """Leave the batch at hand out: the step is then made of the samples that follow, and nothing else changes."""
+        self.position = self.position.leaving_out(self.drawn, self.sequence)
+        self.watch.leave_out(self.step + 1)
 
     def settle(self) -> None:
         """Wait for what the last step left to be done beside the next one: the moving average of the weights."""
@@ -247,7 +246,7 @@ class Trainer:
             self.feed.names = tuple(data)
             self._read_ahead()
         squares = partial(optimizer.gradient_square, self.state, self.rank)
-        summed = self._collect(program.epilogue, {"records": self._records, "norm": squares})
+        summed = self._collect(program.epilogue, {"records": self.records, "norm": squares})
         return self._by_name(summed.pop("records")) | counts | summed
 
     def _collect(self, listed: Iterable[Collective], parts: Mapping[str, Callable[[], Tensor]]) -> Sums:
@@ -315,7 +314,10 @@ class Trainer:
         if kind != "train":
             return find()
         self.board.set_action("read samples")
-        return self.feed.take(samples, find)
+        found = self.feed.take(samples, find)
+        for name in self.feed.names or ():  # put on the device before the program runs
+            _ = found[name]
+        return found
 
     def _program_of(self, kind: str, size: int) -> str:
         return f"{kind}_{size // (self.plan.mesh.dp * self.plan.train.micro_batch)}"
@@ -351,7 +353,7 @@ class Trainer:
         """Numbers that each record has: a load is one of each expert."""
         return {n: next((y.experts for y in self.layers if n == f"load {y.name}"), 1) for n in self.plan.records}
 
-    def _records(self) -> Tensor:
+    def records(self) -> Tensor:
         """The records of this rank, one after the other; loads are counts by expert, exact in float64."""
         here = dict(self.executor.records)
         for layer in self.layers:
@@ -392,6 +394,11 @@ class Trainer:
         loads = {layer.name: sums[f"load {layer.name}"] for layer in self.layers}
         ratios = {name: (load.max() / load.mean()).item() for name, load in loads.items()}
         return {"imbalance": sum(ratios.values()) / len(ratios), "layer_imbalance": ratios} if ratios else {}
+
+
+def _norm(sums: Sums) -> float:
+    """The norm of all gradients of a step."""
+    return math.sqrt(sums["norm"].item())
 
 
 def _message(message: contract.Message | None) -> tuple[tuple[int, ...], torch.dtype]:

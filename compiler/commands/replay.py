@@ -34,7 +34,7 @@ from runtime.outcome import printable
 from runtime.run_copy import FILES, described
 
 JSON_VERSION = 1
-METRICS, EVENTS, DATA = "metrics.jsonl", "events.jsonl", "data"
+METRICS, EVENTS, DATA, HEALTH = "metrics.jsonl", "events.jsonl", "data", "health.json"
 # What differs between two trainings of one step, and what only a last step or a due one has.
 TIMED = frozenset({"time", "tokens_per_s", "step_s"})
 AT_THE_END = ("validation_",)
@@ -112,6 +112,8 @@ def _prepared(run: Path, step: int, out: Path) -> int:
     if nearest is not None:
         path, manifest = nearest
         _link(path, out / "run" / CHECKPOINTS / path.name)
+    if (run / HEALTH).is_file():
+        shutil.copyfile(run / HEALTH, out / "run" / HEALTH)  # which samples were given up
     if (run / DATA).is_dir():
         _link(run / DATA, out / "run" / DATA)
     return 0 if nearest is None else manifest.step

@@ -10,7 +10,7 @@ from compiler.dtypes import TORCH_DTYPE
 from compiler.spec_files import initial_weights_of
 from dsl import shares
 from dsl.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
-from dsl.schema import Data, Lora, Model, Node, Phase, Precision, Quiet, Spec
+from dsl.schema import Data, Health, Lora, Model, Node, Phase, Precision, Quiet, Spec
 from dsl.schema.base import as_tree, is_left_out
 from runtime import contract
 
@@ -101,7 +101,13 @@ def train(spec: Spec) -> contract.Train:
         ema=contract.Ema(average.decay, TORCH_DTYPE[average_dtype(spec.precision)]) if average else None,
         initial=initial_weights_of(spec),
         within=contract.Within(**dict(block.within)) if block.within else None,
+        health=_health(block.health) if block.health else None,
     )
+
+
+def _health(block: Health) -> contract.Health:
+    spike = contract.Spike(**dict(block.spike)) if block.spike else None
+    return contract.Health(**dict(block) | {"spike": spike})
 
 
 def adapter(block: Lora | None) -> contract.Adapter | None:

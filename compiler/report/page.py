@@ -133,6 +133,7 @@ def _run(report: Report) -> RunView:
         facts += (("step, measured", seconds(measured.seconds)),)
         facts += (("step, planned", seconds(planned_s)),) if planned_s else ()
     facts += facts_of(run.lost)
+    facts += _health(run.events)
     if run.damaged_rows:
         facts += (("damaged lines of metrics.jsonl, left out", f"{run.damaged_rows:,}"),)
     return RunView(
@@ -191,6 +192,19 @@ def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> t
     if speed:
         facts.append(("tokens a second, median", labels.number(statistics.median(value for _, value in speed))))
     return (*facts, *_phases(metrics))
+
+
+def _health(events: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ...]:
+    """How many steps had wrong numbers, by what followed, and the last one; and the last fault of a device."""
+    facts = []
+    for action, name in (("skip", "batches skipped"), ("rollback", "rollbacks"), ("stop", "stops by wrong numbers")):
+        if met := [row for row in events if row.get("event") == "bad_step" and row.get("action") == action]:
+            facts.append((name, f"{len(met):,}, the last at step {met[-1]['step']:,}: {met[-1].get('reason')}"))
+    if met := [row for row in events if row.get("event") == "fault"]:
+        facts.append(
+            ("faults of devices", f"{len(met):,}, the last at step {met[-1]['step']:,}: {met[-1].get('reason')}")
+        )
+    return tuple(facts)
 
 
 def _phases(metrics: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ...]:

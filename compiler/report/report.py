@@ -53,6 +53,7 @@ class RunFigures:
     memory: tuple[Measured, ...] = ()  # of the values of every rank
     damaged_rows: int = 0  # lines of metrics.jsonl that are none
     lost: LostTime | None = None
+    events: tuple[Mapping[str, Any], ...] = ()  # those of a step
 
 
 @dataclass(frozen=True)

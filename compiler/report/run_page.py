@@ -58,7 +58,8 @@ class LoadForm(_Form):
 
 
 def write_run_report(run: Path) -> Path:
-    """`run`/report.html from what it left: spec.resolved, schedule.txt, metrics.jsonl, load.json, data/*/meta.json.
+    """`run`/report.html from what it left: spec.resolved, schedule.txt, metrics.jsonl, events.jsonl, load.json,
+    data/*/meta.json.
 
     ValueError or SpecError names the file that is missing or damaged; OSError where the report cannot be written.
     """
@@ -72,6 +73,7 @@ def write_run_report(run: Path) -> Path:
         memory=measured_memories(run, spec, lowered.lowering, lowered.schedules),
         damaged_rows=damaged,
         lost=_lost(run, metrics),
+        events=_events(run),
     )
     text = report_html(report_of(spec, lowered, figures))
     path = run / "report.html"
@@ -110,6 +112,14 @@ def _lost(run: Path, metrics: tuple[dict[str, Any], ...]) -> LostTime | None:
         return None
     replaced = [row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in step_rows(path)[0]]
     return lost_time(metrics, replaced, step_rows(run / "events.jsonl")[0])
+
+
+def _events(run: Path) -> tuple[dict[str, Any], ...]:
+    """The events of a run that are of a step; none where they cannot be read."""
+    try:
+        return step_rows(run / "events.jsonl")[0]
+    except TextFileError:
+        return ()
 
 
 def _load(path: Path) -> dict[str, Any]:

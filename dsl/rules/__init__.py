@@ -145,6 +145,7 @@ RULES: tuple[Row, ...] = (
     (("train.checkpoint.best", "train.checkpoint.every", "train.validate"), resources.best_is_measured),
     (("train.checkpoint.keep_every", "train.checkpoint.every"), resources.kept_checkpoints_are_saved),
     (("train.checkpoint.to", "name"), places.places_are_apart),
+    (("train.health", "train.checkpoint.keep", "train.checkpoint.every"), resources.rollback_finds_a_checkpoint),
     (("train.validate", "train.ema"), resources.average_is_kept),
     (("offload", "precision.master", "precision.parameter"), resources.offloaded_state_exists),
     (("schedule.name", "schedule.file"), parallel.one_schedule),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsl import memory
 from dsl.devices import PEAKS
 from dsl.rules.finding import Finding, nearest_multiple
-from dsl.schema import Device, Spec
+from dsl.schema import Device, Health, Spec
 from dsl.stages import is_folded, is_mirrored
 
 PEAKS_OF = {"e4m3": ("fp8", 2), "e2m1": ("fp4", 4)}  # the key of a device, and how often its BF16 peak that is
@@ -158,6 +158,26 @@ def best_is_measured(spec: Spec) -> Iterator[Finding]:
         message = f"best = {saved.best} keeps checkpoints by validation loss, but the run does not validate"
         hint = f"add `validate {{ every = {saved.every} steps }}` to train, or write `best = 0`"
         yield Finding("E0918", message, "train.checkpoint.best", hint)
+
+
+def rollback_finds_a_checkpoint(spec: Spec) -> Iterator[Finding]:
+    """Where a run goes back so many steps, the newest checkpoints that are kept reach so far."""
+    health, saved = spec.train.health, spec.train.checkpoint
+    if health is None or not health.rolls_back:
+        return
+    at = "train.health.not_finite" if health.not_finite == "rollback" else "train.health.spike.action"
+    if saved is None:
+        message = "the run is to go back to a checkpoint, but saves none before its end"
+        hint = f"add `checkpoint {{ every = {health.back} steps }}` to train"
+        yield Finding("E0929", message, at, hint)
+    elif (reach := (saved.keep - 1) * saved.every) < health.back:
+        message = (
+            f"back = {health.back:,} steps, but of {saved.keep} checkpoints, {saved.every:,} steps apart, the oldest "
+            f"may be {reach:,} steps old"
+        )
+        keep = -(-health.back // saved.every) + 1
+        note = ("the steps", "train.health.back") if health.back != Health().back else (("a rollback", at))
+        yield Finding("E0929", message, "train.checkpoint.keep", f"write `keep = {keep}`", (note,))
 
 
 def average_is_kept(spec: Spec) -> Iterator[Finding]:

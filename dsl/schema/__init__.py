@@ -17,6 +17,7 @@ from dsl.schema.base import (
     value_at,
 )
 from dsl.schema.cluster import Cluster, Device, Machine, More
+from dsl.schema.health import Health, Spike
 from dsl.schema.model import Balance, Clamp, Custom, Dense, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
@@ -51,6 +52,7 @@ __all__ = [
     "FilePath",
     "Gqa",
     "HeadDim",
+    "Health",
     "High",
     "LayerRange",
     "LinearScaling",
@@ -74,6 +76,7 @@ __all__ = [
     "Schedule",
     "Sm",
     "Spec",
+    "Spike",
     "StateTensor",
     "Strict",
     "Syntax",

@@ -14,6 +14,7 @@ from dsl.schema.run import Spec
 from dsl.schema.train import Batch
 
 ENTRY = "*"  # any entry of a list of blocks
+NAMED_ENTRIES = "sources"  # blocks whose entries have names
 SPOKEN = {"from": "start", "to": "end", "over": "over_tokens"}  # keys of a batch block → fields
 
 
@@ -22,11 +23,14 @@ def checked_path(text: str) -> str:
     """`text`, a path of fields from the run on; an entry of a list is a number or `*`. Raises LookupError if the schema
     has no such path."""
     classes: tuple[type[Node], ...] = (Spec,)
-    for part in text.split("."):
+    parts = text.split(".")
+    for before, part in zip(["", *parts], parts, strict=False):
         if part == ENTRY or part.isdigit():
             continue  # the classes are those of an entry already
         fields = [cls.model_fields.get(SPOKEN.get(part, part) if cls is Batch else part) for cls in classes]
         found = [field for field in fields if field is not None]
+        if not found and before == NAMED_ENTRIES:
+            continue
         if not found:
             raise LookupError(f"the schema has no `{part}` of `{text}`")
         classes = tuple(cls for field in found for cls in _classes(field.annotation))

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, FilePath, Node, Quiet, Syntax, Unit
+from dsl.schema.health import Health
 from dsl.schema.optimizers import AnyOptimizer
 
 PLANNED = "auto: the fastest that fits"  # as far as can be predicted, compiler/predict/search.py
@@ -219,6 +220,15 @@ with warnings.catch_warnings():
         ema: Annotated[
             Ema | None,
             Field(description="a moving average of the weights, or none", examples=["ema { decay = 0.999 }"]),
+        ] = None
+        health: Annotated[
+            Health | None,
+            Quiet(),
+            Field(
+                description="what follows a loss that is not finite, a spike, or replicas that differ; none: a loss "
+                "that is not finite ends the run",
+                examples=["health { not_finite = skip, spike { action = rollback }, hash = 1000 steps }"],
+            ),
         ] = None
         within: Annotated[
             Within | None,

@@ -130,6 +130,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "offload_optimizer": ("offload",),
     "optimizer_cpu_offload": ("offload",),
     "ema_decay": ("train.ema.decay",),
+    "rolling_interval_length": ("train.health.window",),
+    "check_weight_hash_across_dp_replicas_interval": ("train.health.hash",),
     "num_sms": ("sm.communication", "cluster.node.device.sms"),
     # the cluster
     "num_nodes": ("cluster.nodes",),

@@ -17,18 +17,25 @@ from runtime.checkpoint.publish import LATEST, free_name, prepare, remove
 from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, render
 
 
-def restore(run: Path, places: Sequence[Place], say: Callable[[str], None]) -> tuple[str, Manifest, Place] | None:
+def restore(
+    run: Path,
+    places: Sequence[Place],
+    say: Callable[[str], None],
+    is_given_up: Callable[[Manifest], bool] = lambda _: False,
+) -> tuple[str, Manifest, Place] | None:
     """Take the newest good checkpoint of `places` into the run folder, unless that has one as new: the name that it has
     there, its manifest and where it is from.
 
-    `say` is told what could not be used. Raises CheckpointError where the folder has no good checkpoint, and the places
-    may have one that cannot be read.
+    `say` is told what could not be used; what a rollback has given up is passed over. Raises CheckpointError where the
+    folder has no good checkpoint, and the places may have one that cannot be read.
     """
     there, here = inventory(places), _newest(run / CHECKPOINTS)
     problems = list(there.problems)
     for text in problems:
         say(text)
     for place, name, manifest in there.found:
+        if is_given_up(manifest):
+            continue
         if manifest.serial <= here:
             return None
         say(f"{name} is taken from {place.text}")

@@ -72,6 +72,37 @@ class Ema:
     dtype: Dtype
 
 
+Action = Literal["stop", "skip", "rollback"]
+Deviations = Annotated[float, Range(0)] | None
+
+
+@dataclass(frozen=True)
+class Spike:
+    """How many standard deviations above the mean of a window the loss or gradient norm of a spike is, and what then
+    follows."""
+
+    loss: Deviations
+    norm: Deviations
+    action: Action
+
+
+@dataclass(frozen=True)
+class Health:
+    """What follows a step whose loss or gradient norm is not finite or a spike, of the mean of `window` steps.
+
+    A rollback is of `back` steps; after `most` skips and rollbacks in a window the run ends. `rerun`: the step is first
+    computed again. `hash`: steps between comparisons of replicas.
+    """
+
+    not_finite: Action
+    spike: Spike | None
+    window: Count
+    back: Count
+    most: Count
+    rerun: bool
+    hash: Count | None
+
+
 @dataclass(frozen=True)
 class Initial:
     """The checkpoint that a run's weights begin with. `path` is relative to the folder of the spec, `sha256` is that of
@@ -127,6 +158,7 @@ class Train:
     ema: Ema | None = None
     initial: Initial | None = None
     within: Within | None = None
+    health: Health | None = None
 
     @property
     def first_step(self) -> int:

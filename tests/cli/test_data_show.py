@@ -147,7 +147,7 @@ def test_a_sequence_of_masked_text_shows_its_documents(folder: Path, capsys: Cap
         (("--row", "-1"), "--row -1: the train split has 4 rows"),
         (("--split", "validation"), "--row 0: the validation split has 0 rows"),
         (("-s", 'data.chat.template="none.jinja"'), "none.jinja: cannot be read: No such file"),
-        (("-s", 'data.source="none/*.jsonl"'), "data source 'none/*.jsonl': no .jsonl file found"),
+        (("-s", 'data.source="none/*.jsonl"'), "data source 'none/*.jsonl': no .jsonl, .jsonl.gz, .jsonl.zst file"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(

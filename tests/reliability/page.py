@@ -16,7 +16,7 @@ the rest as it was. Faults are real: signals to real processes, errors of the sy
 sample in `make test`; all cases are in `make soak`. [guarantees.md](guarantees.md) lists what else is tested.
 
 "reached" says what was measured, also where that is short of the bar. The machine was busy with other work meanwhile,
-which lengthens times. Rows for a loss that jumps (R14) and for bits that flip in weights (R15) are not there yet.
+which lengthens times.
 """
 
 

@@ -59,6 +59,7 @@ class Row:
 
 
 KILLS, FAULTS = "tests/reliability/test_kills.py", "tests/reliability/test_faults.py"
+HEALTH = "tests/runs/test_health.py"
 SURROUNDINGS = "tests/reliability/test_surroundings.py"
 SAVES, BACKGROUND = "tests/runs/test_saves.py", "tests/runtime/test_background_saves.py"
 CHECKPOINT, DISK = "tests/runtime/test_checkpoint.py", "tests/runtime/test_checkpoint_faults.py"
@@ -239,6 +240,38 @@ ROWS = (
         "{specs.total:.0f} fuzzed specs of at most 64 ranks, {instructions.total:,.0f} instructions: equal",
         {"tests/fuzz/test_emitted.py": ("test_emitted_bodies_are_the_program",)},
         "tests/fuzz/test_emitted.py",
+    ),
+    Row(
+        "R14",
+        "a loss or gradient that one rank makes NaN, and a loss that jumps: skipped, rolled back, or the end of the"
+        " run, on every mesh; kills within a rollback",
+        "the same decision on all ranks, counted, resumable",
+        "{cases} cases: decided alike, counted in events and metrics, each with the bits of a run without that batch",
+        {
+            HEALTH: (
+                "test_a_batch_that_one_rank_makes_nan_is_skipped_by_all",
+                "test_a_spike_rolls_back",
+                "test_a_kill_within_a_rollback_changes_no_bit",
+                "test_what_passes_is_told_from_what_is_real",
+                "test_what_does_not_help_ends_the_run",
+                "test_a_skip_takes_no_collective",
+            ),
+        },
+        f"{HEALTH}::test_a_spike",
+    ),
+    Row(
+        "R15",
+        "one bit flipped in weights that ranks hold alike; `health { hash }` compares them",
+        "found within one interval, the rank and the tensor named",
+        "{cases} cases: found within an interval, the ranks and the tensor named; any single bit changes a fingerprint",
+        {
+            HEALTH: ("test_a_flipped_bit_is_found_within_an_interval", "test_restarts_heal_a_flipped_bit"),
+            "tests/runtime/test_health.py": (
+                "test_any_flipped_bit_changes_a_fingerprint",
+                "test_who_has_other_bits_is_named",
+            ),
+        },
+        "tests/runtime/test_health.py::test_any_flipped",
     ),
     Row(
         "R16",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from compiler.build import compile_spec, write_build
 from dsl.load import load
@@ -18,6 +19,7 @@ from runtime.launch.heartbeat import Board
 from runtime.loop import Loop
 from runtime.rate import learning_rate
 from runtime.resume import find
+from runtime.trainer import Trainer
 from tests.runs.place import ONE_RANK, Place, rows, saved
 
 BATCH, SEQUENCE, FIRST, MORE = 8, 16, 5, 4
@@ -54,14 +56,14 @@ def go_on(place: Place, name: str, monkeypatch: pytest.MonkeyPatch, **values: st
     (corpus,) = (path.parent for path in (run / "data").glob("*/meta.json"))
     found = find(run / "checkpoints", build, corpus, "cpu")
     drawn: list[int] = []
-    real = Samples.tokens
+    real = Trainer.accumulate
 
-    def tokens(self: Samples, index: int) -> Any:
-        if self.split == "train":
-            drawn.append(index)
-        return real(self, index)
+    def accumulate(self: Trainer) -> dict[str, Tensor]:
+        found = real(self)
+        drawn.extend(self.drawn.tolist())
+        return found
 
-    monkeypatch.setattr(Samples, "tokens", tokens)
+    monkeypatch.setattr(Trainer, "accumulate", accumulate)
     loop = Loop(build, run, corpus, found.checkpoint.step + MORE, found.checkpoint, found.position)
     loop.rank(0, 1, Board(1).bind(0))
     monkeypatch.undo()

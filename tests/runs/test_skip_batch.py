@@ -6,19 +6,18 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import Tensor
 
-from runtime import bad_batches
 from runtime.build import Build
-from runtime.data.samples import Samples
+from runtime.health import record
+from runtime.health.judge import BadStepError, Verdict
 from runtime.launch.heartbeat import Board
 from runtime.loop import Loop
 from runtime.position import Position
 from runtime.resume import find, order_of, skipping
-from runtime.trainer import NotFiniteError, Trainer
+from runtime.trainer import Trainer
 from tests.runs.place import FOUR_RANKS, ONE_RANK, Place, bits, saved, untimed
 
 BATCH, STEPS = 8, 9
@@ -47,18 +46,17 @@ def life(
     if skip:
         position, _ = skipping(run, position, corpus)
     drawn: list[int] = []
-    real_tokens, real_losses = Samples.tokens, Trainer._losses
+    real_accumulate, real_losses = Trainer.accumulate, Trainer._losses
 
-    def tokens(self: Samples, index: int) -> Any:
-        if self.split == "train":
-            drawn.append(index)
-        return real_tokens(self, index)
+    def accumulate(self: Trainer) -> dict[str, Tensor]:
+        drawn.extend(self._draw(self.position).tolist())
+        return real_accumulate(self)
 
     def losses(self: Trainer, sums: dict[str, Tensor]) -> dict[str, float]:
         found = real_losses(self, sums)
         return found | {"loss": math.nan} if bad and BAD & {*drawn[-BATCH:]} else found
 
-    monkeypatch.setattr(Samples, "tokens", tokens)
+    monkeypatch.setattr(Trainer, "accumulate", accumulate)
     monkeypatch.setattr(Trainer, "_losses", losses)
     run.mkdir(exist_ok=True)
     try:
@@ -68,21 +66,25 @@ def life(
     return drawn
 
 
+def bad(step: int, samples: tuple[int, int]) -> BadStepError:
+    return BadStepError(step, Verdict("stop", "loss nan"), math.nan, math.nan, samples)
+
+
 def test_a_resume_leaves_out_the_batches_that_were_met(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two batches after step 3 are bad. Both are met, recorded, and left out; the run is then one of the other samples,
     and going on from any of its checkpoints gives the same bits."""
     run = place.folder / "run"
     told = "on samples {} to {}; nothing was updated; to leave these samples out: dsc train --resume --skip-batch"
-    with pytest.raises(NotFiniteError, match=rf"step 5: loss nan, .* {told.format(32, 39)}"):
+    with pytest.raises(BadStepError, match=rf"step 5: loss nan, .* {told.format(32, 39)}"):
         life(place, run, monkeypatch, STEPS, skip=False)
     assert saved(run).step == 3
-    with pytest.raises(NotFiniteError, match=told.format(32, 39)):
+    with pytest.raises(BadStepError, match=told.format(32, 39)):
         life(place, run, monkeypatch, STEPS, skip=False)
-    with pytest.raises(NotFiniteError, match=rf"step 5: .* {told.format(40, 47)}"):
+    with pytest.raises(BadStepError, match=rf"step 5: .* {told.format(40, 47)}"):
         life(place, run, monkeypatch, STEPS, skip=True)
-    record = json.loads((run / "not_finite.json").read_text("utf-8"))
-    met = [(row["step"], row["samples"], row["loss"]) for row in record["batches"]]
-    assert met == [(5, [32, 39], "nan"), (5, [40, 47], "nan")] and all("grad_norm" in row for row in record["batches"])
+    found = json.loads((run / "health.json").read_text("utf-8"))
+    met = [(row["step"], row["samples"], row["reason"].partition(",")[0]) for row in found["batches"]]
+    assert met == [(5, [32, 39], "loss nan"), (5, [40, 47], "loss nan")] and found["rollbacks"] == []
     drawn = life(place, run, monkeypatch, STEPS, skip=True)
     assert drawn == [*range(24, 32), *range(48, 48 + 5 * BATCH)]
     assert [row["tokens"] for row in untimed(run)] == [16 * BATCH * n for n in range(1, STEPS + 1)]
@@ -90,9 +92,9 @@ def test_a_resume_leaves_out_the_batches_that_were_met(place: Place, monkeypatch
     other = place.folder / "other"
     for steps, skip in ((3, False), (4, False)):
         life(place, other, monkeypatch, steps, skip=skip)
-    (other / "not_finite.json").write_bytes((run / "not_finite.json").read_bytes())
+    (other / "health.json").write_bytes((run / "health.json").read_bytes())
     assert life(place, other, monkeypatch, 5, skip=True) == [*range(48, 56)]
-    (other / "not_finite.json").unlink()
+    (other / "health.json").unlink()
     assert life(place, other, monkeypatch, STEPS, skip=False) == [*range(56, 56 + 4 * BATCH)]
     assert bits(saved(other)) == bits(saved(run))
     assert [row["loss"] for row in untimed(other)] == [row["loss"] for row in untimed(run)]
@@ -106,10 +108,10 @@ def test_what_is_to_be_skipped_is_in_the_checkpoint(place: Place, monkeypatch: p
     position = Position(order=order_of(Build.open(place.folder / "build" / "tiny"), corpus))
     data = json.loads((corpus / "meta.json").read_text("utf-8"))["sha256"]
     for samples in ((32, 40), (40, 48)):
-        bad_batches.record(run, bad_batches.identity(position, data), 5, samples, math.nan, math.nan)
+        record.record(run, record.identity(position, data), bad(5, samples))
     life(place, run, monkeypatch, 3, skip=True)
     assert saved(run).meta["position"]["skip"] == [[32, 48]]
-    (run / "not_finite.json").unlink()
+    (run / "health.json").unlink()
     assert life(place, run, monkeypatch, 5, skip=False) == [*range(24, 32), *range(48, 56)]
     assert saved(run).meta["position"]["skip"] == []
 
@@ -119,14 +121,14 @@ def test_records_of_another_text_or_damaged_ones_skip_nothing(place: Place) -> N
     run.mkdir()
     (corpus,) = (path.parent for path in (place.folder / "data" / "data").glob("*/meta.json"))
     position = Position(order=order_of(Build.open(place.folder / "build" / "tiny"), corpus))
-    order = bad_batches.identity(position, "0" * 64)
-    bad_batches.record(run, order, 5, (32, 40), math.inf, math.nan)
-    assert bad_batches.read(run, order) == ((32, 40),)
+    order = record.identity(position, "0" * 64)
+    record.record(run, order, bad(5, (32, 40)))
+    assert record.read(run, order) == ((32, 40),)
     same, said = skipping(run, position, corpus)
-    assert same == position and said.startswith(f"no batch to skip: {run}/not_finite.json has none")
+    assert same == position and said.startswith(f"no batch to skip: {run}/health.json has none")
     for text in ("", "[]", "{", '{"order": 1, "batches": 1}', "[" * 100_000, '{"order": 0}'):
-        (run / "not_finite.json").write_text(text, "utf-8")
-        assert bad_batches.read(run, order) == ()
+        (run / "health.json").write_text(text, "utf-8")
+        assert record.read(run, order) == ()
 
 
 def test_the_command_that_is_named_goes_on(place: Place) -> None:
@@ -135,13 +137,13 @@ def test_the_command_that_is_named_goes_on(place: Place) -> None:
     run = place.folder / "absurd"
     command = ("train", "absurd.dsc", "--out", run, "--steps", 10**6)
     failed = place.dsc(*command, code=1)
-    (met,) = json.loads((run / "not_finite.json").read_text("utf-8"))["batches"]
+    (met,) = json.loads((run / "health.json").read_text("utf-8"))["batches"]
     first, last = met["samples"]
     assert (first, last) == ((met["step"] - 1) * BATCH, met["step"] * BATCH - 1)
     assert f"on samples {first} to {last}; nothing was updated; to leave these" in failed.stderr
     again = place.dsc(*command, "--resume", "--skip-batch", code=1)
     assert f"samples {first} to {last} are left out\n" in again.stdout
-    second = json.loads((run / "not_finite.json").read_text("utf-8"))["batches"][1]["samples"]
+    second = json.loads((run / "health.json").read_text("utf-8"))["batches"][1]["samples"]
     assert second[0] == last + 1, "the same weights meet the samples after those"
     alone = place.dsc("train", "absurd.dsc", "--out", "no", "--skip-batch", code=2)
     assert alone.stderr == "error: --skip-batch leaves out what an earlier run met: it goes with --resume\n"

@@ -25,6 +25,7 @@ from runtime.checkpoint import durable_files
 from runtime.checkpoint.publish import CheckpointError, Part, load
 from runtime.contract.recipe import Checkpoints
 from runtime.events import Events
+from runtime.health.judge import Recent
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.saves import Saves
@@ -41,6 +42,7 @@ class FakeTrainer:
     spec: Checkpoints
     board: Any = field(default_factory=lambda: SimpleNamespace(set_action=lambda _: None))
     step: int = 0
+    watch: Any = field(default_factory=lambda: SimpleNamespace(recent=Recent()))
     loads: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -63,7 +63,7 @@ def test_proven_peak_is_the_measured_one_and_lower(
     name: str,
     share: Fraction,
 ) -> None:
-    """On the device, to the byte; and so are the buffers of the host, where no rank receives rows."""
+    """The peak of values on the device is the proven one, to the byte."""
     plain = spec(pp, ep, dp, n, zero=zero, of=of, schedule=name)
     chosen = with_file(plain, offloading(name, pp, n, share))
     peaks = measured_peaks(tmp_path, segments, chosen)

@@ -1,0 +1,248 @@
+"""What is done about wrong numbers, without ranks: decisions, fingerprints, who differs, and what a file may say."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from runtime import contract
+from runtime.comm.transport import Sums
+from runtime.contract.recipe import Health, Spike
+from runtime.data.order import Order
+from runtime.health import record
+from runtime.health.judge import BadStepError, Recent, Trained, Verdict, judge
+from runtime.health.replicas import Difference, compare, fingerprint
+from runtime.health.watch import Watch
+from runtime.position import Position
+from runtime.state import State, build_state
+from tests.runtime.plans import small_plan
+
+CPU = torch.device("cpu")
+HEALTH = Health("skip", Spike(4.0, 5.0, "rollback"), window=8, back=3, most=2, rerun=False, hash=None)
+
+
+# ---------------------------------------------------------------- decisions
+
+
+def test_a_spike_is_so_many_deviations_above_the_mean() -> None:
+    """Against numpy, over random histories and numbers near both bounds."""
+    drawn = np.random.default_rng(1)
+    found = set[bool]()
+    for _ in range(500):
+        rows = drawn.normal([5.0, 1.0], 0.2, (drawn.integers(4, 12), 2))
+        recent = Recent(tuple(Trained(8 * i, *map(float, row)) for i, row in enumerate(rows)))
+        last = rows[-8:]
+        bounds = last.mean(0) + np.array([4.0, 5.0]) * last.std(0, ddof=1)
+        loss, norm = map(float, bounds + drawn.normal(-0.2, 0.2, 2))
+        verdict = judge(HEALTH, recent, 13, loss, norm)
+        expected = loss > bounds[0] or norm > bounds[1]
+        assert (verdict is not None) == expected and (verdict is None or verdict.action == "rollback")
+        found.add(bool(expected))
+    assert found == {True, False}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_never_changes_weights(bad: float) -> None:
+    for loss, norm in ((bad, 1.0), (1.0, bad)):
+        for health, action in ((None, "stop"), (HEALTH, "skip"), (replace(HEALTH, not_finite="stop"), "stop")):
+            verdict = judge(health, Recent(), 1, loss, norm)
+            assert verdict is not None and verdict.action == action
+
+
+def test_few_steps_show_no_spike() -> None:
+    few = Recent((Trained(0, 5.0, 1.0), Trained(8, 5.1, 1.0), Trained(16, 5.0, 1.1)))
+    assert judge(HEALTH, few, 4, 1e9, 1e9) is None
+    assert judge(replace(HEALTH, spike=None), few, 4, 1e9, 1e9) is None
+
+
+def test_as_many_actions_as_are_allowed_in_a_window_are_not_enough() -> None:
+    for acted, action in (((93, 94), "stop"), ((92, 93), "skip"), ((99, 99), "stop"), ((99,), "skip")):
+        verdict = judge(HEALTH, Recent(acted=acted), 100, math.nan, 1.0)
+        assert verdict is not None and verdict.action == action, acted
+
+
+def test_a_rollback_leaves_out_what_was_drawn_since() -> None:
+    """A rollback reaches as far as is remembered, and no further than its phase."""
+    for steps, first_step, to, first in ((5, 0, 2, 16), (2, 0, 0, 0), (5, 4, 4, 32), (5, 5, 5, 40)):
+        watch = Watch(replace(small_plan().train, health=replace(HEALTH, not_finite="rollback")))
+        watch._first_step = first_step
+        for step in range(1, steps + 1):
+            assert watch.check(step, 5.0, 1.0, (8 * step - 8, 8 * step)) == 0
+        with pytest.raises(BadStepError) as met:
+            watch.check(steps + 1, math.nan, 1.0, (8 * steps, 8 * steps + 8))
+        assert (met.value.to, met.value.samples) == (to, (first, 8 * steps + 8))
+
+
+def test_what_is_remembered_reads_back() -> None:
+    recent = Recent()
+    for step in range(20):
+        recent = recent.after(Trained(8 * step, 5 + step / 3, 0.1), HEALTH).acting(step)
+    assert len(recent.steps) == 8 and recent.steps[0].first == 96
+    recent = replace(recent, rollbacks=2)
+    assert Recent.from_json(json.loads(json.dumps(recent.to_json()))) == recent
+    assert Recent().to_json() == {} and Recent.from_json({}) == Recent.from_json(None) == Recent()
+    good = recent.to_json()
+    for key, value in (("steps", [[1, 2]]), ("steps", [[1, "x", 1.0]]), ("acted", [-1]), ("rollbacks", True)):
+        with pytest.raises(ValueError, match="does not say"):
+            Recent.from_json(good | {key: value})
+    for other in ([], 3, {"steps": []}, good | {"more": 1}):
+        with pytest.raises(ValueError, match="does not say"):
+            Recent.from_json(other or [0])
+
+
+# ---------------------------------------------------------------- replicas
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_any_flipped_bit_changes_a_fingerprint(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every bit of the first and last elements of each chunk, and random ones between."""
+    monkeypatch.setattr("runtime.health.replicas._CHUNK", 64)
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(150, generator=generator).to(dtype)
+    bits, before = values.view(torch.uint8), fingerprint(values)
+    assert fingerprint(values.clone()) == before
+    size = values.element_size()
+    for element in (0, 63, 64, 127, 128, 149, *torch.randint(150, (10,), generator=generator).tolist()):
+        for bit in range(8 * size):
+            bits[element * size + bit // 8] ^= 1 << bit % 8
+            assert fingerprint(values) != before, (element, bit)
+            bits[element * size + bit // 8] ^= 1 << bit % 8
+    assert fingerprint(values) == before
+    swapped = values.view(torch.uint8).view(-1, size).flip(0).view(-1).view(dtype)
+    assert fingerprint(swapped) != before, "the order counts"
+
+
+class Meeting:
+    """Sums over ranks that are threads."""
+
+    def __init__(self, world: int) -> None:
+        self.barrier, self.given, self.calls = threading.Barrier(world, timeout=60), [torch.zeros(0)] * world, 0
+
+    def of(self, rank: int) -> Sums:
+        meeting = self
+
+        class Rank:
+            def all_reduce(self, tensor: Tensor) -> None:
+                assert tensor.nbytes <= 1 << 16 and tensor.is_contiguous()
+                meeting.given[rank] = tensor.clone()
+                meeting.barrier.wait()
+                total = torch.stack(meeting.given).sum(0)
+                meeting.calls += rank == 0
+                meeting.barrier.wait()
+                tensor.copy_(total)
+
+        return cast(Sums, Rank())
+
+
+def compared(states: list[State], plan: contract.Plan) -> tuple[list[Difference], int]:
+    """What ranks find, all the same, and in how many sums."""
+    meeting = Meeting(len(states))
+    with ThreadPoolExecutor(len(states)) as pool:
+        found = [*pool.map(lambda at: compare(at[1], plan, at[0], meeting.of(at[0])), enumerate(states))]
+    assert all(each == found[0] for each in found)
+    return found[0], meeting.calls
+
+
+def plan_of(zero: int = 0, master: str = "float64") -> contract.Plan:
+    """Four ranks: two weights that all hold, one that ranks 1 and 3 hold, and a bias."""
+    rows = [contract.Parameter(name, name, (3, 5), init=0.1, decay=True) for name in ("all", "more", "some")]
+    buckets = (
+        contract.Bucket("dense", (0, 1, 2, 3), (0,), (rows[0], rows[1])),
+        contract.Bucket("experts", (1, 3), (0,), (rows[2],)),
+        contract.Bucket("alone", (2,), (0,), (replace(rows[0], name="alone", tensor="alone"),)),
+    )
+    plan = small_plan(1, 4, zero=zero, buckets=buckets, biases=(contract.Bias("bias", (3,), (0, 1, 2, 3)),))
+    return replace(plan, precision=replace(plan.precision, master=master))
+
+
+def flip(tensor: Tensor, element: int) -> None:
+    tensor.view(-1)[element : element + 1].view(torch.uint8)[0] ^= 2
+
+
+CASES: dict[str, tuple[Callable[[State], Tensor], int, int, str, tuple[int, ...], tuple[int, ...]]] = {
+    "weight": (lambda s: s.buckets[0].parameters, 17, 2, "more (weights)", (2,), (0, 1, 3)),
+    "master": (lambda s: s.buckets[0].owned[0].master, 3, 0, "all (master weights)", (0,), (1, 2, 3)),
+    "moment": (lambda s: s.buckets[0].owned[0].state["moment1"], 14, 3, "all (moment1)", (3,), (0, 1, 2)),
+    "of two": (lambda s: s.buckets[1].parameters, 0, 3, "some (weights)", (1, 3), ()),
+    "bias": (lambda s: s.biases["bias"], 2, 1, "bias", (1,), (0, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_who_has_other_bits_is_named(case: str) -> None:
+    plan = plan_of()
+    states = [build_state(plan, rank, CPU) for rank in range(4)]
+    assert compared(states, plan) == ([], 1), "one sum, where all is well"
+    of, element, rank, tensor, ranks, others = CASES[case]
+    flip(of(states[rank]), element)
+    found, _ = compared(states, plan)
+    assert found == [Difference(tensor, ranks, others)]
+    verb = f"ranks {ranks[0]} and {ranks[-1]} have different" if not others else f"rank {rank} has other"
+    assert str(found[0]).startswith(f"{verb} bits of {tensor}")
+
+
+def test_what_one_rank_owns_is_not_compared() -> None:
+    """Under `zero` from 1 on an owner alone has master weights and moments; weights are held by all."""
+    plan = plan_of(zero=1)
+    states = [build_state(plan, rank, CPU) for rank in range(4)]
+    flip(states[1].buckets[0].owned[0].master, 0)
+    assert compared(states, plan)[0] == []
+    flip(states[1].buckets[0].parameters, 0)
+    assert [each.ranks for each in compared(states, plan)[0]] == [(1,)]
+    flip(states[2].buckets[-1].parameters, 0)
+    assert len(compared(states, plan)[0]) == 1, "nobody else has it"
+
+
+def test_many_numbers_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.health.replicas._MOST_AT_ONCE", 4)
+    plan = plan_of()
+    states = [build_state(plan, rank, CPU) for rank in range(4)]
+    assert compared(states, plan) == ([], 3), "ten numbers: of the weights of all, of two, and of the bias"
+
+
+# ---------------------------------------------------------------- the record
+
+
+def bad(step: int, samples: tuple[int, int], to: int | None = None) -> BadStepError:
+    return BadStepError(step, Verdict("rollback" if to is not None else "stop", "why"), 1.0, 2.0, samples, to)
+
+
+def test_a_start_goes_on_without_what_was_given_up(tmp_path: Path) -> None:
+    position = Position(order=Order(16, 100, 1), next=8)
+    order, other = record.identity(position, "text"), record.identity(position, "another text")
+    record.record(tmp_path, order, bad(9, (24, 40), to=3))
+    record.record(tmp_path, order, bad(7, (48, 56)))
+    record.record(tmp_path, other, bad(12, (64, 72), to=5))
+    first, second = record.rollbacks(tmp_path)
+    assert (first.step, first.samples, first.to, second.to) == (9, (24, 40), 3, 5)
+    assert record.read(tmp_path, order) == ((48, 56),) and record.read(tmp_path, other) == ()
+    there, recent, said = record.going_back(tmp_path, position, Recent(), "text")
+    assert there.skip == ((24, 40),) and recent.rollbacks == 2 and recent.acted == (9, 12)
+    assert said == "rolled back at step 12: samples 24 to 39 are left out"
+    assert record.going_back(tmp_path, position, replace(recent, acted=()), "text")[2] == ""
+    record.forget(tmp_path)
+    assert record.rollbacks(tmp_path) == ()
+
+
+ROW: dict[str, Any] = {"order": {}, "step": 5, "samples": [3, 7], "to": 2}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [ROW | {"to": -1}, ROW | {"to": "2"}, ROW | {"samples": [7, 3]}, ROW | {"samples": []}, ROW | {"step": 1.5}, 3, {}],
+)
+def test_a_record_that_nobody_wrote_is_none(tmp_path: Path, row: Any) -> None:
+    for text in (json.dumps({"batches": [row], "rollbacks": [row]}), json.dumps(row), "", "[" * 100_000):
+        (tmp_path / "health.json").write_text(text, "utf-8")
+        assert record.rollbacks(tmp_path) == () and set(record.read(tmp_path, {})) <= {(3, 8)}
