@@ -143,7 +143,8 @@ class Trainer:
         """One optimizer step; its metrics, equal on every rank. Raises BadStepError before any weight is touched."""
         start = time.perf_counter()
         sums = self.accumulate()
-        if self.watch.reruns and self.watch.verdict(self.step + 1, self._losses(sums)["loss"], _norm(sums)):
+        loss, norm = self._losses(sums)["loss"], math.sqrt(sums["norm"].item())
+        if self.watch.reruns and self.watch.verdict(self.step + 1, loss, norm):
             over = Place(self.rank, self.plan.mesh.world, self.links.sums)
             sums, fault = computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over)
             self.watch.faults += [fault] if fault else []
@@ -165,8 +166,7 @@ class Trainer:
 
     def apply(self, sums: Sums) -> dict[str, Any]:
         """Clip, update, balance; the step counts from here on."""
-        losses = self._losses(sums)
-        norm = _norm(sums)
+        losses, norm = self._losses(sums), math.sqrt(sums["norm"].item())
         skipped = self.watch.check(self.step + 1, losses["loss"], norm, (int(self.drawn[0]), int(self.drawn[-1]) + 1))
         tokens_before = self.position.tokens
         self.step, self.position = self.step + 1, self.position.after(self.drawn, self.sequence)
@@ -394,11 +394,6 @@ class Trainer:
         loads = {layer.name: sums[f"load {layer.name}"] for layer in self.layers}
         ratios = {name: (load.max() / load.mean()).item() for name, load in loads.items()}
         return {"imbalance": sum(ratios.values()) / len(ratios), "layer_imbalance": ratios} if ratios else {}
-
-
-def _norm(sums: Sums) -> float:
-    """The norm of all gradients of a step."""
-    return math.sqrt(sums["norm"].item())
 
 
 def _message(message: contract.Message | None) -> tuple[tuple[int, ...], torch.dtype]:

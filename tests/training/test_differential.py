@@ -26,9 +26,10 @@ from compiler.plan import make_plan
 from compiler.plan.sharding import crossing_of
 from dsl import ramp
 from dsl.schema import Model, Spec
+from runtime.build import Build
 from runtime.contract import RatePhase
 from runtime.contract.slices import Slice
-from runtime.rate import learning_rate
+from runtime.rate import learning_rate, tokens_after
 from runtime.slices import cut
 from tests.reference.config import Config
 from tests.reference.model import Reference
@@ -148,11 +149,13 @@ def check(
         held: set[str] = set()
         plan, parallel = make_plan(chosen), chosen.parallel
         count = chosen.train.batch.start // (parallel.data * chosen.train.micro_batch)
+        batches = Build.open(tmp_path / "builds" / name).plan.batches
+        drawn = tokens_after(batches, chosen.train.sequence, STEPS) // chosen.train.sequence
         for rank in range(world):
             left = load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors")
             slices = {each.name: each.slice for each in plan.replicas if rank in each.holders}
             held |= compare(left, expected, slices)
-            each = STEPS * count * chosen.train.micro_batch if reads(plan, rank // parallel.columns) else 0
+            each = drawn // parallel.data if reads(plan, rank // parallel.columns) else 0
             assert left["read"].item() == each, "samples that were read, each once"
             if transport == "memory":
                 crossing = crossing_of(plan, rank // parallel.columns, count)
