@@ -216,7 +216,7 @@ _PHASES: tuple[tuple[str, str, Kind, str], ...] = (
     ("_load", "load data", "python", ""),
     ("_count_targets", "count targets", "python", ""),
     ("_tangents", "count targets", "python", ""),
-    ("_records", "records", "python", ""),
+    ("records", "records", "python", ""),
     ("_collect", "sums", "python", ""),
     ("apply", "metrics", "python", ""),
     ("_balance", "balance", "python", ""),
