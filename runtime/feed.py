@@ -31,13 +31,18 @@ class Feed:
         self.waits = 0
 
     def take(self, samples: Indices, find: Find) -> MicroBatches:
-        """Micro-batches of these samples: those that were read ahead, if they are of these, else those of `find`."""
+        """Micro-batches of these samples: those that were read ahead, if they are of these, else those of `find`. What
+        a step asks for is on the device then."""
         ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead.samples != samples.tobytes():
+        if ahead is not None and ahead.samples == samples.tobytes():
+            self.waits += not ahead.found.done()
+            found = ahead.found.result()
+        else:
             self.waits += 1
-            return find()
-        self.waits += not ahead.found.done()
-        return ahead.found.result()
+            found = find()
+        for name in self.names or ():
+            _ = found[name]
+        return found
 
     def read_ahead(self, samples: Indices, find: Find) -> None:
         """Begin to read what the next step asks for, of these samples."""

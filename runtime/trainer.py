@@ -143,11 +143,12 @@ class Trainer:
         """One optimizer step; its metrics, equal on every rank. Raises BadStepError before any weight is touched."""
         start = time.perf_counter()
         sums = self.accumulate()
-        loss, norm = self._losses(sums)["loss"], math.sqrt(sums["norm"].item())
-        if self.watch.reruns and self.watch.verdict(self.step + 1, loss, norm):
-            over = Place(self.rank, self.plan.mesh.world, self.links.sums)
-            sums, fault = computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over)
-            self.watch.faults += [fault] if fault else []
+        if self.watch.reruns:
+            loss, norm = self._losses(sums)["loss"], math.sqrt(sums["norm"].item())
+            if self.watch.verdict(self.step + 1, loss, norm):
+                over = Place(self.rank, self.plan.mesh.world, self.links.sums)
+                sums, fault = computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over)
+                self.watch.faults += [fault] if fault else []
         metrics = self.apply(sums)
         seconds = time.perf_counter() - start
         return metrics | {"tokens_per_s": sums["sequences"].item() * self.sequence / seconds, "step_s": seconds}
@@ -314,10 +315,7 @@ class Trainer:
         if kind != "train":
             return find()
         self.board.set_action("read samples")
-        found = self.feed.take(samples, find)
-        for name in self.feed.names or ():  # put on the device before the program runs
-            _ = found[name]
-        return found
+        return self.feed.take(samples, find)
 
     def _program_of(self, kind: str, size: int) -> str:
         return f"{kind}_{size // (self.plan.mesh.dp * self.plan.train.micro_batch)}"
