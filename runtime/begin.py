@@ -38,6 +38,7 @@ class Options:
     debug: int | None = None  # rank that has the terminal
     restarts: int = 0  # after failures, without a new checkpoint between
     elastic: bool = False  # go on with as many ranks as there are
+    copies: bool = True  # of checkpoints, to the places that the spec names and from there
 
 
 class EarlierError(UsageError):
@@ -69,7 +70,8 @@ def check_places(build: Build, options: Options, say: Callable[[str], None]) -> 
     from runtime.health import record
 
     saved = build.plan.train.checkpoint
-    if saved is None or saved.to == (LOCAL,) or options.debug is not None or options.profile is not None:
+    copies = options.copies and options.debug is None and options.profile is None
+    if saved is None or saved.to == (LOCAL,) or not copies:
         return
     try:
         places = places_of(saved.to, options.data, options.run)
@@ -115,7 +117,8 @@ def loop_of(
         say(f"ops run on torch, which takes about twice as long: {reason}")
     local_rank, debugged = (place.local_rank if place else None), options.debug is not None
     how = (device, options.transport, options.profile, local_rank, debugged, options.start_timeout_s)
-    loop = Loop(build, options.run, corpus, options.steps, None, beginning(order), *how, data=options.data)
+    loop = Loop(build, options.run, corpus, options.steps, None, beginning(order), *how)
+    loop = replace(loop, places_from=options.data if options.copies else None)
     loop.say_rows(say)
     return _going_on(loop, options, say)
 

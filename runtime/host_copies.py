@@ -60,7 +60,7 @@ class HostCopies:
     _rooms: dict[int, list[_Room]] = field(default_factory=dict)  # those that are free, by stage
     _ended: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)  # the forwards of what will go
     _away: dict[Key, _Away] = field(default_factory=dict)
-    _coming: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)
+    coming: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)  # on their way back
 
     @property
     def num_bytes(self) -> int:
@@ -71,7 +71,7 @@ class HostCopies:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is away or on its way."""
-        return not (self._ended or self._away or self._coming)
+        return not (self._ended or self._away or self.coming)
 
     def forward_ended(self, key: Key) -> None:
         """Let the copy of what this forward saved begin here, though it is asked for later."""
@@ -102,13 +102,13 @@ class HostCopies:
         flats = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in away.sizes]
         pairs = list(zip(flats, _parts(away.room.buffer, away.sizes), strict=True))
         away.room.free = self._lanes[1].copy(pairs, [mark(self.device), away.left])
-        self._coming[key] = away.room.free
+        self.coming[key] = away.room.free
         self._rooms.setdefault(key[0], []).append(away.room)
         return [value.on(flats[value.storage]) for value in away.values]
 
     def wait(self, key: Key) -> None:
         """Let the device wait until what comes back is there, if anything does."""
-        _wait(self.device, self._coming.pop(key, None))
+        _wait(self.device, self.coming.pop(key, None))
 
     def _room(self, stage: int, num_bytes: int) -> _Room:
         """A buffer of the stage that is free, or a new one where none is or it is too small."""

@@ -64,7 +64,7 @@ class Loop:
     local_rank: int | None = None  # among the ranks of this machine; None: all ranks are of this machine
     debugged: bool = False  # a rank may wait at its prompt; such a run leaves no checkpoint either
     start_timeout_s: float = START_TIMEOUT_S  # how long ranks wait for all to come
-    data: Path = Path()  # folder that paths of the spec are relative to
+    places_from: Path | None = None  # folder that places of checkpoints are relative to; None: none is copied
     initial: Checkpoint | None = None  # whose weights a run begins with that does not resume, or that has adapters
     recent: Recent = field(default_factory=Recent)  # what the run remembers of its steps
 
@@ -196,7 +196,9 @@ class Loop:
     def _places(self) -> Sequence[Place]:
         """Where checkpoints are copied to."""
         saved = self.build.plan.train.checkpoint
-        return places_of(saved.to, self.data, self.run) if saved and not self._saves_nothing else ()
+        if saved is None or self._saves_nothing or self.places_from is None:
+            return ()
+        return places_of(saved.to, self.places_from, self.run)
 
     def _begin(self, trainer: Trainer, world: int, events: Events, say: Callable[[str], None]) -> None:
         """Keep the build's description, and record the start."""

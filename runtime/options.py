@@ -26,7 +26,7 @@ def run_name(name: str) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """--out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --start-timeout,
-    --restarts, --elastic, --profile, --debug, --debug-rank, --expect."""
+    --restarts, --elastic, --no-copies, --profile, --debug, --debug-rank, --expect."""
     parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
     parser.add_argument(
@@ -77,6 +77,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--elastic",
         action="store_true",
         help="under torchrun: go on with as many ranks as it starts, compiling the run for them; implies --resume",
+    )
+    parser.add_argument(
+        "--no-copies",
+        action="store_true",
+        help="leave the other places of `checkpoint { to }` alone: copy no checkpoint there, and take none from there",
     )
     parser.add_argument(
         "--profile",

@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace) -> int:
     data = args.data or Path.cwd()
     how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile, args.skip_batch)
     starting = FOREVER_S if args.debug else args.start_timeout or FOREVER_S
-    again = {"restarts": args.restarts, "elastic": args.elastic}
+    again = {"restarts": args.restarts, "elastic": args.elastic, "copies": not args.no_copies}
     options = Options(run, data, *how, cache=args.data_cache, start_timeout_s=starting, **again)
     if args.debug and opened:
         options = _debugging(opened, options, args.debug_rank)

@@ -142,7 +142,7 @@ def _trained(args: argparse.Namespace, out: Path, step: int) -> int:
     was, now = _build_of(args.run_folder, step), read(out / "build").digest
     if was not in (None, now):
         say(f"the run trained step {step} with build {was}, and this is {now}: roundings may differ")
-    words = ["--out", str(out / "run"), "--data", str(args.data), "--steps", str(step), "--resume"]
+    words = ["--out", str(out / "run"), "--data", str(args.data), "--steps", str(step), "--resume", "--no-copies"]
     return call(["runtime.train", str(out / "build"), *words], quiet=args.format == "json")
 
 

@@ -111,6 +111,7 @@ def _launcher(args: argparse.Namespace, build: Path, out: Path, data: Path, *, r
     launcher += ["--skip-batch"] if args.skip_batch else []
     launcher += ["--restarts", str(args.restarts)] if args.restarts else []
     launcher += ["--elastic"] if args.elastic else []
+    launcher += ["--no-copies"] if args.no_copies else []
     launcher += ["--profile", str(args.profile)] if args.profile is not None else []
     launcher += ["--expect", args.expect] if args.expect is not None else []
     launcher += ["--data-cache", str(cache)] if (cache := _data_cache(args, build)) is not None else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,6 +17,7 @@ from compiler.report.report import RunFigures
 from compiler.report.sections import report_of
 from compiler.textfile import TextFileError, read_bytes, read_form
 
+Rows: TypeAlias = tuple[dict[str, Any], ...]
 MOST_BYTES = 1 << 30  # of metrics.jsonl
 MOST_META_BYTES = 256 << 20  # of a corpus whose files are all named
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -65,15 +66,15 @@ def write_run_report(run: Path) -> Path:
     """
     spec = load_with_files(run / "spec.resolved")
     lowered = lower_spec(spec)
-    metrics, damaged = step_rows(run / "metrics.jsonl")
+    (metrics, damaged), events = step_rows(run / "metrics.jsonl"), _events(run)
     figures = RunFigures(
         metrics=metrics,
         data=_meta(run),
         load=_load(run / "load.json"),
         memory=measured_memories(run, spec, lowered.lowering, lowered.schedules),
         damaged_rows=damaged,
-        lost=_lost(run, metrics),
-        events=_events(run),
+        lost=_lost(run, metrics, events),
+        events=events,
     )
     text = report_html(report_of(spec, lowered, figures))
     path = run / "report.html"
@@ -89,7 +90,7 @@ def write_run_report(run: Path) -> Path:
     return path
 
 
-def step_rows(path: Path) -> tuple[tuple[dict[str, Any], ...], int]:
+def step_rows(path: Path) -> tuple[Rows, int]:
     """The rows of a run's metrics or events that are of a step, and how many lines are none. A killed run may have
     left half of one at the end."""
     whole, _, _ = read_bytes(path, MOST_BYTES).rpartition(b"\n")
@@ -106,15 +107,13 @@ def step_rows(path: Path) -> tuple[tuple[dict[str, Any], ...], int]:
     return tuple(rows), damaged
 
 
-def _lost(run: Path, metrics: tuple[dict[str, Any], ...]) -> LostTime | None:
+def _lost(run: Path, metrics: Rows, events: Rows) -> LostTime | None:
     """Where the time of a run went; None of one without events."""
-    if not (run / "events.jsonl").is_file():
-        return None
     replaced = [row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in step_rows(path)[0]]
-    return lost_time(metrics, replaced, step_rows(run / "events.jsonl")[0])
+    return lost_time(metrics, replaced, events) if events else None
 
 
-def _events(run: Path) -> tuple[dict[str, Any], ...]:
+def _events(run: Path) -> Rows:
     """The events of a run that are of a step; none where they cannot be read."""
     try:
         return step_rows(run / "events.jsonl")[0]

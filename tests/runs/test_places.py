@@ -77,3 +77,12 @@ def test_a_place_that_cannot_be_written_is_said_and_training_goes_on(place: Plac
     assert bits(saved(run)) == bits(saved(place.folder / "straight"))
     slow.unlink()
     kept.rename(slow)
+
+
+def test_a_replay_leaves_the_places_alone(place: Place) -> None:
+    """It neither copies what it trains, nor goes on from a newer checkpoint there."""
+    slow = place.folder / "slow"
+    before = {path: path.stat().st_mtime_ns for path in slow.rglob("*")}
+    done = place.dsc("replay", "straight", 5)
+    assert "copied" not in done.stdout + done.stderr
+    assert {path: path.stat().st_mtime_ns for path in slow.rglob("*")} == before
