@@ -1,9 +1,9 @@
 """`dsc`: one command line, one lazily imported module per command.
 
 Exit codes: 0 done · 1 a rank failed, or files differ (`diff`, `fmt --check`, `verify`) · 2 the spec, the data or the
-command line is wrong · 3 a run hung, or an error of dsc itself · 75 try again later: the run folder is busy, the disk
-is full under a run, a build or stdout, or the preparation of the data was killed · 128 + signal: stopped on request,
-after a checkpoint, or a process of the run was killed · 141 nobody read the output.
+command line is wrong · 3 a run hung, or an error of dsc itself · 4 and 5 verdicts of `replay` · 75 try again later: the
+run folder is busy, the disk is full under a run, a build or stdout, or the preparation of the data was killed · 128 +
+signal: stopped on request, after a checkpoint, or a process of the run was killed · 141 nobody read the output.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from runtime.checkpoint.durable_files import num_published
 from runtime.contract import node_kind
 from runtime.outcome import EXIT_RETRY, refusal_code
 from runtime.preparing import UsageError
+from runtime.slots import Slots, count
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
     from runtime.comm.connect import Transport
@@ -39,6 +40,7 @@ class Options:
     restarts: int = 0  # after failures, without a new checkpoint between
     elastic: bool = False  # go on with as many ranks as there are
     copies: bool = True  # of checkpoints, to the places that the spec names and from there
+    slots: Slots | None = None  # of a replay
 
 
 class EarlierError(UsageError):
@@ -118,7 +120,9 @@ def loop_of(
     local_rank, debugged = (place.local_rank if place else None), options.debug is not None
     how = (device, options.transport, options.profile, local_rank, debugged, options.start_timeout_s)
     loop = Loop(build, options.run, corpus, options.steps, None, beginning(order), *how)
-    loop = replace(loop, places_from=options.data if options.copies else None)
+    if options.slots and not place and (reason := options.slots.refusal(build.plan.mesh.world, device, count(device))):
+        raise UsageError(reason)
+    loop = replace(loop, places_from=options.data if options.copies else None, slots=options.slots)
     loop.say_rows(say)
     return _going_on(loop, options, say)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from runtime.launch.heartbeat import Board
 from runtime.lines import to_stderr
 from runtime.metrics import Metrics
 from runtime.micro_batches import EXTRA_TOKENS
+from runtime.native import library
 from runtime.options import START_TIMEOUT_S
 from runtime.position import Position
 from runtime.profile import WARM_UP, Profile
@@ -40,9 +42,11 @@ from runtime.progress import Progress
 from runtime.rate import last_step, tokens_to_train
 from runtime.resume import origin, text_of
 from runtime.saves import Saves
+from runtime.slots import Slots, host, name_of, take_core
 from runtime.snapshot import AVERAGE
 from runtime.trace import Trace
 from runtime.trainer import Trainer
+from runtime.witness import Witness, as_hex
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Loop:
     places_from: Path | None = None  # folder that places of checkpoints are relative to; None: none is copied
     initial: Checkpoint | None = None  # whose weights a run begins with that does not resume, or that has adapters
     recent: Recent = field(default_factory=Recent)  # what the run remembers of its steps
+    slots: Slots | None = None  # in a replay, which is watched and leaves no checkpoint: where its ranks compute
 
     @property
     def total(self) -> int:
@@ -86,7 +91,7 @@ class Loop:
 
     @property
     def _saves_nothing(self) -> bool:
-        return self.profile is not None or self.debugged
+        return self.profile is not None or self.debugged or self.slots is not None
 
     def progress(self) -> Progress:
         """What the supervisor shows while the ranks run."""
@@ -103,8 +108,10 @@ class Loop:
         """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""
         train, health = self.build.plan.train, self.build.plan.train.health
         samples, validation = self._samples("train"), self._validation()
-        device = take(self.device, rank if self.local_rank is None else self.local_rank)
-        plan = self.build.plan
+        plan, number = self.build.plan, self._device_number(rank, world)
+        device, core = take(self.device, number), ""
+        if self.slots and self.slots.fixed and self.device == "cpu":
+            core = take_core(number)
         check(device, node_kind(plan.cluster, rank), shared=self.device == "shared")
         divide(device, plan.communication_sms)
         sms, start_s = plan.communication_sms, self.start_timeout_s
@@ -124,7 +131,10 @@ class Loop:
             board.say(text)  # the terminal
             events.write("notice", rank=rank, text=text)
 
-        events = Events(self.run)
+        events, witness = Events(self.run), None
+        if self.slots:
+            where = name_of(device) if device.type == "cuda" else core or "any core"
+            witness = Witness(trainer, self.run, {"host": host(), "device": where})
         if rank == 0:
             self._begin(trainer, world, events, say)
             for split in (samples, validation):
@@ -135,7 +145,7 @@ class Loop:
         saves = Saves(trainer, world, self.run, self._about(), events, say, self._places())
         metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
         trace = Trace(self.run, rank, trainer.step, run_copy.program_digest(self.build.files), say)
-        measured = self.device != "cpu" or self.debugged
+        measured = self.device != "cpu" or self.debugged or witness is not None
         measured = measured or ledger.is_there(self.run, rank, run_copy.digest(self.build.files))
         profile = Profile(trainer, self.profile) if self.profile is not None else None
         total, phase, stop = self.total, self._phase, False
@@ -150,6 +160,8 @@ class Loop:
                         measured = True
                 except BadStepError as bad:
                     self._act(bad, trainer, events, say)
+                    if bad.verdict.action != "skip":  # of a replay, which has what it came for
+                        break
                     continue
                 finally:
                     _say_faults(trainer, events, say)
@@ -179,11 +191,19 @@ class Loop:
         if profile and trainer.step == total:
             profile.write(self.run)
         trace.close()
+        if witness:
+            witness.close()
         if metrics:
             metrics.close()
         events.close()
         if view:
             view.close()
+
+    def _device_number(self, rank: int, world: int) -> int:
+        """The number of the device of a rank on its machine."""
+        if self.local_rank is not None:
+            return self.local_rank
+        return self.slots.device_of(rank, world) if self.slots else rank
 
     def _about(self) -> dict[str, Any]:
         """What checkpoints say of the run; of adapters, also which weights they are beside."""
@@ -207,7 +227,7 @@ class Loop:
         except OSError as error:
             say(f"{self.run} has no copy of what was planned ({error.strerror}): dsc report and dsc inspect need one")
         machine = {"device": self.device, "transport": transport_in_use(trainer.links)}
-        build = {"build": self.build.digest, "torch": torch.__version__}
+        build = {"build": self.build.digest, "torch": torch.__version__, "ops": library.identity()}
         events.write("start", step=trainer.step, last_step=self.total, ranks=world, **machine, **build, **self._phase)
         if self.initial is not None:
             events.write("notice", rank=0, text=f"the weights begin with those of {self.initial.path}")
@@ -248,16 +268,20 @@ class Loop:
 
     def _act(self, bad: BadStepError, trainer: Trainer, events: Events, say: Callable[[str], None]) -> None:
         """What follows a step that must not change the weights: the batch is left out, or it is raised, to end the run
-        or to roll it back."""
-        action = bad.verdict.action
+        or to roll it back. A replay ends by itself."""
+        action, world = bad.verdict.action, self.build.plan.mesh.world
         if trainer.rank == 0:
             facts: dict[str, Any] = {"samples": [bad.samples[0], bad.samples[1] - 1], "loss": _number(bad.loss)}
             facts |= {"grad_norm": _number(bad.norm), "to": bad.to}
+            facts |= {"prints": [as_hex(each) for each in bad.prints]}
+            facts |= {"replay": f"dsc replay {shlex.quote(str(self.run))} {bad.step}{' --swap all' * (world > 1)}"}
             events.write("bad_step", step=bad.step, action=action, reason=bad.verdict.reason, **facts)
-            if action != "skip":
+            if action != "skip" and not self.slots:
                 with suppress(OSError):
                     record.record(self.run, record.identity(trainer.position, text_of(self.corpus)), bad)
         if action != "skip":
+            if self.slots:
+                return
             raise bad
         trainer.leave_out()
         if trainer.rank == 0:

@@ -34,6 +34,7 @@ from runtime.options import DEBUG_SUFFIX, EXIT_EARLIER, EXIT_REPLACED, FOREVER_S
 from runtime.outcome import EXIT_RETRY, printable, refusal_code
 from runtime.preparing import Preparation, UsageError, preparing
 from runtime.room import cannot_save, lack
+from runtime.slots import Slots
 from runtime.starts import train
 from runtime.streams import open_streams, tell
 
@@ -70,8 +71,8 @@ def _run(args: argparse.Namespace) -> int:
     data = args.data or Path.cwd()
     how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile, args.skip_batch)
     starting = FOREVER_S if args.debug else args.start_timeout or FOREVER_S
-    again = {"restarts": args.restarts, "elastic": args.elastic, "copies": not args.no_copies}
-    options = Options(run, data, *how, cache=args.data_cache, start_timeout_s=starting, **again)
+    again = {"restarts": args.restarts, "elastic": args.elastic, "copies": not args.no_copies and args.replay is None}
+    options = Options(run, data, *how, cache=args.data_cache, start_timeout_s=starting, slots=args.replay, **again)
     if args.debug and opened:
         options = _debugging(opened, options, args.debug_rank)
     elif (run / MARK).exists():
@@ -167,8 +168,18 @@ def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace
         parser.add_argument("--unbuilt", action="store_true", help="stdin will say when the build is there")
         parser.add_argument("--compiled", metavar="SHA256", help="digest of the build that was compiled for this run")
         parser.add_argument("--data-cache", type=Path, metavar="DIR", help="prepared data that runs share")
+    parser.add_argument(
+        "--replay", type=_slots, metavar="SLOTS", help="for dsc replay: where ranks compute; watch them"
+    )
     add_options(parser)
     return parser.parse_args(argv, argparse.Namespace(build=build, unbuilt=False, compiled=None, data_cache=None))
+
+
+def _slots(text: str) -> Slots:
+    try:
+        return Slots.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _supervise(build: Build, options: Options) -> int:
@@ -233,7 +244,7 @@ def _check_room(build: Build, options: Options, ranks: range | None = None) -> N
     if options.device == "cpu" and (reason := lack(build.plan, ranks)):
         raise UsageError(reason)
     steps = options.steps or build.plan.steps
-    if options.profile is None and (refusal := cannot_save(build.plan, options.run, steps)):
+    if options.profile is None and options.slots is None and (refusal := cannot_save(build.plan, options.run, steps)):
         raise UsageError(*refusal)
 
 

@@ -147,8 +147,8 @@ class Trainer:
             loss, norm = self._losses(sums)["loss"], math.sqrt(sums["norm"].item())
             if self.watch.verdict(self.step + 1, loss, norm):
                 over = Place(self.rank, self.plan.mesh.world, self.links.sums)
-                sums, fault = computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over)
-                self.watch.faults += [fault] if fault else []
+                again = computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over)
+                sums = self.watch.computed(again)
         metrics = self.apply(sums)
         seconds = time.perf_counter() - start
         return metrics | {"tokens_per_s": sums["sequences"].item() * self.sequence / seconds, "step_s": seconds}

@@ -134,6 +134,8 @@ SOAK = (
     Row("tests/runs/test_health.py::test_a_batch", 4),
     Row("tests/runs/test_health.py::test_a_kill", 3),
     Row("tests/runs/test_health.py::test_a_flipped", 2),
+    Row("tests/runs/test_replay_verdict.py::test_a_rank", 3),
+    Row("tests/runs/test_replay_devices.py::test_what_cannot", 2),
     Row("tests/runs/test_health.py::test_restarts", 0, "tests/runs/test_health.py::test_a_flipped"),
     Row("tests/runs/test_tensor.py", 3),
     Row("tests/runs/test_verify.py", 3),

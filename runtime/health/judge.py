@@ -78,8 +78,11 @@ class Verdict:
 class BadStepError(ReportedError):
     """A step that must not change the weights, on every rank alike, of the `samples` [first, end).
 
-    Of a rollback, `to` is the step that it goes back behind, and the samples are all since then.
+    Of a rollback, `to` is the step that it goes back behind, and the samples are all since then. `prints`: of a step
+    that was computed again, a fingerprint of each rank's numbers.
     """
+
+    prints: tuple[int, ...] = ()
 
     def __init__(
         self, step: int, verdict: Verdict, loss: float, norm: float, samples: tuple[int, int], to: int | None = None

@@ -6,6 +6,7 @@ holds; where they have, they are those of the weights and the samples. Megatron-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,6 +27,15 @@ class Place(NamedTuple):
     sums: Sums
 
 
+class Computed(NamedTuple):
+    """A step that was computed again: its sums over all ranks, a fingerprint of each rank's losses, loads and
+    gradients, and the fault if they differ from those before."""
+
+    sums: dict[str, Tensor]
+    prints: tuple[int, ...]
+    fault: Fault | None
+
+
 @dataclass(frozen=True)
 class Fault:
     """A step that had other bits when it was computed again: on which ranks, and what differed."""
@@ -42,28 +52,40 @@ def computed_again(
     records: Callable[[], Tensor],
     state: State,
     place: Place,
-) -> tuple[dict[str, Tensor], Fault | None]:
-    """The sums of a step over all ranks, computed again by `compute`, and the fault if they differ.
+) -> Computed:
+    """A step, computed again by `compute`. `sums`: those over all ranks of the first time.
 
     Every rank calls it. `records`: what a rank adds to the sums, of the step that was computed last; its gradients are
     in `state`.
     """
-    before = records(), _gradients(state)
+    before = _prints(records(), state)
     again = compute()
-    flags = torch.zeros(2, place.world, dtype=torch.int64, device=state.device)
-    for row, was, now in zip(flags, before, (records(), _gradients(state)), strict=True):
-        row[place.rank] = not _same(was, now)
-    place.sums.all_reduce(flags)
-    other_records, other_gradients = ([at for at, differs in enumerate(row) if differs] for row in flags.tolist())
+    table = torch.zeros(place.world, 4, dtype=torch.int64, device=state.device)
+    table[place.rank] = torch.cat([before, _prints(records(), state)])
+    place.sums.all_reduce(table)
+    rows = table.tolist()
+    other_records, other_gradients = ([at for at, row in enumerate(rows) if row[n] != row[n + 2]] for n in (0, 1))
+    prints = tuple(_both(*row[2:]) for row in rows)
     if not other_records and not other_gradients and all(_same(sums[name], again[name]) for name in sums):
-        return again, None
+        return Computed(again, prints, None)
     what, ranks = ("losses or loads", other_records) if other_records else ("gradients", other_gradients)
-    return again, Fault(step, tuple(ranks), _reason(what, ranks))
+    return Computed(again, prints, Fault(step, tuple(ranks), _reason(what, ranks)))
 
 
-def _gradients(state: State) -> Tensor:
-    """Fingerprints of the gradients that a rank keeps."""
-    return torch.stack([fingerprint(bucket.gradients) for bucket in state.buckets])
+def print_of(records: Tensor, state: State) -> int:
+    """A fingerprint of the losses, loads and gradients of a rank, of the step that was computed last."""
+    return _both(*_prints(records, state).tolist())
+
+
+def _prints(records: Tensor, state: State) -> Tensor:
+    """Fingerprints of the records of a rank, and of the gradients that it keeps. A NaN is like any other."""
+    gradients = torch.stack([fingerprint(bucket.gradients) for bucket in state.buckets])
+    return torch.stack([fingerprint(torch.where(records.isnan(), math.nan, records)), fingerprint(gradients)])
+
+
+def _both(of_records: int, of_gradients: int) -> int:
+    """One fingerprint, of 64 bits, for two."""
+    return (of_records * 3 + of_gradients * 5) & (1 << 64) - 1
 
 
 def _same(was: Tensor, now: Tensor) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from runtime.contract.recipe import Train
 from runtime.health.judge import BadStepError, Recent, Trained, Verdict, judge
-from runtime.health.rerun import Fault
+from runtime.health.rerun import Computed, Fault
 
 
 class Watch:
@@ -14,6 +16,7 @@ class Watch:
         self._health, self._first_step = train.health, train.first_step
         self.recent, self.faults = Recent(), list[Fault]()
         self._left_out = 0  # batches, since the last step that was trained
+        self._prints: tuple[int, ...] = ()  # of each rank, of the step that was computed again last
 
     @property
     def reruns(self) -> bool:
@@ -24,11 +27,20 @@ class Watch:
         """Why a step must not change the weights; None if it may."""
         return judge(self._health, self.recent, step, loss, norm)
 
+    def computed(self, again: Computed) -> dict[str, Tensor]:
+        """Remember that a step was computed again; its sums, which hold."""
+        self.faults += [again.fault] if again.fault else []
+        self._prints = again.prints
+        return again.sums
+
     def check(self, step: int, loss: float, norm: float, drawn: tuple[int, int]) -> int:
         """Remember a step of the samples [first, end), which changes the weights now: how many batches were left out in
         front of it. Raises BadStepError, on all ranks, if it must not."""
+        prints, self._prints = self._prints, ()
         if (verdict := self.verdict(step, loss, norm)) is not None:
-            raise self._bad(step, verdict, (loss, norm), drawn)
+            bad = self._bad(step, verdict, (loss, norm), drawn)
+            bad.prints = prints
+            raise bad
         if self._health:
             self.recent = self.recent.after(Trained(drawn[0], loss, norm), self._health)
         left_out, self._left_out = self._left_out, 0

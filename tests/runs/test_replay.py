@@ -32,7 +32,8 @@ def test_a_step_has_the_bits_of_the_run(place: Place, step: int, begun: int) -> 
     before = digests(place.folder / "run")
     found = json.loads(place.dsc("replay", "run", step, "--format", "json").stdout)
     assert faults(found, FORMS["replay"]) == []
-    assert found == {"version": 1, "from_step": begun, "step": step, "equal": True, "differs": []}
+    nothing: dict[str, list[object]] = {name: [] for name in ("differs", "ranks", "surroundings", "suspects", "faults")}
+    assert found == {"version": 1, "from_step": begun, "step": step, "equal": True, "verdict": None, **nothing}
     assert digests(place.folder / "run") == before, "the run stays as it is"
 
 
