@@ -133,6 +133,8 @@ def _scalar(kind: FieldType, value: Any) -> str:
     if isinstance(value, TrainTokenizer):
         return f"train({value.vocab})"
     if isinstance(value, tuple):
+        if kind.form == "ranks":
+            return f"[{', '.join(map(number, value))}]"
         words = (quoted(each) if kind.form == "places" and each != LOCAL else each for each in value)
         return f"[{', '.join(words)}]"
     assert isinstance(value, str), value

@@ -67,6 +67,7 @@ CODES = {
     "E0817": "the data ranks of a pipeline rank are on devices of one kind",
     "E0818": "rows go through nodes that expert groups fill, and come back in 16 bits or more",
     "E0819": "tensor ranks split attention, dense layers and experts in equal parts",
+    "E0820": "a list of caps has one for each pipeline rank",
     # the model
     "E0901": "groups divide the experts",
     "E0902": "a token finds top_k experts in its groups",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 from dsl.canonical import batch_text, range_text, rate_text, value_text
@@ -102,8 +103,10 @@ def _plain(value: Any) -> Any:
         return [value.rows, value.columns]
     if isinstance(value, TrainTokenizer):
         return {"train": value.vocab}
+    if isinstance(value, Fraction):
+        return int(value) if value.denominator == 1 else float(value)
     if isinstance(value, tuple):
-        phases = [dict(each) if isinstance(each, Phase) else each for each in value]
+        phases = [dict(each) if isinstance(each, Phase) else _plain(each) for each in value]
         return value[0].value if len(value) == 1 and isinstance(value[0], Phase) else phases
     return value
 

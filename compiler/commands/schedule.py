@@ -63,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latency", metavar="L", help="time of a message to the next stage; default: 0")
     parser.add_argument("--offload", metavar="TIME", help="time of the copy of an activation to the host, and back")
     parser.add_argument("--order", action="store_true", help="search an order of micro-batches of unequal costs")
-    parser.add_argument("--cap", type=_cap, metavar="C", help="most activations that a rank may hold at once: 9, 8.5")
+    parser.add_argument(
+        "--cap", type=_cap, metavar="C", help="most activations that a rank may hold: 9, 8.5; or each rank: 8,8,7.5,7"
+    )
     parser.add_argument(
         "--memory",
         type=_memory,
@@ -81,11 +83,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file, not to stdout")
 
 
-def _cap(text: str) -> Fraction:
-    """A whole number, or one with a fraction: stages may be parts of 1/P of the model."""
-    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?|[0-9]{1,12}/[1-9][0-9]{0,5}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"invalid value {text[:40]!r}: use a number such as 9 or 8.5")
-    return Fraction(text)
+def _cap(text: str) -> Fraction | tuple[Fraction, ...]:
+    """A number, or one for each rank, with commas between. Parts: stages may be parts of 1/P of the model."""
+    caps = [part.strip() for part in text.strip("[]").split(",")]
+    for cap in caps:
+        if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?|[0-9]{1,12}/[1-9][0-9]{0,5}", cap, re.ASCII):
+            raise argparse.ArgumentTypeError(
+                f"invalid value {cap[:40]!r}: use a number such as 9 or 8.5, or one for each rank, as 8,8,7.5,7"
+            )
+    return tuple(map(Fraction, caps)) if len(caps) > 1 else Fraction(caps[0])
 
 
 def _memory(text: str) -> Fraction:

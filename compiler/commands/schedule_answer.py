@@ -48,7 +48,7 @@ class Answer:
     entries: tuple[Entry, ...]
     costs: Costs | None
     compared: bool = False
-    cap: Fraction | None = None
+    cap: Fraction | tuple[Fraction, ...] | None = None  # of every rank, or one for each
     memory: Fraction | None = None  # the bytes that a rank may hold, where these are the cap
     unit: str = ""  # of times, where it is known
     layout: str | None = None  # of a spec's stages, in Megatron's words

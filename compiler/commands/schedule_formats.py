@@ -33,7 +33,7 @@ def as_json(answer: Answer) -> str:
     """One document on one line."""
     if answer.compared:
         assert answer.costs is not None
-        cap = None if answer.cap is None else number(answer.cap)
+        cap = [*map(number, answer.cap)] if isinstance(answer.cap, tuple) else answer.cap and number(answer.cap)
         each = [_compared_value(entry) for entry in answer.entries]
         memory = None if answer.memory is None else number(answer.memory)
         value = {"costs": costs_value(answer.costs), "unit": answer.unit or None, "cap": cap, "memory": memory}
@@ -110,7 +110,10 @@ def summary(answer: Answer) -> list[str]:
     unit, N = f" {answer.unit}" if answer.unit else "", measured.schedule.num_micro_batches
     pair, parts = measured.costs.two("FB") * measured.stages_a_rank, entry.parts
     held, cap = (shown(Fraction(each, parts)) for each in (measured.peak_activations, measured.cap))
-    most = f"{cap} activations" if answer.memory is None else gigabytes(answer.memory)
+    if answer.memory is not None:
+        most = gigabytes(answer.memory)
+    else:
+        most = "the caps of the ranks" if isinstance(answer.cap, tuple) else f"{cap} activations"
     lines = [
         f"makespan {shown(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
         f" {held} activations on the fullest rank",

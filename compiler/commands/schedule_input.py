@@ -83,7 +83,7 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
         sizes = _in_torch(sizes)
     if args.compare is not None:
         return _compared(names, sizes, _unit(args))
-    return Answer((_named(names[0], sizes),), sizes.costs, memory=sizes.memory, unit=_unit(args))
+    return Answer((_named(names[0], sizes),), sizes.costs, cap=sizes.cap, memory=sizes.memory, unit=_unit(args))
 
 
 def _in_torch(sizes: Sizes) -> Sizes:
@@ -151,7 +151,9 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     else:
         entry = _named(names[0], sizes)
     layout, lanes, notes = (None, None, ()) if args.name else (run.layout, run.lanes, run.notes)
-    return Answer((entry,), costs, memory=sizes.memory, unit=unit, layout=layout, lanes=lanes, notes=notes)
+    return Answer(
+        (entry,), costs, cap=sizes.cap, memory=sizes.memory, unit=unit, layout=layout, lanes=lanes, notes=notes
+    )
 
 
 def _is_spec(argument: str) -> bool:
@@ -174,7 +176,7 @@ def _of_file(args: argparse.Namespace) -> Answer:
     sizes = Sizes(schedule.num_ranks, schedule.num_micro_batches, DEFAULT_CHUNKS, args.cap, costs_of(args))
     _check_sizes(args, sizes)
     sizes = sizes.within(args.memory)
-    return Answer((_entry(schedule, sizes),), sizes.costs, memory=sizes.memory, unit=_unit(args))
+    return Answer((_entry(schedule, sizes),), sizes.costs, cap=sizes.cap, memory=sizes.memory, unit=_unit(args))
 
 
 def costs_of(args: argparse.Namespace) -> Costs | None:
@@ -245,10 +247,14 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
         ("--ranks", sizes.num_ranks, MAX_RANKS),
         ("--micro-batches", sizes.num_micro_batches, MAX_MICRO_BATCHES),
         ("--chunks", sizes.chunks, MAX_CHUNKS),
-        ("--cap", args.cap, MAX_CAP),
+        *(("--cap", each, MAX_CAP) for each in (args.cap if isinstance(args.cap, tuple) else (args.cap,))),
     ):
         if value is not None and not 1 <= value <= most:
             raise WrongError(f"{option} {value} is out of bounds: use 1 to {most}")
+    if isinstance(args.cap, tuple) and len(args.cap) != sizes.num_ranks:
+        raise WrongError(
+            f"--cap has {len(args.cap)} caps, and there are {sizes.num_ranks} ranks: write one for each, or one for all"
+        )
     names = [name for name in (args.name, *(args.compare or "").split(",")) if name]
     if args.chunks is not None and not any(name == AUTO or SCHEDULES[name].facts.is_chunked for name in names):
         raise WrongError(f"--chunks is for {in_words(CHUNKED)}: leave it out, or write --name {CHUNKED[0]}")
@@ -378,7 +384,7 @@ def _compared(names: Sequence[str], sizes: Sizes, unit: str) -> Answer:
             entries.append(Entry(name, fault=str(error)))
     if all(entry.fault for entry in entries):
         raise WrongError(entries[0].fault)
-    cap = sizes.cap if isinstance(sizes.cap, Fraction) else None
+    cap = None if sizes.memory is not None else sizes.cap
     return Answer(tuple(entries), base, compared=True, cap=cap, memory=sizes.memory, unit=unit)
 
 

@@ -66,12 +66,20 @@ class Sizes:
         """`WrongError` where a rank holds more than the cap of activations that have so many parts."""
         costs = self.costs or Costs()
         of_ranks = tuple(each / parts for each in held_at_most(schedule, costs.keeps))
-        if isinstance(self.cap, tuple) and any(held > most for held, most in zip(of_ranks, self.cap, strict=True)):
+        if self.cap is None:
+            return
+        caps = self.cap if isinstance(self.cap, tuple) else (self.cap,) * len(of_ranks)
+        if all(held <= most for held, most in zip(of_ranks, caps, strict=True)):
+            return
+        if self.memory is not None:
             in_bytes = costs.bytes.held(of_ranks)
             rank = in_bytes.index(max(in_bytes))
             needed = gigabytes(in_bytes[rank])
             raise WrongError(f"{schedule.name} holds {needed} on rank {rank}: use --memory {needed} or more, or auto")
-        if isinstance(self.cap, Fraction) and (held := max(of_ranks)) > self.cap:
-            sizes_said = f"{schedule.num_ranks} ranks with {schedule.num_micro_batches} micro-batches"
-            edit = f"use --cap {math.ceil(held)} or more, or auto"
-            raise WrongError(f"{schedule.name} on {sizes_said} holds {shown(held)} activations: {edit}")
+        sizes_said = f"{schedule.num_ranks} ranks with {schedule.num_micro_batches} micro-batches"
+        if isinstance(self.cap, tuple):
+            held, needed = ", ".join(map(shown, of_ranks)), ",".join(f"{math.ceil(each)}" for each in of_ranks)
+        else:
+            held, needed = shown(max(of_ranks)), f"{math.ceil(max(of_ranks))}"
+        edit = f"use --cap {needed} or more, or auto"
+        raise WrongError(f"{schedule.name} on {sizes_said} holds {held} activations: {edit}")

@@ -61,7 +61,7 @@ class Run:
         return self.spec.schedule.name
 
     @property
-    def cap(self) -> Fraction | None:
+    def cap(self) -> Fraction | tuple[Fraction, ...] | None:
         return self.spec.schedule.cap
 
     @property

@@ -82,6 +82,7 @@ class Scheduler:
 
         plan, costs = self._lowering.plan, stage_costs(self._lowering)
         stages = tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages)
-        cap, ranks = self._spec.schedule.cap, plan.mesh.pp
-        cap = Fraction(cap or default_cap(ranks)) * len(plan.stages) / ranks  # the spec's counts shares of the model
-        return Solver(replace(costs, stages=stages), cap)
+        cap, ranks = self._spec.schedule.cap or Fraction(default_cap(plan.mesh.pp)), plan.mesh.pp
+        by = Fraction(len(plan.stages), ranks)  # the spec's caps count shares of the model
+        caps = tuple(each * by for each in cap) if isinstance(cap, tuple) else cap * by
+        return Solver(replace(costs, stages=stages), caps)

@@ -146,7 +146,9 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
     elif precision.name != "bf16":
         yield [("precision.moments", "bf16")] if precision.moments in ("fp32", "fp64") else []
     if spec.schedule.name == AUTO and p.pipeline > 1:
-        yield [("schedule.cap", str((spec.schedule.cap or default_cap(p.pipeline)) // 2))]
+        cap = spec.schedule.cap or default_cap(p.pipeline)
+        half = f"[{', '.join(str(each // 2) for each in cap)}]" if isinstance(cap, tuple) else str(cap // 2)
+        yield [("schedule.cap", half)]
     if not of_file and p.pipeline > 1:
         yield from (
             [("schedule.name", name)]

@@ -33,6 +33,7 @@ FORMS = {
     "sources": "blocks, one for each source, by its name",
     "places": "list of `local` and of texts in quotes",
     "tokenizer": "text in quotes, or `train(entries)`",
+    "ranks": "number, or a list with one for each pipeline rank",
 }
 UNITS = {
     "byte": "bytes, as in `80GB`",
@@ -254,7 +255,7 @@ def _bounds(info: FieldInfo, kind: FieldType) -> str:
     }
     if kind.types == (Tile,):
         return "1x1 to 1024x1024"
-    if not limits or kind.form:
+    if not limits or kind.form not in ("", "ranks"):
         return ""
     shown = {name: _limit(value, kind) for name, value in limits.items()}
     if "ge" in shown and "le" in shown:

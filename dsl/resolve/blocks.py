@@ -7,29 +7,20 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from dsl import choices, units
+from dsl import choices
 from dsl.diagnostics import MEANT
 from dsl.resolve import derive, forms
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import MAX_HINTED
-from dsl.resolve.fields import FieldType, broken_bound, fields_of, keys_of, scalar
+from dsl.resolve.fields import FieldType, broken_bound, fields_of, keys_of, out_of_bounds, scalar
 from dsl.resolve.merge import key_of, label_of, lost_keys, merge
-from dsl.schema import BUILT_IN, LayerRange, Node, Tile, Unit
+from dsl.schema import BUILT_IN, LayerRange, Node, Tile
 from dsl.schema.model import MAX_LAYER
 from dsl.source import Span
 from dsl.syntax import NAMED, Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
 
 MAX_RANGE_TEXT = 16  # of what is no range, and may be read as one all the same: `0 to 60`
 SOURCES_HINT = 'write `sources { web { files = "web/*.jsonl", weight = 0.7 } }`'
-BOUNDS = {  # a bound → the rule, the edit
-    "ge": ("at least {}", "{} or more"),
-    "gt": ("more than {}", "a number above {}"),
-    "le": ("at most {}", "{} or less"),
-    "lt": ("less than {}", "a number below {}"),
-    "min_length": ("at least {} character", "a path or a name"),
-    "max_length": ("at most {} characters", "a shorter text"),
-    "least": ("at least {} word", "one or more, with commas between"),  # of a list
-}
 
 
 def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
@@ -371,21 +362,10 @@ def _build(context: Context, scope: Scope, cls: type[Node], values: dict[str, An
         if bound is not None and name not in failed:
             bound = ("least", bound[1]) if isinstance(value, tuple) else bound
             failed.add(name)
-            _out_of_bounds(context, scope, name, fields_of(cls)[name].unit, *bound)
+            span = context.origins[scope.at(name)]
+            out_of_bounds(context, f"{name} = {span.text}", span, fields_of(cls)[name].unit, *bound)
     context.failed |= {scope.at(name) for name in failed}
     return cls.model_construct(**{name: value for name, value in values.items() if name not in failed})
-
-
-def _out_of_bounds(
-    context: Context, scope: Scope, name: str, unit: Unit | None, bound: str, limit: int | float
-) -> None:
-    words, edit = BOUNDS[bound]
-    shown = f"{limit:g}" if isinstance(limit, float) else f"{limit:,}"
-    if unit is not None and not unit.bare:
-        shown = units.bound(limit, unit.name)
-    span: Span = context.origins[scope.at(name)]
-    message = f"`{name} = {span.text}` is out of bounds: {words.format(shown)}"
-    context.complain("E0303", message, span, f"write {edit.format(shown)}")
 
 
 def _chosen(context: Context, path: str, span: Span) -> Any:

@@ -6,6 +6,7 @@ import operator
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -13,12 +14,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from dsl import units
 from dsl.parser import MAX_STRING
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
-from dsl.resolve.evaluate import convert, phrase
+from dsl.resolve.evaluate import convert, number, phrase
 from dsl.schema import Aliases, FilePath, Node, Syntax, Tile, Unit, Unless
 from dsl.schema.train import LOCAL
-from dsl.source import OVERRIDE
+from dsl.source import OVERRIDE, Span
 from dsl.syntax import Attribute, Let, ListOf, Number, String, Value, Word
 from dsl.units import exactly
 
@@ -30,6 +32,15 @@ LIMITS: dict[str, Callable[[Any, Any], bool]] = {  # a bound of pydantic's Field
     "lt": operator.lt,
     "min_length": lambda text, least: len(text) >= least,
     "max_length": lambda text, most: len(text) <= most,
+}
+BOUNDS = {  # a bound → the rule, the edit
+    "ge": ("at least {}", "{} or more"),
+    "gt": ("more than {}", "a number above {}"),
+    "le": ("at most {}", "{} or less"),
+    "lt": ("less than {}", "a number below {}"),
+    "min_length": ("at least {} character", "a path or a name"),
+    "max_length": ("at most {} characters", "a shorter text"),
+    "least": ("at least {} word", "one or more, with commas between"),  # of a list
 }
 MOST_PARTS = 10**6  # of one, in an exact number: it has six decimals, or such a denominator
 WORDS_AS_TEXT = {"python_stdlib"}  # words that stand where a string may
@@ -63,9 +74,21 @@ class FieldType:
 
 def broken_bound(kind: FieldType, value: Any) -> tuple[str, int | float] | None:
     """The bound that a value does not keep to."""
-    if value is None:
+    if value is None or (kind.form == "ranks" and isinstance(value, tuple)):  # each number was held to them on its own
         return None
     return next((bound for bound in kind.bounds if not LIMITS[bound[0]](value, bound[1])), None)
+
+
+def out_of_bounds(
+    context: Context, what: str, span: Span, unit: Unit | None, bound: str, limit: int | float
+) -> RejectedError:
+    """Report a value, `hidden = 0`, that does not keep to a bound of its key."""
+    words, edit = BOUNDS[bound]
+    shown = f"{limit:g}" if isinstance(limit, float) else f"{limit:,}"
+    if unit is not None and not unit.bare:
+        shown = units.bound(limit, unit.name)
+    message = f"`{what}` is out of bounds: {words.format(shown)}"
+    return context.reject("E0303", message, span, f"write {edit.format(shown)}")
 
 
 @cache
@@ -104,12 +127,14 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
     value = written.items[0]
     if kind.form == "places":
         return places(context, scope, statement)
+    if kind.form == "ranks" and isinstance(found := _substituted(context, scope, value, kind.types[0]), ListOf):
+        return _of_ranks(context, scope, kind, statement, found)
     if kind.optional and len(written.items) == 1 and isinstance(value, Word) and value.text == "none":
         return None
-    (wanted,) = kind.types
+    wanted = kind.types[0]
     if wanted in (int, float, Fraction):
-        quantity = phrase(context, scope, written)
-        return _typed(context, convert(context, quantity, kind.unit, key, written.span), wanted, kind.unit, statement)
+        result = convert(context, phrase(context, scope, written), kind.unit, key, written.span)
+        return _typed(context, result, wanted, kind.unit, key, written.span)
     if len(written.items) > 1:
         extra = written.items[1].span.to(written.items[-1].span)
         raise context.reject("E0302", f"`{key}` takes one value", extra, f"remove `{extra.text}`")
@@ -126,6 +151,28 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
         return _tile(context, key, value)
     assert wanted is str, wanted
     return string(context, key, value, kind.is_path)
+
+
+def _of_ranks(
+    context: Context, scope: Scope, kind: FieldType, statement: Attribute, value: ListOf
+) -> tuple[Fraction, ...]:
+    """`[8, 8, 7.5, 20 / 3]`: a number for each pipeline rank."""
+    key = statement.key.text
+    if len(statement.phrase.items) > 1 or not value.items:
+        hint = f"write `{key} = [8, 7.5]`, with a number for each pipeline rank"
+        raise context.reject("E0302", f"`{key}` is a number, or a list of numbers", statement.phrase.span, hint)
+    numbers = []
+    for index, item in enumerate(value.items):
+        context.origins[f"{scope.at(key)}.{index}"] = item.span
+        with suppress(RejectedError):  # to go on with the next one
+            each = convert(context, number(context, scope, item), kind.unit, key, item.span)
+            _typed(context, each, Fraction, kind.unit, key, item.span)
+            if (bound := broken_bound(kind, each)) is not None:
+                raise out_of_bounds(context, item.span.text, item.span, kind.unit, *bound)
+            numbers.append(each)
+    if len(numbers) < len(value.items):
+        raise RejectedError
+    return tuple(numbers)
 
 
 def string(context: Context, key: str, value: Value, is_path: bool) -> str:
@@ -199,20 +246,19 @@ def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -
 
 
 def _typed(
-    context: Context, value: Fraction, wanted: Any, unit: Unit | None, statement: Attribute
+    context: Context, value: Fraction, wanted: Any, unit: Unit | None, key: str, span: Span
 ) -> int | float | Fraction:
-    key, text = statement.key.text, statement.phrase.span.text
     if wanted is float:
         return float(value)
     if wanted is Fraction:
         if value > 1 and value.denominator > MOST_PARTS:
             message = f"`{key}` has at most six decimals, or a denominator of at most {MOST_PARTS:,}"
-            hint = f"write `{key} = {exactly(Fraction(int(value * MOST_PARTS), MOST_PARTS))}`"
-            raise context.reject("E0302", message, statement.phrase.span, hint)
+            hint = f"write `{exactly(Fraction(int(value * MOST_PARTS), MOST_PARTS))}`"
+            raise context.reject("E0302", message, span, hint)
         return value
     if value.denominator != 1 and (unit is None or unit.name != "byte"):
         hint = f"write `{key} = {round(value)}`"
-        raise context.reject("E0302", f"`{key}` is a whole number, `{text}` is not", statement.phrase.span, hint)
+        raise context.reject("E0302", f"`{key}` is a whole number, `{span.text}` is not", span, hint)
     return int(value)
 
 

@@ -157,6 +157,7 @@ RULES: tuple[Row, ...] = (
         tuple(f"schedule.{key}" for key in ("name", "file", "chunks", "cap", "placement", "copies")),
         parallel.options_of_schedules,
     ),
+    (("schedule.cap", "schedule.name", "parallel.pipeline"), parallel.caps_are_of_ranks),
     (("schedule.placement", "schedule.copies", "schedule.name"), parallel.copies_are_placed),
     (("schedule.order", "data.chat", "data.documents"), data.micro_batches_differ),
     (("parallel.placement", "parallel.expert", f"{LAYERS}.ffn.experts"), parallel.placement_has_experts),

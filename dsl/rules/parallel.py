@@ -17,6 +17,7 @@ from dsl.schema import CustomAttention, Moe, Spec
 from dsl.stages import fewest_stages_of_rank, most_stages, most_stages_of_rank, stages_of_rank
 from dsl.units import exactly
 
+MOST_HINTED = 16  # caps of ranks that a hint writes
 MAX_PLANNED = 2**18  # micro-batches of all stages of all ranks and sizes of the batch
 
 
@@ -153,7 +154,7 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
         if value is None or reads:
             continue
         named = schedule.name is not None
-        shown = exactly(value) if isinstance(value, Fraction) else value
+        shown = _written(value)
         message = (
             f"{key} = {shown} is for {in_words(readers)}; "
             f"{f'schedule {schedule.name}' if named else 'a schedule of a file'} "
@@ -162,6 +163,24 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
         other = "placement = loop" if searched else f"name = {readers[0]}"
         notes = (("the schedule", "schedule.name" if named else "schedule.file"),)
         yield Finding("E0814", message, f"schedule.{key}", f"remove `{key}`, or write `{other}`", notes)
+
+
+def _written(value: Fraction | int | str | tuple[Fraction, ...]) -> str:
+    """A value of a schedule's block as a spec has it."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(exactly, value))}]"
+    return exactly(value) if isinstance(value, Fraction) else f"{value}"
+
+
+def caps_are_of_ranks(spec: Spec) -> Iterator[Finding]:
+    """A list of caps has one for each pipeline rank."""
+    caps, ranks = spec.schedule.cap, spec.parallel.pipeline
+    if isinstance(caps, tuple) and len(caps) != ranks and spec.schedule.name == AUTO:
+        message = f"`cap` has {len(caps)} {'entries' if len(caps) > 1 else 'entry'}, and pipeline = {ranks}"
+        whole = (*caps, *(caps[-1:] * ranks))[:ranks]
+        hint = f"write `cap = {_written(whole)}`" if ranks <= MOST_HINTED else "write one for each pipeline rank"
+        note = ("the pipeline ranks", "parallel.pipeline")
+        yield Finding("E0820", message, "schedule.cap", hint, (note,))
 
 
 def copies_are_placed(spec: Spec) -> Iterator[Finding]:

@@ -62,7 +62,15 @@ class Unit:
 class Syntax:
     """A field that is not written as its type says. The forms are in `dsl.resolve.forms`."""
 
-    form: Literal["phases", "batch", "rate", "layers", "sources", "tokenizer", "places", "label"]
+    form: Literal["phases", "batch", "rate", "layers", "sources", "tokenizer", "places", "ranks", "label"]
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The bounds of a number, or of each number of a list, which pydantic's `Field` cannot say of both."""
+
+    ge: int
+    le: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 from dsl.nodes import group_nodes, most_group_nodes
 from dsl.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, in_words
 from dsl.schema.adapter import Lora
-from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax
+from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax, Within
 from dsl.schema.cluster import Cluster
 from dsl.schema.model import Model, Moe
 from dsl.schema.parallel import Parallel
@@ -51,13 +51,13 @@ class Schedule(Node):
         Derived(f"{DEFAULT_CHUNKS} under {in_words(CHUNKED)}, else none"),
     ] = None
     cap: Annotated[
-        Fraction | None,
+        Fraction | tuple[Fraction, ...] | None,
+        Syntax("ranks"),
+        Within(ge=1, le=100_000_000),
         Field(
-            ge=1,
-            le=100_000_000,
-            description="most activations that a rank holds at once, "
+            description="most activations that a rank holds at once, or that each pipeline rank holds, "
             f"of {AUTO}; each is that of 1/pipeline of the model, and a stage's where a rank has v of them 1/v of it",
-            examples=["cap = 9", "cap = 8.5"],
+            examples=["cap = 9", "cap = 8.5", "cap = [8, 8, 7.5, 7]"],
         ),
     ] = None
     placement: Annotated[

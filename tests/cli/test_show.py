@@ -148,6 +148,13 @@ def test_json(path: Path, capsys: Captured) -> None:
     assert document["values"]["train.sequence"]["text"].endswith(" tokens")
 
 
+@pytest.mark.parametrize(("cap", "value"), [("9", 9), ("17/2", 8.5), ("[3,2.5]", [3, 2.5])])
+def test_json_of_exact_numbers(cap: str, value: object, capsys: Captured) -> None:
+    words = ["-s", "schedule.name=auto", "-s", f"schedule.cap={cap}"]
+    assert main(["show", str(ROOT / "specs" / "quickstart.dsc"), "--format", "json", *words]) == 0
+    assert parsed(capsys.readouterr().out, "show")["values"]["schedule.cap"]["value"] == value
+
+
 def test_mistakes_are_told(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "a.dsc").write_text("run a { }\n", "utf-8")
     assert main(["show", str(tmp_path / "a.dsc")]) == 2

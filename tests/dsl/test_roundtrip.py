@@ -233,10 +233,11 @@ def has_moe(model: schema.Model) -> bool:
     return any(isinstance(span.ffn, schema.Moe) for span in model.layers)
 
 
+caps = st.fractions(1, 99, max_denominator=999)
 schedules = (
     st.builds(schema.Schedule, name=st.sampled_from(["dualpipe", "1f1b", "zb1p", "gpipe", "dualpipev", "zbv"]))
     | st.builds(schema.Schedule, name=st.just("interleaved"), chunks=st.integers(2, 5))
-    | st.builds(schema.Schedule, name=st.just("auto"), cap=maybe(st.fractions(1, 99, max_denominator=999)))
+    | st.builds(schema.Schedule, name=st.just("auto"), cap=maybe(caps))
     | st.builds(schema.Schedule, file=texts)
 )
 
@@ -246,6 +247,8 @@ def specs(draw: Draw) -> schema.Spec:
     """A spec that breaks no rule."""
     schedule = draw(schedules)
     pipeline = 2 * draw(st.integers(1, 4)) if schedule.name == "dualpipe" else draw(st.integers(1, 6))
+    if schedule.cap is not None and draw(st.booleans()):  # one for each rank
+        schedule = schedule.model_copy(update={"cap": tuple(draw(caps) for _ in range(pipeline))})
     expert = draw(st.integers(1, 4))
     data = expert * draw(st.integers(1, 4))
     micro_batch = draw(st.integers(1, 4))

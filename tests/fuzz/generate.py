@@ -175,7 +175,9 @@ def _wanted(chooser: random.Random, kind: FieldType) -> str:
         if each is bool:
             return chooser.choice(("true", "false"))
         if each is Fraction:
-            return chooser.choice(("9", "8.5", "25 / 3", "1", "0.5", "2.123456", "1 / 7", "3 + 1 / 1_000_001"))
+            return chooser.choice(
+                ("9", "8.5", "25 / 3", "1", "0.5", "2.123456", "1 / 7", "3 + 1 / 1_000_001", "[9, 25 / 3]", "[]")
+            )
     if kind.unit is not None:
         units = {
             "byte": "GiB",

@@ -34,6 +34,21 @@ def test_auto_is_proven_and_no_longer_than_dualpipe(cap: tuple[str, ...], most: 
         assert simulate(schedule, costs).makespan < simulate(published, costs).makespan
 
 
+def test_ranks_have_caps_of_their_own() -> None:
+    """A schedule that two caps allow is legal under them, and shorter than under the smaller one for both ranks."""
+    makespans = {}
+    for caps in ("[2,1]", "[1,2]", "1", "2"):
+        spec = load(QUICKSTART, overrides=["schedule.name=auto", "schedule.placement=loop", f"schedule.cap={caps}"])
+        lowered = lower_spec(spec)
+        schedule = lowered.main_schedule
+        most = spec.schedule.cap if isinstance(spec.schedule.cap, tuple) else (spec.schedule.cap,) * 2
+        peaks = peak_activations(schedule)
+        assert all(held <= cap for held, cap in zip(peaks, most, strict=True))
+        assert lowered.certificates.keys() == lowered.schedules.keys()
+        makespans[caps] = simulate(schedule, stage_costs(Lowering(lowered.plan, rates_of(spec)))).makespan
+    assert makespans["2"] < makespans["[2,1]"] < makespans["[1,2]"] == makespans["1"]
+
+
 def test_each_size_of_a_ramp_has_its_own_schedule(tmp_path: Path) -> None:
     text = QUICKSTART.read_text("utf-8").replace("name = dualpipe", "name = auto")
     grown = text.replace("batch       = 16 ", "batch { from = 24, to = 40, over = 100K tokens } ")
