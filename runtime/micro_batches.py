@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime import contract, zigzag
+from runtime.data.order import put_by_cost
 
 NO_TARGET = -1
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
@@ -42,16 +43,12 @@ class WeighedSource(DocumentSource, Protocol):
 
 
 def by_cost(source: Source, samples: Indices, order: Sequence[int]) -> Indices:
-    """The samples of a step, put so that those of one micro-batch of all data ranks cost attention about the same.
+    """The samples of a step as `put_by_cost` puts them, by the pairs of tokens that see each other.
 
-    `order`: at each position of the schedule, the rank of its micro-batch among all, the cheapest being 0. It is a
-    function of the samples alone, so every rank of a run finds the same. Every second micro-batch has them in falling
-    order, so that no data rank has the dearest of each.
+    It is a function of the samples alone, so every rank of a run finds the same.
     """
     assert isinstance(source, WeighedSource), source
-    ranked = samples[np.argsort(source.seen(samples), kind="stable")].reshape(len(order), -1)
-    ranked[1::2] = ranked[1::2, ::-1].copy()
-    return ranked[list(order)].reshape(-1)
+    return put_by_cost(samples, source.seen(samples), order)
 
 
 def unravel(column: int, mesh: contract.Mesh) -> tuple[int, int, int]:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from compiler.predict.why_shown import Why
     from compiler.rates import Table
 
+CACHE = Path("build/.data")  # where `dsc train` keeps what it prepares
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -96,13 +98,15 @@ def _planned(args: argparse.Namespace, chosen: Chosen) -> Planned:
     from compiler.lower import Lowering
     from compiler.lower.scheduler import Scheduler
     from compiler.plan import make_plan
+    from compiler.predict.order_gain import order_gain
     from compiler.predict.predict import memories, predicted, timed_on
     from compiler.rates.rank_rates import rank_rates
 
     plan = make_plan(chosen.spec)
     lowering = Lowering(plan, rank_rates(chosen.spec))
     found = timed_on(chosen.spec, lowering, Scheduler(chosen.spec, lowering).largest())
-    prediction = predicted(found, memories(found))
+    gain = order_gain(chosen.spec, lowering, found.schedule, chosen.path.parent, CACHE)
+    prediction = replace(predicted(found, memories(found)), order_gain=gain)
     why = None if prediction.fits else _why(args, chosen, found, prediction.ranks)
     return Planned(chosen, found, prediction, why)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from compiler.predict.prediction import Prediction, RankMemory, RankTime, Step
+from compiler.predict.prediction import OrderGain, Prediction, RankMemory, RankTime, Step
 from compiler.predict.why_shown import Why, nearest
 from compiler.predict.why_shown import document as edits
 
@@ -45,6 +45,7 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
         "energy": {"watts_per_device": p.energy.watts, "kwh_per_trillion_tokens": p.energy.kwh_per_trillion_tokens},
         "whole_run": {"tokens": p.whole.tokens, "steps": p.whole.steps, "seconds": p.whole.seconds},
         "goodput": _goodput(p),
+        "order": _order(p.order_gain),
         "memory": _memory(p),
         "edits": edits(why),
         "nearest": nearest(why),
@@ -64,6 +65,10 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
         "rates": p.rates,
         "assumptions": list(p.assumptions),
     }
+
+
+def _order(gain: OrderGain | None) -> dict[str, Any] | None:
+    return None if gain is None else {**asdict(gain), "saved": gain.saved}
 
 
 def document_of_phases(documents: Sequence[dict[str, Any]], phases: Sequence[Prediction]) -> dict[str, Any]:

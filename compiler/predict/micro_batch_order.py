@@ -15,6 +15,7 @@ from fractions import Fraction
 from compiler.lower import Lowering
 from compiler.lower.estimate import stage_costs
 from compiler.predict.flops import flops_per_token
+from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
 
@@ -39,16 +40,25 @@ def micro_batch_orders(spec: Spec, lowering: Lowering, schedules: Mapping[str, S
     trained = {name: each for name, each in schedules.items() if name.startswith("train")}
     if spec.schedule.order != "cost":
         return {}
-    if spec.parallel.pipeline == 1:  # one rank takes as long in any order
-        return {name: tuple(range(each.num_micro_batches)) for name, each in trained.items()}
+    costs = costs_of_orders(lowering)
+    largest = max(each.num_micro_batches for each in trained.values())
+    return {
+        name: order_of(lowering, schedule, costs, _EFFORT if schedule.num_micro_batches == largest else 0.0)
+        for name, schedule in trained.items()
+    }
+
+
+def costs_of_orders(lowering: Lowering) -> Costs:
+    """Costs of the plan's actions, by which orders are searched and judged."""
+    costs = stage_costs(lowering)
+    return replace(costs, stages=tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages))
+
+
+def order_of(lowering: Lowering, schedule: Schedule, costs: Costs, effort: float = _EFFORT) -> tuple[int, ...]:
+    """At each position of a schedule that trains, the rank of its micro-batch, the cheapest being 0."""
+    if schedule.num_ranks == 1:  # one rank takes as long in any order
+        return tuple(range(schedule.num_micro_batches))
     from compiler.schedules.order import best_order  # it brings numpy
 
-    costs, share = stage_costs(lowering), attention_share(lowering)
-    costs = replace(costs, stages=tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages))
-    largest = max(each.num_micro_batches for each in trained.values())
-    found = {}
-    for name, schedule in trained.items():
-        weights = weights_between(share, schedule.num_micro_batches)
-        effort = _EFFORT if schedule.num_micro_batches == largest else 0.0
-        found[name] = tuple(best_order(schedule, replace(costs, micro_batches=weights), effort))
-    return found
+    weights = weights_between(attention_share(lowering), schedule.num_micro_batches)
+    return tuple(best_order(schedule, replace(costs, micro_batches=weights), effort))

@@ -140,6 +140,10 @@ def _headline(p: Prediction) -> Iterable[Text]:
     yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} a step")
     yield _fact("MFU", mfu, "of the BF16 peak" if p.mfu else "add `bf16 = …TFLOPS` to the device")
     yield _fact("run", span(p.whole.seconds), f"{count(p.whole.tokens)} tokens in {plural(p.whole.steps, 'step')}")
+    if p.order_gain is not None:
+        gain = p.order_gain
+        note = f"{p.step.schedule} with micro-batches by cost, not as drawn: {gain.steps} steps of {gain.data}"
+        yield _fact("order", f"saves {gain.saved:.1%}", note)
     if p.goodput is not None:
         yield _goodput(p, p.goodput)
     yield _fact("hours", count(p.device_hours_per_trillion_tokens), "of devices, for a trillion tokens")

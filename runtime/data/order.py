@@ -8,6 +8,7 @@ token of the pieces is in one window of an epoch, whichever phase draws it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,3 +112,15 @@ class Order:
         """The fields; of a run without phases, those that it has."""
         plain = {"sequence": self.sequence, "windows": self.windows, "seed": self.seed}
         return plain | ({"piece": self.piece, "first": self.first, "end": self.end} if self.piece else {})
+
+
+def put_by_cost(samples: Numbers, seen: Numbers, order: Sequence[int]) -> Numbers:
+    """The samples of a step, put so that those of one micro-batch of all data ranks cost attention about the same.
+
+    `seen`: what each sample costs. `order`: at each position of the schedule, the rank of its micro-batch among all,
+    the cheapest being 0. Every second micro-batch has its samples in falling order, so that no data rank has the
+    dearest of each.
+    """
+    ranked = samples[np.argsort(seen, kind="stable")].reshape(len(order), -1)
+    ranked[1::2] = ranked[1::2, ::-1].copy()
+    return ranked[list(order)].reshape(-1)

@@ -1,0 +1,111 @@
+"""What `order = cost` saves of the first steps of a run, from the text that was prepared for it.
+
+A step is drawn from the text as the run draws it. Its micro-batches take what the plan says, less what the documents of
+their sequences leave out of attention, and are run once as drawn and once by the order of the plan (ADR 42). Where
+experts lie on several data ranks these wait for each other, so a position takes what its dearest micro-batch takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.ir import Plan
+from compiler.lower import Lowering
+from compiler.predict.micro_batch_order import attention_share, costs_of_orders, order_of
+from compiler.predict.prediction import OrderGain
+from compiler.schedules.costs import Costs
+from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import simulate
+from dsl.schema import Spec
+
+if TYPE_CHECKING:
+    from runtime.data.permutation import Numbers
+    from runtime.data.samples import AnySamples
+
+_STEPS = 8  # the first ones of the largest batch
+_GROUPS = 8  # of data ranks that wait for each other, looked at
+
+
+def order_gain(spec: Spec, lowering: Lowering, schedule: Schedule, folder: Path, cache: Path) -> OrderGain | None:
+    """The gain of `order = cost` on data in a cache; None without the key, where the cache has no such data, or where
+    it comes from several sources. `folder`: where the paths of the data start."""
+    if spec.schedule.order != "cost" or not cache.is_dir():
+        return None
+    text = _prepared(spec, folder, cache)
+    if text is None:
+        return None
+    from runtime.data.errors import DataError
+
+    try:
+        return gain_on(samples_in(spec, text), spec, lowering, schedule, str(text))
+    except DataError:  # too short a text: the run will say so
+        return None
+
+
+def samples_in(spec: Spec, text: Path) -> AnySamples:
+    """The training samples of a prepared text."""
+    from compiler.emit.recipe import data_request
+    from runtime.data.samples import samples_of
+
+    chat = data_request(spec).data.chat
+    return samples_of(text, "train", spec.train.sequence, 2, seed=spec.train.seed, chat=chat)
+
+
+def gain_on(samples: AnySamples, spec: Spec, lowering: Lowering, schedule: Schedule, data: str) -> OrderGain:
+    """The gain on the first steps of some samples."""
+    import numpy as np
+
+    from runtime.data.order import put_by_cost
+
+    costs, share, batch = costs_of_orders(lowering), attention_share(lowering), spec.train.batch.end
+    order = order_of(lowering, schedule, costs)
+    drawn: list[float] = []
+    ordered: list[float] = []
+    for step in range(_STEPS):
+        drawn_ids = np.arange(step * batch, (step + 1) * batch)
+        ordered_ids = put_by_cost(drawn_ids, samples.seen(drawn_ids), order)
+        for ids, times in ((drawn_ids, drawn), (ordered_ids, ordered)):
+            weights = _weights(samples.seen(ids), spec, lowering.plan, share)
+            times.append(max(_milliseconds(schedule, costs, each) for each in weights))
+    return OrderGain(sum(drawn) / _STEPS / 1000, sum(ordered) / _STEPS / 1000, _STEPS, data)
+
+
+def _weights(seen: Numbers, spec: Spec, plan: Plan, share: float) -> Numbers:
+    """[group, micro-batch]: by position, what the dearest micro-batch of each group of data ranks costs."""
+    mesh, size, sequence = plan.mesh, spec.train.micro_batch, spec.train.sequence
+    together = max(1, mesh.expert_group // (mesh.cp * mesh.tp)) if mesh.ep > 1 else 1
+    most = size * (sequence * (sequence + 1) // 2)
+    by_rank = seen.reshape(-1, mesh.dp, size).sum(2)
+    dearest = by_rank.reshape(len(by_rank), -1, together).max(2).T[:_GROUPS]
+    weights: Numbers = 1 - share + share * dearest / most
+    return weights
+
+
+def _milliseconds(schedule: Schedule, costs: Costs, weights: Sequence[float]) -> float:
+    parts = tuple(Fraction(max(1, round(1000 * each)), 1000) for each in weights)
+    return float(simulate(schedule, replace(costs, micro_batches=parts)).makespan)
+
+
+def _prepared(spec: Spec, folder: Path, cache: Path) -> Path | None:
+    """The folder of a cache with the text of a spec, if it was prepared and has not changed."""
+    from compiler.emit.recipe import data_request
+    from runtime.data import store
+    from runtime.data.errors import DataError
+    from runtime.data.prepare import asked_for, task_of
+
+    request = data_request(spec)
+    if request.data.sources:
+        return None
+    asked = asked_for(request)
+    metas = (store.meta_of(each) for each in store.folders(cache))
+    if not any(meta is not None and meta.get("request") == asked for meta in metas):
+        return None  # the text need not be read
+    try:
+        text = cache / task_of(request, folder, lambda *_: None).key
+    except (DataError, OSError):  # the run will say so
+        return None
+    return text if store.verified(text) is not None else None
