@@ -7,9 +7,9 @@ between experts, and the records of a step.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic_ns
 from types import MappingProxyType, SimpleNamespace
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from runtime.contract import Call
 from runtime.host_copies import HostCopies
 from runtime.sharding import Sharding, Whole
 from runtime.split_rows import Choices, Sequences, SplitRows
+from runtime.step_time import StepTime, takes
 from runtime.trace import Span
 
 
@@ -51,6 +52,7 @@ class Executor:
     message: tuple[tuple[int, ...], torch.dtype]
     device: torch.device
     board: Board
+    time: StepTime = field(default_factory=StepTime)
     data: Mapping[str, Tensor] = field(default_factory=dict)  # name → [micro_batches, T]
     constants: Mapping[str, Tensor] = field(default_factory=dict)  # tangents of the losses
     records: dict[str, Tensor] = field(default_factory=dict)  # sums over this rank's micro-batches
@@ -90,17 +92,21 @@ class Executor:
                 if body[0] == "F" and (int(body[1:]), micro_batch) in going:
                     self.host.forward_ended((int(body[1:]), micro_batch))
             for key in call.releases:
-                self._sent.pop(key).wait()
+                self._wait_sent(key)
             if number in behind:
                 behind[number]()
         for key in list(self._sent):
             self.board.set_action(f"send {key[1]}")
-            self._sent.pop(key).wait()
+            self._wait_sent(key)
         left = {k: sorted(vars(v)) for k, v in self._values.items() if vars(v)}
         assert not left and not self._posted and not self._kept, (left, list(self._posted), list(self._kept))
         assert self.host.is_empty
         self._values.clear()
         return spans
+
+    @takes("message")
+    def _wait_sent(self, key: tuple[int, str]) -> None:
+        self._sent.pop(key).wait()
 
     # ---- what bodies call
 
@@ -128,6 +134,7 @@ class Executor:
     def record(self, name: str, value: Tensor) -> None:
         self.records[name] = self.records[name] + value if name in self.records else value
 
+    @takes("message")
     def receive(self, peer: int, producer: str, micro_batch: int) -> Tensor:
         message = f"{producer}.{micro_batch}"
         if peer == self.rank:
@@ -137,6 +144,7 @@ class Executor:
         self._arrived_us = self._arrived_us or _now_us()
         return value
 
+    @takes("message")
     def send(self, peer: int, producer: str, micro_batch: int, value: Tensor) -> None:
         message = f"{producer}.{micro_batch}"
         if peer == self.rank:
@@ -145,64 +153,80 @@ class Executor:
             return
         self._sent[peer, message] = self.edges_out[peer].send(message, value)
 
+    @takes("exchange")
     def counts(self, action: str, micro_batch: int, site: str, *operands: Tensor) -> None:
         """How many rows go to each expert, and where a token goes to a node once, the order of the rows."""
         self.exchange.start_counts(_name("counts", action, micro_batch, site), *operands)
 
+    @takes("exchange")
     def wait_counts(self, action: str, micro_batch: int, site: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
         name = _name("counts", action, micro_batch, site)
         self.board.set_action(name)
         return self.exchange.wait_counts(name)
 
+    @takes("exchange")
     def dispatch(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
         """Rows and their gate weights to their experts' ranks, in a forward or where a backward runs that again (action
         B); in the backward (action I) the gradients back."""
         self._start("dispatch", action, micro_batch, site, operands, forward=action[0] in "FB")
 
+    @takes("exchange")
     def wait_dispatch(self, action: str, micro_batch: int, site: str) -> tuple[Tensor, ...]:
         return self._wait("dispatch", action, micro_batch, site)
 
+    @takes("exchange")
     def combine(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
         """Expert outputs back to their tokens' ranks; in the backward (action I) their gradients to the experts."""
         self._start("combine", action, micro_batch, site, operands, forward=action[0] == "I")
 
+    @takes("exchange")
     def wait_combine(self, action: str, micro_batch: int, site: str) -> Tensor | tuple[Tensor, ...]:
         """Rows, or of eight bits their data and their scales; behind them what was forwarded."""
         results = self._wait("combine", action, micro_batch, site)
         return results if len(results) > 1 else results[0]
 
+    @takes("exchange")
     def gather_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """Rows, or gradients of them, to all tensor ranks."""
         self.tensor_rows.gather(_name("gather_rows", action, micro_batch, site), rows)
 
+    @takes("exchange")
     def wait_gather_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.tensor_rows, "gather_rows", action, micro_batch, site)
 
+    @takes("exchange")
     def scatter_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """Sums of rows, or of gradients, over the tensor ranks, of which each gets its part."""
         self.tensor_rows.scatter(_name("scatter_rows", action, micro_batch, site), rows)
 
+    @takes("exchange")
     def wait_scatter_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.tensor_rows, "scatter_rows", action, micro_batch, site)
 
+    @takes("exchange")
     def gather_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """The rows of whole sequences, such as keys, to all context ranks, each of which has a part of them."""
         self.sequences.gather(_name("gather_sequences", action, micro_batch, site), rows)
 
+    @takes("exchange")
     def wait_gather_sequences(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.sequences, "gather_sequences", action, micro_batch, site)
 
+    @takes("exchange")
     def scatter_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """Sums of the gradients of these rows over the context ranks, of which each gets its part."""
         self.sequences.scatter(_name("scatter_sequences", action, micro_batch, site), rows)
 
+    @takes("exchange")
     def wait_scatter_sequences(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.sequences, "scatter_sequences", action, micro_batch, site)
 
+    @takes("exchange")
     def gather(self, action: str, micro_batch: int, site: str) -> None:
         """The weights of a segment that data ranks divide."""
         self.sharding.gather(_name("gather", action, micro_batch, site), site)
 
+    @takes("exchange")
     def wait_gather(self, action: str, micro_batch: int, site: str) -> Whole:
         name = _name("gather", action, micro_batch, site)
         self.board.set_action(name)
@@ -212,19 +236,23 @@ class Executor:
         """Accumulators of a segment whose gradients data ranks divide."""
         return self.sharding.zeros(site)
 
+    @takes("exchange")
     def scatter(self, action: str, micro_batch: int, site: str, gradients: Whole) -> None:
         """Sums of these gradients, of which each data rank adds its part to what it keeps."""
         self.sharding.scatter(_name("scatter", action, micro_batch, site), site, gradients)
 
+    @takes("exchange")
     def wait_scatter(self, action: str, micro_batch: int, site: str) -> None:
         name = _name("scatter", action, micro_batch, site)
         self.board.set_action(name)
         self.sharding.wait_scatter(name, site)
 
+    @takes("exchange")
     def gather_choices(self, action: str, micro_batch: int, site: str, counts: Tensor) -> None:
         """How often each expert is chosen in parts of sequences, to all ranks that have parts of the same."""
         self.choices.gather(_name("gather_choices", action, micro_batch, site), counts)
 
+    @takes("exchange")
     def wait_gather_choices(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.choices, "gather_choices", action, micro_batch, site)
 
@@ -247,7 +275,7 @@ class Executor:
 
 
 def _now_us() -> int:
-    return time.monotonic_ns() // 1000
+    return monotonic_ns() // 1000
 
 
 def _name(kind: str, action: str, micro_batch: int, site: str) -> str:

@@ -175,13 +175,15 @@ class Loop:
                 with self._all_end(trainer, world, saves):
                     self._compare(trainer, events)
             if train.validate and not profile and (last or self._validates(trainer.step, saves=due)):
-                row |= trainer.evaluate()
+                with trainer.time.whole("validation"):
+                    row |= trainer.evaluate()
             if metrics:
                 metrics.write(row | phase | ({"copy_failed": saves.failing} if saves.failing else {}))
             if view:
                 view.poll(board)
             if due or (stop and not self._saves_nothing):
-                saves.save(row.get(LOSS), last=last or stop)
+                with trainer.time.whole("checkpoint"):
+                    saves.save(row.get(LOSS), last=last or stop)
             if stop:
                 if rank == 0 and (asked := board.stop_request()):
                     by = "supervisor" if asked.rank < 0 else f"rank {asked.rank}"

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime import contract, optimizer
+from runtime import contract, optimizer, records
 from runtime.average import MovingAverage
 from runtime.build import Build
 from runtime.comm import nodes
@@ -41,6 +41,7 @@ from runtime.rate import batch_at, learning_rate, value_at
 from runtime.sharding import Sharding
 from runtime.split_rows import Choices, Sequences, SplitRows
 from runtime.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
+from runtime.step_time import StepTime
 from runtime.trace import Span
 
 ON_CPU = Endpoint()
@@ -89,6 +90,8 @@ class Trainer:
         self.step, self.position = 0, Position()
         self.drawn = np.arange(0)  # indices of the samples of the step at hand
         self.feed = Feed()
+        self.time = StepTime(rank, mesh.world, self.device)
+        self.spent = torch.zeros(0)  # seconds of all ranks, by parts: as of the last step
         self.watch = Watch(plan.train)
         self.program, self.actions = "", list[Span]()  # what was run last, and when
         self.reducing: dict[str, Work] = {}  # reductions that were started, by bucket
@@ -115,6 +118,7 @@ class Trainer:
             message=_message(self.plan.message),
             device=self.device,
             board=self.board,
+            time=self.time,
         )
 
     def _exchange(self, members: tuple[int, ...], links: Links) -> Exchange:
@@ -142,16 +146,21 @@ class Trainer:
     def train_step(self) -> dict[str, Any]:
         """One optimizer step; its metrics, equal on every rank. Raises BadStepError before any weight is touched."""
         start = time.perf_counter()
-        sums = self.accumulate()
-        if self.watch.reruns:
-            loss, norm = self._losses(sums)["loss"], math.sqrt(sums["norm"].item())
-            if self.watch.verdict(self.step + 1, loss, norm):
-                over = Place(self.rank, self.plan.mesh.world, self.links.sums)
-                again = computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over)
-                sums = self.watch.computed(again)
-        metrics = self.apply(sums)
+        with self.time.within("compute"):
+            sums = self.accumulate()
+            if self.watch.reruns:
+                sums = self._judged(sums)
+            metrics = self.apply(sums)
         seconds = time.perf_counter() - start
         return metrics | {"tokens_per_s": sums["sequences"].item() * self.sequence / seconds, "step_s": seconds}
+
+    def _judged(self, sums: Sums) -> Sums:
+        """The sums of a step; those of a second computation, if the first does not look right."""
+        loss, norm = self._losses(sums)["loss"], math.sqrt(sums["norm"].item())
+        if not self.watch.verdict(self.step + 1, loss, norm):
+            return sums
+        over = Place(self.rank, self.plan.mesh.world, self.links.sums)
+        return self.watch.computed(computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over))
 
     def accumulate(self) -> Sums:
         """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
@@ -167,7 +176,8 @@ class Trainer:
 
     def apply(self, sums: Sums) -> dict[str, Any]:
         """Clip, update, balance; the step counts from here on."""
-        losses, norm = self._losses(sums), math.sqrt(sums["norm"].item())
+        losses, (square, *spent) = self._losses(sums), torch.cat([sums["norm"].view(1), self.spent]).tolist()
+        norm = math.sqrt(square)
         skipped = self.watch.check(self.step + 1, losses["loss"], norm, (int(self.drawn[0]), int(self.drawn[-1]) + 1))
         tokens_before = self.position.tokens
         self.step, self.position = self.step + 1, self.position.after(self.drawn, self.sequence)
@@ -184,7 +194,8 @@ class Trainer:
             "rate": rate,
             "tokens": self.position.tokens,
             **self.position.epochs,
-            **self._imbalance(sums),
+            **records.imbalance(sums, self.layers),
+            **self.time.row(spent),
             **({"left_out": skipped} if skipped else {}),
         }
 
@@ -246,9 +257,14 @@ class Trainer:
         if trains and self.feed.names is None:  # only the first step shows what one asks for
             self.feed.names = tuple(data)
             self._read_ahead()
-        squares = partial(optimizer.gradient_square, self.state, self.rank)
-        summed = self._collect(program.epilogue, {"records": self.records, "norm": squares})
-        return self._by_name(summed.pop("records")) | counts | summed
+        summed = self._collect(program.epilogue, {"records": self.records, "norm": self._norm})
+        if trains:
+            summed["norm"], self.spent = summed["norm"][0], summed["norm"][1:]
+        return records.by_name(summed.pop("records"), self.plan) | counts | summed
+
+    def _norm(self) -> Tensor:
+        """The squares of the gradients that this rank owns, and where its time went."""
+        return self.time.beside(optimizer.gradient_square(self.state, self.rank))
 
     def _collect(self, listed: Iterable[Collective], parts: Mapping[str, Callable[[], Tensor]]) -> Sums:
         """Run collectives that a program lists, and no others; the sums over the world, by name.
@@ -261,13 +277,15 @@ class Trainer:
             if each.kind == "sum":
                 summed[each.name] = parts[each.name]()
                 self.board.set_action(each.label)
-                self.links.sums.all_reduce(summed[each.name])
+                with self.time.within("sum"):
+                    self.links.sums.all_reduce(summed[each.name])
             elif bucket is not None:
                 self.board.set_action(each.label)
-                if each.kind == "reduce":
-                    self.reducing.pop(each.name).wait()
-                else:
-                    optimizer.gather_weights(bucket, self.links.sums)
+                with self.time.within("sum"):
+                    if each.kind == "reduce":
+                        self.reducing.pop(each.name).wait()
+                    else:
+                        optimizer.gather_weights(bucket, self.links.sums)
         return summed
 
     def _reductions(self, program: Program) -> dict[int, Callable[[], None]]:
@@ -315,7 +333,8 @@ class Trainer:
         if kind != "train":
             return find()
         self.board.set_action("read samples")
-        return self.feed.take(samples, find)
+        with self.time.within("data"):
+            return self.feed.take(samples, find)
 
     def _program_of(self, kind: str, size: int) -> str:
         return f"{kind}_{size // (self.plan.mesh.dp * self.plan.train.micro_batch)}"
@@ -347,26 +366,9 @@ class Trainer:
         constants |= {f"sequence_loss {layer.site}": layer.sequence_loss / sequences for layer in self.layers}
         return {name: torch.tensor(value, dtype=dtype, device=self.device) for name, value in constants.items()}
 
-    def _extents(self) -> dict[str, int]:
-        """Numbers that each record has: a load is one of each expert."""
-        return {n: next((y.experts for y in self.layers if n == f"load {y.name}"), 1) for n in self.plan.records}
-
     def records(self) -> Tensor:
-        """The records of this rank, one after the other; loads are counts by expert, exact in float64."""
-        here = dict(self.executor.records)
-        for layer in self.layers:
-            if layer.slots is not None and (name := f"load {layer.name}") in here:
-                here[name] = here[name][torch.tensor(layer.slots, device=self.device)]
-        parts = [
-            here.get(name, torch.zeros(extent, device=self.device)).reshape(-1).to(torch.float64)
-            for name, extent in self._extents().items()
-        ]
-        return torch.cat(parts)
-
-    def _by_name(self, records: Tensor) -> Sums:
-        """Records that were summed over the world, by name."""
-        extents = self._extents()
-        return dict(zip(extents, records.split([*extents.values()]), strict=True))
+        """The records of this rank, one after the other."""
+        return records.flat(self.executor.records, self.plan, self.device)
 
     def _losses(self, sums: Sums) -> dict[str, float]:
         losses = {"loss": (sums["loss"] / sums["targets"].clamp(min=1)).item()}
@@ -386,12 +388,6 @@ class Trainer:
             if layer.bias in self.state.biases and layer.bias_rate is not None:
                 rate = value_at(layer.bias_rate, tokens_seen)
                 optimizer.balance(self.state.biases[layer.bias], load, rate)
-
-    def _imbalance(self, sums: Sums) -> dict[str, Any]:
-        """Load of the busiest expert over the mean, of each layer and the mean over layers; 1 is perfect balance."""
-        loads = {layer.name: sums[f"load {layer.name}"] for layer in self.layers}
-        ratios = {name: (load.max() / load.mean()).item() for name, load in loads.items()}
-        return {"imbalance": sum(ratios.values()) / len(ratios), "layer_imbalance": ratios} if ratios else {}
 
 
 def _message(message: contract.Message | None) -> tuple[tuple[int, ...], torch.dtype]:

@@ -32,7 +32,8 @@ TORCHRUN = (sys.executable, "-P", "-m", "torch.distributed.run")
 EVERY = 3  # steps between checkpoints
 LIMIT_S = 120.0  # only against a run that hangs
 CORPUS = ("bisect", "contextlib", "copy", "fnmatch", "heapq", "shlex", "string", "textwrap")
-TIMINGS = ("tokens_per_s", "step_s", "time")  # what may differ between two runs that are equal
+# What may differ between two runs that are equal.
+TIMINGS = ("tokens_per_s", "step_s", "time", "spent_s", "spent_most_s", "slowest_rank")
 
 TINY = """
 run {name} {{

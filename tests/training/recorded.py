@@ -13,10 +13,10 @@ from torch import Tensor
 
 from runtime.comm.transport import Shares, Work
 from runtime.contract import Program
+from runtime.step_time import PARTS
 from runtime.trainer import Trainer
 
 OF_THE_WORLD = ("all_reduce", "all_gather", "barrier", "broadcast", "reduce_scatter_tensor", "all_gather_into_tensor")
-SUMS = {"targets": 2, "norm": 1}  # elements; all others are records
 
 
 class Recorded:
@@ -57,10 +57,11 @@ def expected(trainer: Trainer, program: Program) -> list[tuple[str, str | int]]:
     num_records = sum(
         next((y.experts for y in trainer.layers if n == f"load {y.name}"), 1) for n in trainer.plan.records
     )
+    sums = {"targets": 2, "norm": 1 + len(PARTS) * trainer.plan.mesh.world}  # elements; all others are records
     names = {"reduce": "gradients", "gather": "parameters"}
     before, after = (
         [
-            (kind, SUMS.get(name, num_records)) if kind == "sum" else (kind, f"{names[kind]} {name}")
+            (kind, sums.get(name, num_records)) if kind == "sum" else (kind, f"{names[kind]} {name}")
             for kind, name in listed
             if kind == "sum" or name in trainer.buckets
         ]

@@ -1,0 +1,88 @@
+"""Steps of the trainers of a world, timed from outside, and which samples each rank has read.
+
+`python -m tests.runtime.step_times FOLDER WORLD` trains FOLDER/build and leaves FOLDER/rank_<r>.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.build import Build
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
+from runtime.launch.rank_watch import Supervision
+from runtime.trainer import Trainer
+from tests.training.samples import RandomSamples
+
+STEPS = 5
+SLEEPS = (2, 3)  # a rank, and the step in which its first body sleeps
+SLEEP_S = 0.3
+
+
+class Watched(RandomSamples):
+    """Samples, and how many of them the thread that trains has read."""
+
+    def __init__(self, vocab: int, sequence: int) -> None:
+        super().__init__(vocab, sequence)
+        self.trains, self.read_by_trainer = threading.get_ident(), 0
+
+    def tokens(self, index: int) -> npt.NDArray[np.int64]:
+        self.read_by_trainer += threading.get_ident() == self.trains
+        return super().tokens(index)
+
+
+def watched(build: Build, rank: int, board: Board) -> dict[str, object]:
+    """What a rank has read behind each step, its rows, and the seconds between the ends of its sums."""
+    samples = Watched(build.plan.model.vocab, build.plan.train.sequence)
+    trainer = Trainer(build, rank, samples, None, board)
+    real, at = trainer._norm, list[float]()
+
+    def norm() -> object:
+        found = real()
+        at.append(time.perf_counter())
+        return found
+
+    trainer._norm = norm  # type: ignore[assignment, method-assign]
+    rows, read, body = [], [], next(iter(trainer.bodies))
+    first = trainer.bodies[body]
+    begun = time.perf_counter()
+    for step in range(1, STEPS + 1):
+        if (rank, step) == SLEEPS:
+            trainer.bodies |= {body: lambda *args: (time.sleep(SLEEP_S), first(*args))[0]}
+        rows.append(trainer.train_step())
+        assert trainer.feed._ahead is not None
+        trainer.feed._ahead.found.result()  # steps as long as their samples take to read
+        read.append(samples.read_by_trainer)
+        if (rank, step) == SLEEPS:
+            trainer.bodies |= {body: first}
+    wall = [after - before for before, after in zip([begun, *at], at, strict=False)]
+    names = trainer.feed.names
+    return {
+        "rows": rows,
+        "read_by_trainer": read,
+        "read": len(samples.read),
+        "waits": trainer.feed.waits,
+        "wall": wall,
+        "asks": names,
+    }
+
+
+def main(folder: Path, world: int) -> int:
+    def target(rank: int, world: int, board: Board) -> None:
+        text = json.dumps(watched(Build.open(folder / "build"), rank, board))
+        (folder / f"rank_{rank}.json").write_text(text)
+
+    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=120))
+    print(outcome)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

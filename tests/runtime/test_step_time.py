@@ -1,0 +1,164 @@
+"""Each moment of a rank belongs to one part of its step, and no step but the first waits for its samples."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+
+from compiler.build import compile_spec, write_build
+from compiler.emit.segment_cache import Segments
+from runtime.step_time import COMMUNICATION, PARTS, Part, StepTime, takes
+from tests.runtime.step_times import SLEEP_S, SLEEPS, STEPS
+from tests.training.processes import run_module
+from tests.training.specs import spec as small
+
+RANKS = 3
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 10**12
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def spent(time: StepTime, world: int = 1) -> dict[str, Any]:
+    square, *seconds = time.beside(torch.tensor(4.0, dtype=torch.float64)).tolist()
+    assert square == 4.0 and len(seconds) == world * len(PARTS)
+    return time.row(seconds)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_parts_that_are_entered_in_any_order_sum_to_the_time(seed: int) -> None:
+    """Against a history that is known by the nanosecond: parts within parts, and whole ones within which none count."""
+    draw, clock = random.Random(seed), Clock()
+    time = StepTime(clock=clock)
+    known: Counter[str] = Counter()
+
+    def pass_time(part: str) -> None:
+        lasts = draw.randint(0, 10**9)
+        known[part] += lasts
+        clock.now += lasts
+
+    def run(part: Part, depth: int, of: str | None) -> None:
+        whole = of is None and draw.random() < 0.3
+        inside = of or (part if whole else None)
+        with (time.whole if whole else time.within)(part):
+            for _ in range(draw.randint(0, 3) if depth else 0):
+                pass_time(inside or part)
+                run(draw.choice(PARTS), depth - 1, inside)
+            pass_time(inside or part)
+
+    clock.now += 10**9  # before the first step
+    for _ in range(4):
+        known.clear()
+        for _ in range(draw.randint(1, 5)):
+            run(draw.choice(PARTS), 3, None)
+            pass_time("other")
+        row = spent(time)
+        assert row["spent_s"] == {part: pytest.approx(known[part] / 1e9, abs=1e-6) for part in PARTS}
+        assert row["spent_s"] == row["spent_most_s"] and row["slowest_rank"] == 0
+
+
+def test_a_method_that_is_marked_takes_its_time_also_where_it_fails() -> None:
+    class Works:
+        def __init__(self, time: StepTime) -> None:
+            self.time = time
+
+        @takes("message")
+        def fail(self, ns: int) -> None:
+            clock.now += ns
+            raise OSError
+
+    clock = Clock()
+    works = Works(StepTime(clock=clock))
+    with works.time.within("compute"), pytest.raises(OSError):
+        works.fail(3 * 10**9)
+    assert spent(works.time)["spent_s"] == dict.fromkeys(PARTS, 0.0) | {"message": 3.0}
+
+
+def test_a_step_that_is_made_again_keeps_the_time_of_both() -> None:
+    """A batch that is left out has no row: what it took is in the next one."""
+    clock = Clock()
+    time = StepTime(clock=clock)
+    for _ in range(2):
+        with time.within("compute"):
+            clock.now += 10**9
+        _, *seconds = time.beside(torch.zeros((), dtype=torch.float64)).tolist()
+    assert time.row(seconds)["spent_s"]["compute"] == 2.0
+
+
+def test_rows_are_of_all_ranks() -> None:
+    clock = Clock()
+    ranks = [StepTime(rank, 3, clock=clock) for rank in range(3)]
+    total = torch.zeros(1 + 3 * len(PARTS), dtype=torch.float64)
+    for rank, time in enumerate(ranks):
+        with time.within("compute"):
+            clock.now += (1 + rank % 2) * 10**9
+        total += time.beside(torch.ones((), dtype=torch.float64))
+    square, *seconds = total.tolist()
+    assert square == 3.0
+    row = ranks[0].row(seconds)
+    assert row["spent_s"]["compute"] == pytest.approx(4 / 3, abs=1e-6)
+    assert row["spent_most_s"]["compute"] == 2.0 and row["slowest_rank"] == 1
+
+
+def test_parts_of_communication_are_not_told_apart_on_a_gpu() -> None:
+    clock = Clock()
+    time = StepTime(clock=clock)
+    time._on_cpu = False
+    with time.within("compute"):
+        with time.within("exchange"):
+            clock.now += 10**9
+        with time.within("data"):
+            clock.now += 10**9
+    time.enter("other")
+    row = time.row([(now - 0) / 1e9 for now in time._ns.values()])
+    assert not set(COMMUNICATION) & row["spent_s"].keys()
+    assert row["spent_s"] == {"compute": 1.0, "data": 1.0, "validation": 0.0, "checkpoint": 0.0, "other": 0.0}
+
+
+# ---------------------------------------------------------------- a pipeline
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> list[dict[str, Any]]:
+    """What three pipeline ranks left of real steps."""
+    folder = tmp_path_factory.mktemp("steps")
+    of = small(RANKS, 1, 1, 6, schedule="1f1b", precision="fp32")
+    write_build(folder / "build", compile_spec(of, segments=segments).files)
+    run_module("tests.runtime.step_times", folder, RANKS)
+    return [json.loads((folder / f"rank_{rank}.json").read_text("utf-8")) for rank in range(RANKS)]
+
+
+def test_no_step_but_the_first_waits_for_data_and_middle_ranks_read_none(ranks: list[dict[str, Any]]) -> None:
+    first, middle, last = ranks
+    assert middle["read"] == 0 and middle["asks"] == []
+    for rank in (first, last):
+        assert rank["waits"] == 1 and rank["read"] > rank["read_by_trainer"][0] > 0
+        assert len(set(rank["read_by_trainer"])) == 1, "the thread that trains reads in the first step alone"
+
+
+def test_rows_sum_to_the_time_of_the_ranks(ranks: list[dict[str, Any]]) -> None:
+    for step in range(STEPS):
+        row = ranks[0]["rows"][step]
+        wall = fmean(rank["wall"][step] for rank in ranks)
+        assert sum(row["spent_s"].values()) == pytest.approx(wall, rel=0.02, abs=2e-3)
+        for rank in ranks:
+            for key in ("spent_s", "spent_most_s", "slowest_rank"):
+                assert rank["rows"][step][key] == row[key], "all ranks know the same"
+
+
+def test_a_slow_rank_is_named_and_the_others_wait_for_its_messages(ranks: list[dict[str, Any]]) -> None:
+    slow, step = SLEEPS
+    row = ranks[0]["rows"][step - 1]
+    assert row["slowest_rank"] == slow and row["spent_most_s"]["compute"] > SLEEP_S
+    assert row["spent_most_s"]["message"] > 0.9 * SLEEP_S, "the rank before it needs its gradients"
+    assert row["spent_s"]["compute"] < row["spent_most_s"]["compute"] - SLEEP_S / 2
