@@ -179,8 +179,11 @@ def _report(out: Path, *, profiled: bool) -> str:
     """Write the report; the line that names it. A report that cannot be written is said on standard error."""
     try:
         from compiler.report.run_page import write_run_report  # until now it would only have kept the ranks waiting
+        from compiler.report.summary import summary_of
 
-        report = write_run_report(out)
+        path, report = write_run_report(out)
+        if summary := summary_of(report):
+            tell("\n".join(map(printable, summary.lines())))
         if profiled:
             _say_profile(out)
     except (Exception, KeyboardInterrupt) as error:
@@ -189,7 +192,7 @@ def _report(out: Path, *, profiled: bool) -> str:
         with suppress(OSError):
             print(f"the report could not be written: {said}", file=sys.stderr, flush=True)
         return f"report: dsc report {shlex.quote(str(out))}"
-    return f"report: {report}"
+    return f"report: {path}"
 
 
 def _train(args: argparse.Namespace, chosen: Chosen, build: Path, launcher: Sequence[str]) -> tuple[int, bool]:

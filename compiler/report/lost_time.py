@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -24,6 +24,7 @@ class LostTime:
     again: float  # of steps that were trained again behind a failure or a resume
     checkpoint: float  # for which saves kept the ranks
     restart: float  # from the last step or save before a failure to the start that followed by itself
+    at: Mapping[int, float] = field(default_factory=dict)  # step → seconds that were lost in front of it by failures
 
     @property
     def other(self) -> float:
@@ -39,6 +40,7 @@ def lost_time(kept: Sequence[Row], replaced: Sequence[Row], events: Sequence[Row
     """`kept`, `replaced`: rows of metrics.jsonl, and of the files beside it that a resume has moved them to. `events`:
     of events.jsonl. None where these do not say how long a run took."""
     wall, restart, failed = 0.0, 0.0, False
+    lost_at: dict[int, float] = {}
     before_s = last_s = None  # what was known before, and the last step or save among it
     for at_s, row in sorted(_timed(chain(kept, replaced, events)), key=lambda each: each[0]):
         event = row.get("event")
@@ -46,13 +48,16 @@ def lost_time(kept: Sequence[Row], replaced: Sequence[Row], events: Sequence[Row
             wall += at_s - before_s
         if event == "start" and failed and last_s is not None:
             restart += at_s - last_s
+            lost_at[row["step"] + 1] = lost_at.get(row["step"] + 1, 0.0) + at_s - last_s
         failed = event == "restart" or (failed and event != "start")
         before_s, last_s = at_s, at_s if event in (None, "save", "start") else last_s
     if wall <= 0:
         return None
-    checkpoint = sum(_number(row, "seconds") for row in events if row.get("event") == "save")
-    steps, again = (sum(_number(row, "step_s") for row in rows) for rows in (kept, replaced))
-    return LostTime(wall, steps, again, checkpoint, restart)
+    for row in replaced:
+        lost_at[row["step"]] = lost_at.get(row["step"], 0.0) + seconds_of(row, "step_s")
+    checkpoint = sum(seconds_of(row, "seconds") for row in events if row.get("event") == "save")
+    steps, again = (sum(seconds_of(row, "step_s") for row in rows) for rows in (kept, replaced))
+    return LostTime(wall, steps, again, checkpoint, restart, lost_at)
 
 
 def _timed(rows: Iterable[Row]) -> Iterator[tuple[float, Row]]:
@@ -64,17 +69,7 @@ def _timed(rows: Iterable[Row]) -> Iterator[tuple[float, Row]]:
             continue
 
 
-def _number(row: Row, key: str) -> float:
+def seconds_of(row: Row, key: str) -> float:
+    """A time of a row; 0 where it has none, or none that can be."""
     value = row.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9 else 0.0
-
-
-def facts_of(found: LostTime | None) -> tuple[tuple[str, str], ...]:
-    """What a page says of it."""
-    if found is None:
-        return ()
-    parts = {"trained again": found.again, "checkpoints": found.checkpoint, "restarts": found.restart}
-    parts["other"] = found.other
-    lost = ", ".join(f"{name} {value:.1f} s" for name, value in parts.items() if value >= 0.05)
-    goodput = ("goodput, measured", f"{found.goodput:.1%} of {found.wall:,.1f} s")
-    return (goodput, ("time lost", lost)) if lost else (goodput,)

@@ -17,8 +17,9 @@ from compiler.picture.template import environment
 from compiler.predict.numbers import seconds
 from compiler.report import charts
 from compiler.report.diagrams import view_of
-from compiler.report.lost_time import facts_of
 from compiler.report.report import RankRow, Report, StageRow
+from compiler.report.step_parts import PartsChart, parts_chart
+from compiler.report.summary import summary_of
 
 FOLDER = Path(__file__).parent
 PAGE_WIDTH, MOST_WIDTH = 820.0, 12_000.0  # pixels of the schedule: where it fits, and where it is scrolled
@@ -119,6 +120,7 @@ class RunView:
     held_out: tuple[str, ...]
     loss: charts.Chart | None
     panels: tuple[charts.Chart, ...]
+    parts: PartsChart | None  # where the time of the steps went
     load: charts.LoadMap | None
 
 
@@ -132,7 +134,8 @@ def _run(report: Report) -> RunView:
     if measured:
         facts += (("step, measured", seconds(measured.seconds)),)
         facts += (("step, planned", seconds(planned_s)),) if planned_s else ()
-    facts += facts_of(run.lost)
+    summary = summary_of(report)
+    facts += tuple(summary.facts()) if summary else ()
     facts += _health(run.events)
     if run.damaged_rows:
         facts += (("damaged lines of metrics.jsonl, left out", f"{run.damaged_rows:,}"),)
@@ -144,6 +147,7 @@ def _run(report: Report) -> RunView:
         held_out=tuple(run.data.get("held_out", ())),
         loss=charts.loss_chart(run.metrics, unigram),
         panels=charts.panels(run.metrics),
+        parts=parts_chart(run.metrics, run.lost.at if run.lost else {}, report.planned),
         load=charts.load_map(run.load.get("load", ()), report.moe_layers),
     )
 

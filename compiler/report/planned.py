@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.plan.model_graph import model_graph
+from compiler.predict.failures import Goodput
 from compiler.predict.predict import Timed
-from compiler.predict.prediction import Prediction, RankMemory, StageRow, Step
+from compiler.predict.prediction import Flops, Prediction, RankMemory, StageRow, Step
 from compiler.topology.fabric import Fabric
 from compiler.topology.links import LARGE, LEVELS
 from compiler.topology.traffic import traffic
@@ -74,11 +75,14 @@ class Planned:
     ranks: tuple[RankMemory, ...]
     stages: tuple[StageDrawn, ...]
     network: Network
+    goodput: Goodput | None = None  # beside failures; None where nothing is known of them
+    mfu: Flops | None = None  # share of the BF16 peak; None where a device has none
 
 
 def planned_of(found: Timed, prediction: Prediction) -> Planned:
     """`prediction`: of the timed plan."""
-    return Planned(prediction.step, prediction.ranks, _stages(found, prediction.stages), network_of(found))
+    drawn = _stages(found, prediction.stages), network_of(found)
+    return Planned(prediction.step, prediction.ranks, *drawn, prediction.goodput, prediction.mfu)
 
 
 def _stages(found: Timed, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:

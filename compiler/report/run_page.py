@@ -13,7 +13,7 @@ from compiler.predict.memory_run import measured_memories
 from compiler.read_files import load_with_files
 from compiler.report.lost_time import LostTime, lost_time
 from compiler.report.page import report_html
-from compiler.report.report import RunFigures
+from compiler.report.report import Report, RunFigures
 from compiler.report.sections import report_of
 from compiler.textfile import TextFileError, read_bytes, read_form
 
@@ -58,12 +58,18 @@ class LoadForm(_Form):
     load: list[list[Count]]
 
 
-def write_run_report(run: Path) -> Path:
-    """`run`/report.html from what it left: spec.resolved, schedule.txt, metrics.jsonl, events.jsonl, load.json,
-    data/*/meta.json.
+def write_run_report(run: Path) -> tuple[Path, Report]:
+    """`run`/report.html, and what it shows.
 
     ValueError or SpecError names the file that is missing or damaged; OSError where the report cannot be written.
     """
+    report = run_report(run)
+    return _write(run, report_html(report)), report
+
+
+def run_report(run: Path) -> Report:
+    """The report of a run from what it left: spec.resolved, schedule.txt, metrics.jsonl, events.jsonl, load.json,
+    data/*/meta.json. ValueError or SpecError as of `write_run_report`."""
     spec = load_with_files(run / "spec.resolved")
     lowered = lower_spec(spec)
     (metrics, damaged), events = step_rows(run / "metrics.jsonl"), _events(run)
@@ -76,7 +82,10 @@ def write_run_report(run: Path) -> Path:
         lost=_lost(run, metrics, events),
         events=events,
     )
-    text = report_html(report_of(spec, lowered, figures))
+    return report_of(spec, lowered, figures)
+
+
+def _write(run: Path, text: str) -> Path:
     path = run / "report.html"
     temporary = path.with_name(".report.html.tmp")
     if path.is_dir():

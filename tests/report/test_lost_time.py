@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compiler.report.lost_time import LostTime, facts_of, lost_time
+from compiler.report.lost_time import LostTime, lost_time
 
 
 class History:
@@ -96,14 +96,14 @@ def test_each_second_has_its_cause_and_the_parts_sum_to_the_time(seed: int) -> N
 def test_rows_that_are_damaged_count_for_nothing() -> None:
     rows = [{"step": 1, "time": 5}, {"step": 2, "time": "soon", "step_s": "long"}, {"step": 3}]
     assert lost_time(rows, [], [{"event": "start", "time": "x"}]) is None
-    assert facts_of(None) == ()
 
 
-def test_what_the_page_says() -> None:
+def test_time_that_failures_cost_has_its_step() -> None:
     run = History()
     run.event("start")
-    for _ in range(9):
+    for _ in range(4):
         run.train(1.0)
-    run.save(1.0)
+    run.fail(saved=2, until_found=3.0, until_start=4.0)
+    run.train(1.5)
     run.event("end")
-    assert facts_of(run.found()) == (("goodput, measured", "90.0% of 10.0 s"), ("time lost", "checkpoints 1.0 s"))
+    assert run.found().at == pytest.approx({3: 1.0 + 7.0, 4: 1.0})
