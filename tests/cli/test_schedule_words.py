@@ -15,10 +15,25 @@ from compiler.schedules.simulate import peak_activations
 from compiler.schedules.torch_csv import from_torch_csv
 from dsl.resolve.context import suggest
 from dsl.schedules import NAMES
+from tests.cli.forms import parsed
 
 Captured = pytest.CaptureFixture[str]
 QUICK = str(Path(__file__).parents[2] / "specs" / "quickstart.dsc")
 SIZES = ["--ranks", "4", "--micro-batches", "9"]
+
+
+def test_each_rank_has_a_cap(capsys: Captured) -> None:
+    caps = (4, 3.5, 3, 1.5)
+    words = ["--ranks", "4", "--micro-batches", "6", "--cap", ",".join(map(str, caps)), "--placement", "v"]
+    assert main(["schedule", "--name", "auto", *words, "--format", "json"]) == 0
+    peaks = parsed(capsys.readouterr().out, "simulated")["peak_activations"]
+    assert all(held <= cap for held, cap in zip(peaks, caps, strict=True)) and max(peaks) > min(caps)
+    assert main(["schedule", "--compare", "auto,1f1b", *words, "--format", "json"]) == 0
+    assert parsed(capsys.readouterr().out, "compared")["cap"] == [*caps]
+    assert main(["schedule", "--name", "auto", *words]) == 0
+    assert "and at most the caps of the ranks" in capsys.readouterr().err
+    assert main(["schedule", "--name", "1f1b", *SIZES, "--cap", "9,9,9,0.5"]) == 2
+    assert "--cap 1/2 is out of bounds" in capsys.readouterr().err
 
 
 def test_compare_advises_caps_of_the_model(capsys: Captured) -> None:
