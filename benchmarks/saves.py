@@ -2,7 +2,7 @@
 
     python -m benchmarks.saves specs/tiny.dsc -s train.steps=200      # a spec, with any changes; a table
 
-Every run saves each 10th step. `waited` is the time for which a save keeps the training, `written in` that from its
+Every run saves each 10th step, or as `--every` says. `waited` is the time for which a save keeps the training, `written in` that from its
 beginning to its publication, `next step` what the steps that follow a save take more than those before one, in the
 median. On a CPU the thread that writes takes the cycles of a core: leave one free. Exit codes: 0 measured · 1 a run
 failed.
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-EVERY, FIRST = 10, 20  # steps between saves; steps that are left out
+FIRST = 20  # steps that are left out
 COLUMNS = ("written", "saves", "bytes", "step", "waited", "written in", "next step")
 
 
@@ -28,13 +28,14 @@ def main() -> int:
     parser.add_argument("spec", type=Path)
     parser.add_argument("-s", "--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--every", type=int, default=10, help="steps between saves; default: 10")
     args = parser.parse_args()
     found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(args.rounds):
             for background in found:
                 run = Path(folder) / f"{number}-{background}"
-                changes = [*args.set, f"train.checkpoint.every={EVERY}", "train.checkpoint.keep=2"]
+                changes = [*args.set, f"train.checkpoint.every={args.every}", "train.checkpoint.keep=2"]
                 changes += [f"train.checkpoint.background={str(background).lower()}"]
                 words = [word for change in changes for word in ("-s", change)]
                 command = [sys.executable, "-m", "compiler.cli", "train", str(args.spec), "--out", str(run), *words]
