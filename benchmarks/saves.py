@@ -2,10 +2,10 @@
 
     python -m benchmarks.saves specs/tiny.dsc -s train.steps=200      # a spec, with any changes; a table
 
-Every run saves each 10th step, or as `--every` says. `waited` is the time for which a save keeps the training, `written in` that from its
-beginning to its publication, `next step` what the steps that follow a save take more than those before one, in the
-median. On a CPU the thread that writes takes the cycles of a core: leave one free. Exit codes: 0 measured · 1 a run
-failed.
+Every run saves each 10th step, or as `--every` says. `waited` is the time for which a save keeps the training,
+`written in` that from its beginning to its publication, `next step` what the steps that follow a save take more than
+those before one, in the median. On a CPU the thread that writes takes the cycles of a core: leave one free. Exit codes:
+0 measured · 1 a run failed.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from typing import NoReturn
 COMMANDS = {
     "calibrate": "measure what this machine achieves, or take it from a trace, for plans to go by",
     "check": "check a spec and report every mistake in it",
+    "compare": "put several runs beside each other: curves, figures, differences of their specs",
     "completion": "print a completion script for bash, zsh or fish",
     "compile": "turn a spec into a build folder: plan, schedule, proof, segments, kernels",
     "data": "show what a run trains on, as tokens, and which of them the loss is on",
@@ -46,6 +47,7 @@ COMMANDS = {
     "report": "write the report of a run folder",
     "schedule": "print a pipeline schedule, what it takes, and how far that is from the best",
     "show": "print a resolved spec, and where each value comes from",
+    "sweep": "train a spec with every combination of several values, and compare the runs",
     "train": "train a spec or a build folder on this machine's processes",
     "verify": "say whether a checkpoint, a run or a build is whole, and what can load it",
 }

@@ -71,9 +71,9 @@ ORDER = (
     *("spec_files", "topology", "rates"),
     *("experts", "actions", "plan", "read_files"),
     *("lower", "proof"),
-    *("predict", "decide", "refit"),
+    *("predict", "decide", "refit", "difference"),
     *("kernels", "emit", "report", "build"),
-    *("data_source", "templates", "importers", "weights", "editor", "completion", "difference", "launch", "inference"),
+    *("data_source", "templates", "importers", "weights", "editor", "completion", "launch", "inference"),
     *("commands", "cli", "reference", "api", "dsc_trainer"),
 )
 # Imports that close a cycle: inside of functions, or of a type alone.
@@ -141,7 +141,7 @@ def test_the_order_of_stages_is_in_the_architecture() -> None:
     "modules",
     [
         "compiler.cli, compiler.data_source, compiler.commands.data, "
-        "compiler.commands.check, compiler.commands.schedule, compiler.commands.train, "
+        "compiler.commands.check, compiler.commands.schedule, compiler.commands.train, compiler.commands.sweep, "
         "compiler.commands.eval, compiler.commands.generate",
         "compiler.decide, compiler.emit.build_files, compiler.emit.stage_modules, compiler.report",
         "runtime.actions, runtime.options, runtime.run_copy, runtime.build_files, runtime.build, runtime.outcome, "

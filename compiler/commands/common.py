@@ -101,17 +101,23 @@ def load_phases(
     argument: str | None, overrides: list[str], how: str = "text", table: Table | None = None
 ) -> list[Chosen] | None:
     """The phases of the chosen run, of most runs one; None after the mistakes of all have been printed."""
-    from dsl.chosen import find, phases_in, split
-
     try:
-        file, run = split(str(find()) if argument is None else argument)
-        names = phases_in(file, run)
+        return phases_of(argument, overrides, table)
     except SpecError as error:
         refused(error.diagnostics, how)
         return None
+
+
+def phases_of(argument: str | None, overrides: list[str], table: Table | None = None) -> list[Chosen]:
+    """The phases of the chosen run, of most runs one; SpecError with the mistakes of all."""
+    from dsl.chosen import find, phases_in, split
+
+    file, run = split(str(find()) if argument is None else argument)
+    names = phases_in(file, run)
     if len(names) < 2:
-        found = load_spec(argument, overrides, how, table)
-        return None if found is None else [found]
+        found = choose(argument, overrides, table, progress("plan"))
+        say_other_phases(found.argument, found.spec)
+        return [found]
     phases, mistakes = list[Chosen](), dict[Diagnostic, None]()
     for number in range(1, len(names) + 1):
         try:
@@ -119,8 +125,7 @@ def load_phases(
         except SpecError as error:
             mistakes |= dict.fromkeys(error.diagnostics)
     if mistakes:
-        refused([*mistakes], how)
-        return None
+        raise SpecError([*mistakes])
     return phases
 
 

@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the files; 0, or 2 with what is wrong on stderr."""
     launcher = LAUNCHERS[args.launcher]
-    if (code := _check_options(args)) is not None:
+    if (code := check_options(args)) is not None:
         return code
     try:
         needs = needs_of_phases(args.builds)
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_options(args: argparse.Namespace) -> int | None:
+def check_options(args: argparse.Namespace) -> int | None:
     """Refuse options of other launchers, and ask for those that have no default; then fill the defaults in."""
     launcher = LAUNCHERS[args.launcher]
     for name in {name for each in LAUNCHERS.values() for name in each.takes} - {*launcher.takes}:

@@ -95,6 +95,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _planned(args: argparse.Namespace, chosen: Chosen) -> Planned:
     """Plan a run, or one phase of it."""
+    found, prediction = plan_of(chosen)
+    why = None if prediction.fits else _why(args, chosen, found, prediction.ranks)
+    return Planned(chosen, found, prediction, why)
+
+
+def plan_of(chosen: Chosen) -> tuple[Timed, Prediction]:
+    """A timed plan of a run, or of one phase of it, and what it is predicted to take."""
     from compiler.lower import Lowering
     from compiler.lower.scheduler import Scheduler
     from compiler.plan import make_plan
@@ -102,13 +109,10 @@ def _planned(args: argparse.Namespace, chosen: Chosen) -> Planned:
     from compiler.predict.predict import memories, predicted, timed_on
     from compiler.rates.rank_rates import rank_rates
 
-    plan = make_plan(chosen.spec)
-    lowering = Lowering(plan, rank_rates(chosen.spec))
+    lowering = Lowering(make_plan(chosen.spec), rank_rates(chosen.spec))
     found = timed_on(chosen.spec, lowering, Scheduler(chosen.spec, lowering).largest())
     gain = order_gain(chosen.spec, lowering, found.schedule, chosen.path.parent, CACHE)
-    prediction = replace(predicted(found, memories(found)), order_gain=gain)
-    why = None if prediction.fits else _why(args, chosen, found, prediction.ranks)
-    return Planned(chosen, found, prediction, why)
+    return found, replace(predicted(found, memories(found)), order_gain=gain)
 
 
 def _unwritten(args: argparse.Namespace, error: OSError) -> int:

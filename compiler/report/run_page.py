@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from compiler.decide import lower_spec
 from compiler.predict.memory_run import measured_memories
 from compiler.read_files import load_with_files
-from compiler.report.lost_time import LostTime, lost_time
+from compiler.report.lost_time import lost_time
 from compiler.report.page import report_html
 from compiler.report.report import Report, RunFigures
 from compiler.report.sections import report_of
@@ -72,14 +72,14 @@ def run_report(run: Path) -> Report:
     data/*/meta.json. ValueError or SpecError as of `write_run_report`."""
     spec = load_with_files(run / "spec.resolved")
     lowered = lower_spec(spec)
-    (metrics, damaged), events = step_rows(run / "metrics.jsonl"), _events(run)
+    (metrics, damaged), events = step_rows(run / "metrics.jsonl"), events_of(run)
     figures = RunFigures(
         metrics=metrics,
         data=_meta(run),
         load=_load(run / "load.json"),
         memory=measured_memories(run, spec, lowered.lowering, lowered.schedules),
         damaged_rows=damaged,
-        lost=_lost(run, metrics, events),
+        lost=lost_time(metrics, replaced_rows(run), events) if events else None,
         events=events,
     )
     return report_of(spec, lowered, figures)
@@ -116,13 +116,12 @@ def step_rows(path: Path) -> tuple[Rows, int]:
     return tuple(rows), damaged
 
 
-def _lost(run: Path, metrics: Rows, events: Rows) -> LostTime | None:
-    """Where the time of a run went; None of one without events."""
-    replaced = [row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in step_rows(path)[0]]
-    return lost_time(metrics, replaced, events) if events else None
+def replaced_rows(run: Path) -> Rows:
+    """The rows of steps that were trained again, from the files that a resume has moved them to."""
+    return tuple(row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in step_rows(path)[0])
 
 
-def _events(run: Path) -> Rows:
+def events_of(run: Path) -> Rows:
     """The events of a run that are of a step; none where they cannot be read."""
     try:
         return step_rows(run / "events.jsonl")[0]

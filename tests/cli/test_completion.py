@@ -58,7 +58,7 @@ def complete(line: CommandLine, tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def test_commands_and_options(complete) -> None:  # type: ignore[no-untyped-def]
     assert set(complete("")) == {*COMMANDS, "--help", "--version"}
-    assert complete("comp") == ["completion", "compile"]
+    assert complete("comp") == ["compare", "completion", "compile"]
     for name in COMMANDS:
         shown = [action for action in command_parser(name)._actions if action.help != argparse.SUPPRESS]
         flags = {flag for action in shown for flag in action.option_strings}

@@ -1,0 +1,89 @@
+"""The variants of a sweep: every combination of the values that `-s KEY=A,B` gives, and a folder name for each."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+MOST = 256  # variants: each is a training run
+NAME = 60  # characters of a folder
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_LISTS = ("train.rate",)  # keys whose value has commas: alternatives are apart by `|`
+
+
+class SweepError(ValueError):
+    """Values that make no sweep; `hint` says what to change."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of a sweep: its overrides KEY=VALUE, those of them that vary, and the name of its folder."""
+
+    name: str
+    overrides: tuple[str, ...]
+    varied: tuple[str, ...]
+
+
+def variants(settings: Sequence[str]) -> tuple[Variant, ...]:
+    """All combinations, the last key varying fastest. SweepError where nothing varies, or too much does."""
+    keys = [setting.partition("=")[0] for setting in settings]
+    choices = [alternatives(setting) for setting in settings]
+    for key, values in zip(keys, choices, strict=True):
+        if len(set(values)) < len(values):
+            raise SweepError(f"{key} is given a value twice: {', '.join(map(str, values))}", "leave one of them out")
+    if not any(len(values) > 1 for values in choices):
+        raise SweepError("nothing varies", "give a key several values: -s train.batch=16,32")
+    if (total := math.prod(map(len, choices))) > MOST:
+        raise SweepError(f"{total:,} combinations are more than {MOST}", "leave values out, or sweep key by key")
+    found = []
+    for values in product(*choices):
+        pairs = [key if value is None else f"{key}={value}" for key, value in zip(keys, values, strict=True)]
+        varied = tuple(pair for pair, each in zip(pairs, choices, strict=True) if len(each) > 1)
+        found.append(Variant(_name(varied), tuple(pairs), varied))
+    return tuple(found)
+
+
+def alternatives(setting: str) -> tuple[str | None, ...]:
+    """The values that KEY=A,B or KEY=A | B gives, apart by commas outside of brackets and quotes; by `|` where there is
+    one, or where the value of the key itself has commas. None alone where there is no `=`."""
+    key, equals, text = setting.partition("=")
+    if not equals:
+        return (None,)
+    bars, commas = _parts(text, "|"), _parts(text, ",")
+    return tuple(part.strip() for part in (bars if len(bars) > 1 or key.strip() in _LISTS else commas))
+
+
+def _parts(text: str, separator: str) -> list[str]:
+    parts, open_, quoted = [""], list[str](), False
+    for letter in text:
+        if letter == separator and not open_ and not quoted:
+            parts.append("")
+            continue
+        parts[-1] += letter
+        if letter == '"':
+            quoted = not quoted
+        elif not quoted and letter in _CLOSING:
+            open_.append(_CLOSING[letter])
+        elif not quoted and open_ and letter == open_[-1]:
+            open_.pop()
+    return parts
+
+
+def _name(varied: Sequence[str]) -> str:
+    """A folder name that says what varies; with a digest where a part of that had to be left out."""
+    keys = [pair.partition("=")[0] for pair in varied]
+    lasts = [key.rpartition(".")[2] for key in keys]
+    shown = [key if last.isdigit() or lasts.count(last) > 1 else last for key, last in zip(keys, lasts, strict=True)]
+    plain = ",".join(f"{key}={pair.partition('=')[2]}" for key, pair in zip(shown, varied, strict=True))
+    name = re.sub(r"[^A-Za-z0-9._=,+-]+", "-", plain).strip("-.")
+    if name == plain and len(name) <= NAME:
+        return name
+    return f"{name[:NAME].rstrip('-.')}-{hashlib.sha256(','.join(varied).encode()).hexdigest()[:6]}"

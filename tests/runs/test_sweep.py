@@ -1,0 +1,30 @@
+"""A sweep that trains: each variant in a folder of its own, none twice, and a page of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.cli import main
+
+SPEC = str(Path(__file__).parents[2] / "specs" / "tiny.dsc")
+
+
+def test_a_sweep_goes_on_with_what_has_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", SPEC, "-s", "train.steps=2"]
+    assert main([*words, "-s", "train.seed=1,2"]) == 0
+    page = tmp_path / "sweeps/tiny/compared.html"
+    assert f"compared: {page.relative_to(tmp_path)}" in capfd.readouterr().out
+    first = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweeps/tiny/*/metrics.jsonl")}
+    assert {path.parent.name for path in first} == {"seed=1", "seed=2"}
+    losses = [path.read_text("utf-8") for path in first]
+    assert losses[0] != losses[1]
+    assert main([*words, "-s", "train.seed=2,3"]) == 0
+    assert "seed=2: has finished" in capfd.readouterr().out
+    assert all(path.stat().st_mtime_ns == time for path, time in first.items())
+    assert page.read_text("utf-8").count('title="sweeps/tiny/seed=3"') == 2
+    assert "train.seed" in page.read_text("utf-8")
