@@ -28,7 +28,7 @@ COMMANDS = {
     "compare": "put several runs beside each other: curves, figures, differences of their specs",
     "completion": "print a completion script for bash, zsh or fish",
     "compile": "turn a spec into a build folder: plan, schedule, proof, segments, kernels",
-    "data": "show what a run trains on, as tokens, and which of them the loss is on",
+    "data": "show what a run trains on, as tokens; or prepare it, in several processes",
     "diff": "compare two specs: values, layers, parameters, memory, schedule",
     "doctor": "say whether this node is ready for a run, and what to mend",
     "eval": "measure the loss of a trained model on text or tokens",

@@ -1,12 +1,19 @@
-"""`dsc data show [SPEC] [--row N | --sequence N]`: what a run trains on, as tokens, and which of them the loss is on.
+"""`dsc data show|prepare [SPEC]`: what a run trains on, as tokens; or prepare it before the run.
 
 dsc data show chat.dsc                            the first row, and what becomes of all rows
 dsc data show chat.dsc --row 17                   another one; rows are counted from 0
 dsc data show chat.dsc --sequence 3               rows that are packed, or documents that are masked, in a sequence
 dsc data show chat.dsc --split validation --format json
+dsc data prepare web.dsc --jobs 8                 encode the text in eight processes, and keep it for `dsc train`
+dsc data prepare web.dsc --format json
 
-The loss is on what is coloured, or between ⟦ and ⟧ where nothing shows colours. The text is encoded as `dsc train` does
-it, in a folder that is removed afterwards; with --cache DIR, or in a folder with build/.data, it is kept for runs.
+`show`: the loss is on what is coloured, or between ⟦ and ⟧ where nothing shows colours. The text is encoded as `dsc
+train` does it, in a folder that is removed afterwards; with --cache DIR, or in a folder with build/.data, it is kept
+for runs.
+
+`prepare` puts the data into build/.data, or below --cache DIR. `dsc train` in the same folder, or with the same
+--cache, finds it there and encodes nothing. If the command is interrupted or killed, call it again: it goes on behind
+the last part that was encoded. The result has the same bytes for any --jobs.
 
 Exit codes: 0 done · 2 the spec, the data or the command line is wrong · 75 the disk is full
 """
@@ -25,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from compiler.commands import data_prepare
 from compiler.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, progress, wrong
 from compiler.commands.compile import add_cache
 from dsl.diagnostics import visible
@@ -36,6 +44,7 @@ if TYPE_CHECKING:
     from runtime.data.samples import Fate
 
 JSON_VERSION = 1
+MAX_JOBS = 1024
 COLOURED, BRACKETS, ASCII = ("\x1b[32m", "\x1b[0m"), ("⟦", "⟧"), ("[[", "]]")
 
 
@@ -99,7 +108,7 @@ class ShownSequence:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("what", choices=("show",), metavar="show", help="what to do with the data")
+    parser.add_argument("what", choices=("show", "prepare"), metavar="show|prepare", help="what to do with the data")
     add_spec_arguments(parser)
     parser.add_argument("--row", metavar="N", type=int, help="which row, from 0, the default; of text, which window")
     parser.add_argument(
@@ -110,20 +119,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", type=Path, help="where the paths of the data start; default: the folder of the spec"
     )
+    parser.add_argument(
+        "--jobs", metavar="N", type=jobs, default=None, help="processes that encode; default: one for each core"
+    )
     add_cache(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
 
 
+def jobs(text: str) -> int:
+    """The number of processes of --jobs."""
+    number = int(text)
+    if not 1 <= number <= MAX_JOBS:
+        raise ValueError
+    return number
+
+
+def _of_show(args: argparse.Namespace) -> str:
+    """An option that is of `show` alone, "" where none is given."""
+    given = {"--row": args.row, "--sequence": args.sequence, "--of": args.of, "--split": args.split != "train" or None}
+    return next((name for name, value in given.items() if value is not None), "")
+
+
 def run(args: argparse.Namespace) -> int:
-    """Show a row; 0, or 2 where the spec or its data cannot be used."""
+    """Show a row, or prepare the data; 0, or 2 where the spec or its data cannot be used."""
     from runtime.data.errors import DataError
+
+    if args.what == "prepare" and (given := _of_show(args)):
+        return wrong(f"`dsc data prepare` takes no {given}", how=args.format)
+    if args.what == "show" and args.jobs is not None:
+        return wrong("`dsc data show` takes no --jobs", how=args.format)
 
     chosen = load_spec(args.spec, args.set, args.format)
     if chosen is None:
         return EXIT_SPEC
+    folder = args.data or chosen.path.parent
     try:
+        if args.what == "prepare":
+            data_prepare.show(args, data_prepare.prepare(args, chosen.spec, folder), chosen.spec)
+            return 0
         with TemporaryDirectory(prefix="dsc-data-") as out:
-            shown = _shown(args, chosen.spec, args.data or chosen.path.parent, Path(out))
+            shown = _shown(args, chosen.spec, folder, Path(out))
     except (DataError, OSError) as error:
         wrong(str(error), how=args.format)
         return refusal_code(error)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from runtime.contract import DataRequest
@@ -20,6 +21,7 @@ from runtime.data import encode, prepare, store
 from runtime.data.encode import Progress
 from runtime.data.errors import DataError
 from runtime.data.files import write_synced
+from runtime.data.pieces import Journal
 from runtime.data.prepare import FORMAT, Prepared, Say, Task
 from runtime.data.split import Split
 from runtime.data.tokenizer_files import TOKENIZER
@@ -54,24 +56,80 @@ def prepare_data(
             if damaged is None:
                 raise
             raise DataError(f"{error}; and {damaged}, which this run was trained on, is damaged") from None
-        key = prepare.key_of(["blend", [[name, task.key] for name, task in tasks.items()]])[:16]
-        about = {
-            "source": ", ".join(each.files for each in request.data.sources),
-            "skipped": dict(sum((Counter(task.skipped) for task in tasks.values()), Counter())),
-            "request": asked,
-        }
-        if (meta := store.verified(out / key)) is not None:
-            return Prepared(out / key, store.renamed(out / key, meta, about), reused=True)
+        blend = Blend(request, spec_folder, tasks, progress, say)
+        if (meta := store.verified(out / blend.key)) is not None:
+            return Prepared(out / blend.key, store.renamed(out / blend.key, meta, blend.about), reused=True)
+        if cache is not None:
+            return prepare.linked(out, blend.shared(cache, str(out)), blend.about, say)
         with _aside(out) as aside:
-            tokenizer = request.data.tokenizer
+            return blend.made(out, lambda name, task, about: prepare.made(task, _folder(aside / name), about))
+
+
+def prepare_shared(
+    request: DataRequest, spec_folder: Path, cache: Path, progress: Progress, say: Say, jobs: int
+) -> Prepared:
+    """The prepared corpus of a request in the cache, where runs find it; `jobs` processes encode. Errors: those of
+    `prepare`."""
+    cache.mkdir(parents=True, exist_ok=True)
+    purpose = f"{cache}"
+    if not request.data.sources:
+        task = prepare.task_of(request, spec_folder, progress, jobs)
+        return prepare.shared(task, cache, prepare.about_of(request, task), purpose, say)
+    tasks = {name: prepare.task_of(one, spec_folder, progress) for name, one in _requests(request)}
+    return Blend(request, spec_folder, tasks, progress, say, jobs).shared(cache, purpose)
+
+
+@dataclass(frozen=True)
+class Blend:
+    """What the folder of several sources is made from. `tasks`: of each source, before the tokenizer is trained."""
+
+    request: DataRequest
+    spec_folder: Path
+    tasks: Mapping[str, Task]
+    progress: Progress
+    say: Say
+    jobs: int = 1
+
+    @property
+    def key(self) -> str:
+        return prepare.key_of(["blend", [[name, task.key] for name, task in self.tasks.items()]])[:16]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {
+            "source": ", ".join(each.files for each in self.request.data.sources),
+            "skipped": dict(sum((Counter(task.skipped) for task in self.tasks.values()), Counter())),
+            "request": prepare.asked_for(self.request),
+        }
+
+    def shared(self, cache: Path, purpose: str) -> Prepared:
+        """The folder in the cache, made there of those of its sources, unless it is there already."""
+        with store.shared_lock(cache, self.key, purpose, self.say):
+            if (meta := store.verified(cache / self.key)) is not None:
+                return Prepared(cache / self.key, meta, reused=True)
+            return self.made(cache, lambda _, task, about: prepare.shared(task, cache, about, purpose, self.say))
+
+    def made(self, where: Path, part: Callable[[str, Task, dict[str, Any]], Prepared]) -> Prepared:
+        """Make the folder in `where`; `part` gives that of a source. Under the lock of `key`, or of a run."""
+        with store.journal(where, self.key, self.key) as journal, TemporaryDirectory() as aside:
+            tokenizer = self.request.data.tokenizer
             if not isinstance(tokenizer, str):
-                tokenizer = _trained(tasks, tokenizer.vocab, aside, progress)
-            parts = {
-                name: prepare.prepare(one, spec_folder, aside / name, progress, say, cache=cache)
-                for name, one in _requests(request, tokenizer)
-            }
-            meta = store.publish(out, key, lambda at: _put_together(parts, at) | about)
-    return Prepared(out / key, meta, reused=all(part.reused for part in parts.values()))
+                tokenizer = self._trained(tokenizer.vocab, Path(aside), journal)
+            parts = {}
+            for name, one in _requests(self.request, tokenizer):
+                task = prepare.task_of(one, self.spec_folder, self.progress, self.jobs)
+                parts[name] = part(name, task, prepare.about_of(one, task))
+            meta = store.publish(where, self.key, lambda at: _put_together(parts, at) | self.about)
+        return Prepared(where / self.key, meta, reused=all(each.reused for each in parts.values()))
+
+    def _trained(self, vocab: int, folder: Path, journal: Journal) -> str:
+        """The file of a tokenizer that is trained on the training documents of all sources, whatever their weights."""
+        files = tuple(file for task in self.tasks.values() for file in task.files)
+        seed = max(task.divided.seed for task in self.tasks.values())
+        limit = max(task.divided.limit for task in self.tasks.values())  # what any source holds out
+        text = encode.tokenizer_of(files, Split(seed, limit), vocab, seed, self.progress, journal)
+        write_synced(folder / TOKENIZER, text)
+        return str((folder / TOKENIZER).absolute())
 
 
 @contextmanager
@@ -93,13 +151,9 @@ def _requests(request: DataRequest, tokenizer: str | None = None) -> Iterator[tu
         yield each.name, replace(request, data=one)
 
 
-def _trained(tasks: Mapping[str, Task], vocab: int, folder: Path, progress: Progress) -> str:
-    """The file of a tokenizer that is trained on the training documents of all sources, whatever their weights."""
-    files = tuple(file for task in tasks.values() for file in task.files)
-    seed = max(task.divided.seed for task in tasks.values())
-    divided = Split(seed, max(task.divided.limit for task in tasks.values()))  # what any source holds out
-    write_synced(folder / TOKENIZER, encode.trained(files, divided, vocab, seed, progress).json)
-    return str((folder / TOKENIZER).absolute())
+def _folder(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def _put_together(parts: Mapping[str, Prepared], folder: Path) -> dict[str, Any]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tokenizers
 
 from runtime.data import tokenizer, tokenizer_files
@@ -17,6 +20,7 @@ from runtime.data.chat import Settings, rows
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular, write_synced
 from runtime.data.given import Given
+from runtime.data.pieces import Journal, in_order
 from runtime.data.readers import SourceFile, documents
 from runtime.data.row_shards import RowReader, RowWriter
 from runtime.data.shards import Reader, Writer
@@ -29,6 +33,9 @@ MAX_TRAINING_BYTES = 1 << 30  # of text a BPE is trained on; more changes no mer
 BATCH_BYTES = 1 << 20
 Progress = Callable[[str, int, int], None]
 Document = tuple[SourceFile, str]
+Batch = Sequence[Document]
+Ids = npt.NDArray[np.int64]
+Piece = tuple[list[Ids], int]  # ids of each document of a batch, and how many rows have an unaligned prompt
 Read = Callable[[SourceFile], Iterable[str]]  # the documents of a file, or its rows
 
 
@@ -36,37 +43,121 @@ Read = Callable[[SourceFile], Iterable[str]]  # the documents of a file, or its 
 class Tokens:
     """A tokenizer: its tokenizer.json, what meta.json says of it, and the ids of documents in their order.
 
-    `beside`: the files beside tokenizer.json, by their names.
+    `encoded` gives batches of documents with the ids of each document, and the number of rows among them whose prompt
+    has other tokens by itself. `beside`: the files beside tokenizer.json, by their names.
     """
 
     json: str
     facts: dict[str, Any]
     phase: str  # of the progress, while documents are asked for
-    ids: Callable[[Sequence[Document]], Iterable[Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]]]
+    encoded: Callable[[Iterable[Batch]], Iterable[tuple[Batch, tuple[Iterable[Ids], int]]]]
     beside: Mapping[str, str] = field(default_factory=dict)
-    unaligned: Callable[[], int] = lambda: 0  # rows so far whose prompt has other tokens by itself
+
+
+@dataclass(frozen=True)
+class Work:
+    """How documents are encoded: in how many processes, what keeps the ids of batches, and the folder of the shards."""
+
+    jobs: int
+    journal: Journal
+    folder: Path
 
 
 # ---------------------------------------------------------------- where token ids come from
 
 
-def trained(files: tuple[SourceFile, ...], divided: Split, vocab: int, seed: int, progress: Progress) -> Tokens:
+@contextmanager
+def trained(
+    files: tuple[SourceFile, ...],
+    divided: Split,
+    vocab: int,
+    seed: int,
+    progress: Progress,
+    work: Work,
+) -> Iterator[Tokens]:
     """A BPE that is trained on the training documents."""
-    bpe = tokenizer.train(_sample(files, divided, seed, progress), vocab)
-    encoder = Encoder(bpe)
+    text = tokenizer_of(files, divided, vocab, seed, progress, work.journal)
+    bpe = tokenizer.parse(text.encode())
     facts = {"sha256": tokenizer.digest(bpe), "vocab": tokenizer.size(bpe), "end_of_document": tokenizer.end_id(bpe)}
-    ids = lambda documents: encoder.encode([text for _, text in documents])  # noqa: E731
-    return Tokens(tokenizer.to_json(bpe), facts | {"library": tokenizers.__version__}, "encode", ids)
+    facts["library"] = tokenizers.__version__
+    if work.jobs == 1:
+        encoder = Encoder(bpe)
+        encode = lambda batch: ([np.asarray(ids, np.int64) for ids in encoder.encode([t for _, t in batch])], 0)  # noqa: E731
+        yield Tokens(text, facts, "encode", lambda batches: _worked(batches, [encode], work.journal, lambda: None))
+    else:
+        path = work.folder / TOKENIZER  # no file is there whose neighbours could say which token ends a document
+        with _processes(path, text.encode(), None, work) as (_, encoded):
+            yield Tokens(text, facts, "encode", encoded)
+
+
+def tokenizer_of(
+    files: tuple[SourceFile, ...], divided: Split, vocab: int, seed: int, progress: Progress, journal: Journal
+) -> str:
+    """The tokenizer.json of a BPE that is trained on the training documents. It is the first result of the journal."""
+    if (found := journal.next()) is not None:
+        return found.decode()
+    text = tokenizer.to_json(tokenizer.train(_sample(files, divided, seed, progress), vocab))
+    journal.add(text.encode())
+    return text
 
 
 @contextmanager
-def given(path: Path, content: bytes, vocab: int, chat: Settings | None = None) -> Iterator[Tokens]:
+def given(path: Path, content: bytes, vocab: int, work: Work, chat: Settings | None = None) -> Iterator[Tokens]:
     """A user's tokenizer. Raises DataError if it has more tokens than `vocab`, or if it is none."""
-    with Given(path, content, chat) as process:
+    with _processes(path, content, chat, work) as (process, encoded):
         facts = {**process.facts, "library": tokenizers.__version__}
         check_vocab(path, facts["vocab"], vocab)
         text, beside = facts.pop("json"), files_beside(path, chat)
-        yield Tokens(text, facts, "encode", process.encode, beside, lambda: process.unaligned)
+        yield Tokens(text, facts, "encode", encoded, beside)
+
+
+@contextmanager
+def _processes(
+    path: Path, content: bytes, chat: Settings | None, work: Work
+) -> Iterator[tuple[Given, Callable[[Iterable[Batch]], Iterator[tuple[Batch, Piece]]]]]:
+    """Processes of one tokenizer: the first of them, and what encodes batches in all of them."""
+    with ExitStack() as stack:
+        threads = None if work.jobs == 1 else 1
+        processes = [stack.enter_context(Given(path, content, chat, threads)) for _ in range(work.jobs)]
+
+        def stop() -> None:
+            for process in processes:
+                process.stop()
+
+        workers = [partial(_ask, process) for process in processes]
+        yield processes[0], lambda batches: _worked(batches, workers, work.journal, stop)
+
+
+def _ask(process: Given, batch: Batch) -> Piece:
+    before = process.unaligned
+    return process.encode(batch), process.unaligned - before
+
+
+def _worked(
+    batches: Iterable[Batch], workers: Sequence[Callable[[Batch], Piece]], journal: Journal, stop: Callable[[], None]
+) -> Iterator[tuple[Batch, Piece]]:
+    """Batches with their ids: first those that the journal has, then others, which are added to it."""
+    rest = iter(batches)
+    for batch in rest:
+        if (found := journal.next()) is None:
+            rest = chain([batch], rest)
+            break
+        yield batch, _read_piece(found)
+    for batch, piece in in_order(rest, workers, stop):
+        journal.add(_piece_bytes(piece))
+        yield batch, piece
+
+
+def _piece_bytes(piece: Piece) -> bytes:
+    ids, unaligned = piece
+    head = np.array([len(ids), unaligned, *map(len, ids)], "<i4")
+    return head.tobytes() + np.concatenate([np.zeros(0, np.int64), *ids]).astype("<i4").tobytes()
+
+
+def _read_piece(content: bytes) -> Piece:
+    numbers = np.frombuffer(content, "<i4").astype(np.int64)
+    count, unaligned = numbers[:2].tolist()
+    return np.split(numbers[2 + count :], np.cumsum(numbers[2 : 2 + count])[:-1]), unaligned
 
 
 def files_beside(path: Path, chat: Settings | None) -> dict[str, str]:
@@ -91,17 +182,21 @@ def again(folder: Path, meta: Meta) -> Tokens:
     ]
     with open_regular(folder / TOKENIZER) as stream:
         text = stream.read().decode("utf-8")
-    ids = lambda documents: (next(sides[was.is_held(*document)]) for document in documents)  # noqa: E731
-    unaligned = meta["chat"]["unaligned"] if is_chat else 0
-    beside = tokenizer_files.beside(folder / TOKENIZER)
-    return Tokens(text, dict(meta["tokenizer"]), "divide", ids, beside, lambda: unaligned)
+    unaligned = [meta["chat"]["unaligned"] if is_chat else 0]  # all of them are said with the first batch
+
+    def encoded(batches: Iterable[Batch]) -> Iterator[tuple[Batch, tuple[Iterator[Ids], int]]]:
+        for batch in batches:
+            ids = (next(sides[was.is_held(*document)]) for document in batch)
+            yield batch, (ids, unaligned.pop() if unaligned else 0)
+
+    return Tokens(text, dict(meta["tokenizer"]), "divide", encoded, tokenizer_files.beside(folder / TOKENIZER))
 
 
-def _documents(reader: Reader) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+def _documents(reader: Reader) -> Iterator[Ids]:
     return (reader.document(index) for index in range(reader.num_documents))
 
 
-def _rows(prefix: Path) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+def _rows(prefix: Path) -> Iterator[Ids]:
     reader = RowReader(prefix)
     return (reader.row(index) for index in range(reader.num_rows))
 
@@ -132,7 +227,7 @@ class _Side:
         self.documents: dict[str, int] = {}  # of each file
         self.num_bytes = 0
 
-    def add(self, file: SourceFile, text: str, ids: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def add(self, file: SourceFile, text: str, ids: Ids) -> None:
         self.writer.add(ids)
         self.documents[file.name] = self.documents.get(file.name, 0) + 1
         self.num_bytes += len(text.encode())
@@ -160,17 +255,17 @@ def write_shards(
     vocab, end = tokens.facts["vocab"], tokens.facts["end_of_document"]
     train, validation = (_Side(folder, name, vocab, rows=chat is not None) for name in ("train", "validation"))
     total = max(1, sum(file.path.stat().st_size for file in files))
-    done = 0
+    done = unaligned = 0
     with train.writer, validation.writer:
-        for batch in _batches(files, documents if chat is None else rows):
-            for (file, text), ids in zip(batch, tokens.ids(batch), strict=True):
+        for batch, (found, more) in tokens.encoded(_batches(files, documents if chat is None else rows)):
+            unaligned += more
+            for (file, text), ids in zip(batch, found, strict=True):
                 side = validation if divided.is_held(file, text) else train
-                found = np.asarray(ids, np.int64)
-                side.add(file, text, np.append(found, end) if chat is None else found)
+                side.add(file, text, np.append(ids, end) if chat is None else ids)
                 done += len(text)
             progress(tokens.phase, min(done, total - 1), total)
     progress(tokens.phase, total, total)
-    facts = {} if chat is None else {"chat": {"settings": chat.digest, "unaligned": tokens.unaligned()}}
+    facts = {} if chat is None else {"chat": {"settings": chat.digest, "unaligned": unaligned}}
     reader_of: type[Reader | RowReader] = Reader if chat is None else RowReader
     return facts | {
         "tokenizer": tokens.facts,
@@ -217,6 +312,6 @@ def unigram_nats(train: Reader | RowReader, validation: Reader | RowReader, voca
     return math.fsum((-validation_V * log_p_V).tolist()) / num_validation
 
 
-def _counts(reader: Reader | RowReader, vocab: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _counts(reader: Reader | RowReader, vocab: int) -> Ids:
     chunks = (chunk[chunk >= 0] for chunk in reader.chunks())
     return sum((np.bincount(chunk, minlength=vocab) for chunk in chunks), np.zeros(vocab, np.int64))

@@ -58,8 +58,11 @@ class Given:
 
     facts: dict[str, Any]  # what the process says first
 
-    def __init__(self, path: Path, content: bytes, chat: Settings | None = None) -> None:
+    def __init__(self, path: Path, content: bytes, chat: Settings | None = None, threads: int | None = None) -> None:
+        """threads: of the library in the process; None: one for each core."""
         self.path = path
+        self._threads = {} if threads is None else {"RAYON_NUM_THREADS": f"{threads}"}
+        self._stopped = False
         self.unaligned = 0  # rows whose prompt has other tokens by itself than before its completion
         self._content = content
         self._chat = chat
@@ -76,9 +79,13 @@ class Given:
 
     def encode(self, documents: Sequence[tuple[SourceFile, str]]) -> list[Ids]:
         """Token ids of each document. Raises DataError that names the first that cannot be encoded."""
+        if self._stopped:
+            raise DataError(f"{self.path}: stopped")
         try:
             return self._ask([text for _, text in documents])
         except _EndedError as ended:
+            if self._stopped:
+                raise DataError(f"{self.path}: stopped") from None
             if len(documents) == 1:
                 file, text = documents[0]
                 if self._chat is not None:
@@ -91,6 +98,11 @@ class Given:
             ids += self.encode([document])
         return ids
 
+    def stop(self) -> None:
+        """End what another thread asks of the process; its call raises DataError."""
+        self._stopped = True
+        self._process.kill()
+
     def _start(self) -> None:
         self._errors = os.fdopen(os.memfd_create("errors"), "r+b")
         self._process = subprocess.Popen(
@@ -98,7 +110,7 @@ class Given:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=os.environ | {"RUST_BACKTRACE": "0"},
+            env=os.environ | {"RUST_BACKTRACE": "0"} | self._threads,
         )
         try:
             head = [len(self._content), self._named, None if self._chat is None else self._chat.to_json()]
@@ -111,6 +123,8 @@ class Given:
     def _end(self) -> None:
         """Ends the process, if it has not ended."""
         self._process.kill()
+        with contextlib.suppress(BrokenPipeError):  # of a question that it did not read
+            _pipe(self._process.stdin).close()
         with self._process:  # closes its pipes
             self._errors.close()
 

@@ -24,6 +24,7 @@ from runtime.data import chat, corpus, encode, store, tokenizer, tokenizer_files
 from runtime.data.chat import Settings
 from runtime.data.encode import Progress, Tokens
 from runtime.data.errors import DataError
+from runtime.data.pieces import Journal
 from runtime.data.readers import COLUMN, SUFFIXES, SourceFile, documents
 from runtime.data.split import Split, split
 from runtime.data.store import Meta
@@ -53,7 +54,7 @@ def prepare(
     cache: Path | None = None,
     resumed: Sequence[str] = (),
 ) -> Prepared:
-    """Return the prepared corpus of a request; files that it names are found from `spec_folder`.
+    """Return the prepared corpus of a request of one source; files that it names are found from `spec_folder`.
 
     The request's `vocab` is the model's; the tokenizer's may be smaller. `progress(phase, done, total)` is called with
     the phases "read", "tokenizer", and "encode" or "divide"; `say` with what else there is to know. Nothing is written
@@ -61,9 +62,6 @@ def prepare(
     run name, the newest first: if it was prepared for an equal request and is whole, it is used, and the text is not
     opened. Raises DataError for what the user must mend.
     """
-    wanted, vocab = request.data.tokenizer, request.vocab
-    if not isinstance(wanted, str) and wanted.vocab > vocab:
-        raise DataError(f"tokenizer = train({wanted.vocab}): more tokens than the model's vocab = {vocab}")
     asked = asked_for(request)
     damaged: Path | None = None
     if resumed and out.is_dir():
@@ -80,24 +78,44 @@ def prepare(
         raise DataError(f"{error}; and {damaged}, which this run was trained on, is damaged") from None
     out.mkdir(parents=True, exist_ok=True)
     cache = usable(cache, say)
-    about = {"source": request.data.source, "skipped": task.skipped, "request": asked}
+    about = about_of(request, task)
     with store.run_lock(out, say):
         folder = out / task.key
         if (meta := store.verified(folder)) is not None:
             task.check(meta)
             return Prepared(folder, store.renamed(folder, meta, about), reused=True)
         if cache is None:
-            return Prepared(folder, store.publish(out, task.key, lambda at: task.build(out, at) | about), reused=False)
-        with store.shared_lock(cache, task.text_key, str(out), say):
-            entry = cache / task.key
-            shared = store.verified(entry)
-            if shared is None:
-                meta = store.publish(cache, task.key, lambda at: task.build(cache, at) | about)
-            else:
-                task.check(shared)
-                say(f"from {cache}, where another run prepared it")
-                meta = shared
-            return Prepared(folder, store.linked(out, task.key, entry, {**meta, **about}), reused=shared is not None)
+            return made(task, out, about)
+        return linked(out, shared(task, cache, about, str(out), say), about, say)
+
+
+def made(task: Task, where: Path, about: dict[str, Any]) -> Prepared:
+    """Make the folder of a task. Under the lock of its text."""
+    with store.journal(where, task.text_key, task.text_key) as journal:
+        meta = store.publish(where, task.key, lambda at: task.build(where, at, journal) | about)
+    return Prepared(where / task.key, meta, reused=False)
+
+
+def shared(task: Task, cache: Path, about: dict[str, Any], purpose: str, say: Say) -> Prepared:
+    """The folder of a task in the cache, made there unless it is there already."""
+    with store.shared_lock(cache, task.text_key, purpose, say):
+        if (meta := store.verified(cache / task.key)) is None:
+            return made(task, cache, about)
+        task.check(meta)
+        return Prepared(cache / task.key, meta, reused=True)
+
+
+def linked(out: Path, entry: Prepared, about: Meta, say: Say) -> Prepared:
+    """The folder of a run, by hard links to the files of an entry of the cache."""
+    if entry.reused:
+        say(f"from {entry.folder.parent}, where another run prepared it")
+    meta = store.linked(out, entry.folder.name, entry.folder, {**entry.meta, **about})
+    return Prepared(out / entry.folder.name, meta, reused=entry.reused)
+
+
+def about_of(request: DataRequest, task: Task) -> dict[str, Any]:
+    """What meta.json says of who asked for a folder."""
+    return {"source": request.data.source, "skipped": task.skipped, "request": asked_for(request)}
 
 
 def usable(cache: Path | None, say: Say) -> Path | None:
@@ -164,36 +182,42 @@ class Task:
     key: str
     progress: Progress
     chat: Settings | None = None  # lines are conversations
+    jobs: int = 1  # processes that encode
 
     def check(self, meta: Meta) -> None:
         """Raise DataError if the tokenizer of a folder has more tokens than the model."""
         if not isinstance(self.tokenizer, int):
             encode.check_vocab(self.tokenizer[0], meta["tokenizer"]["vocab"], self.vocab)
 
-    def build(self, where: Path, folder: Path) -> dict[str, Any]:
+    def build(self, where: Path, folder: Path, journal: Journal) -> dict[str, Any]:
         """Write the shards into `folder`, and return what meta.json says of them. Beside it, in `where`, may be the
-        same text with the same tokenizer, divided otherwise."""
-        with self._tokens(where) as tokens:
+        same text with the same tokenizer, divided otherwise. `journal`: what was encoded before a process was killed.
+        """
+        with self._tokens(where, encode.Work(self.jobs, journal, folder)) as tokens:
             found = encode.write_shards(folder, self.files, self.divided, tokens, self.progress, self.chat)
         return found | {"format": FORMAT, "split": {"seed": self.divided.seed, "limit": self.divided.limit}}
 
     @contextmanager
-    def _tokens(self, where: Path) -> Iterator[Tokens]:
+    def _tokens(self, where: Path, work: encode.Work) -> Iterator[Tokens]:
         for folder in store.folders(where):
             if folder.name.startswith(f"{self.text_key}-") and (meta := store.verified(folder)) is not None:
                 self.check(meta)
                 yield encode.again(folder, meta)
                 return
-        if isinstance(self.tokenizer, int):
-            yield encode.trained(self.files, self.divided, self.tokenizer, self.seed, self.progress)
-        else:
-            with encode.given(*self.tokenizer, self.vocab, self.chat) as tokens:
-                yield tokens
+        found = (
+            encode.trained(self.files, self.divided, self.tokenizer, self.seed, self.progress, work)
+            if isinstance(self.tokenizer, int)
+            else encode.given(*self.tokenizer, self.vocab, work, self.chat)
+        )
+        with found as tokens:
+            yield tokens
 
 
-def task_of(request: DataRequest, spec_folder: Path, progress: Progress) -> Task:
+def task_of(request: DataRequest, spec_folder: Path, progress: Progress, jobs: int = 1) -> Task:
     """Find the text and the tokenizer, and divide the text."""
     wanted, fraction = request.data.tokenizer, float(request.data.validation)
+    if not isinstance(wanted, str) and wanted.vocab > request.vocab:
+        raise DataError(f"tokenizer = train({wanted.vocab}): more tokens than the model's vocab = {request.vocab}")
     settings: Settings | None = None
     suffixes: Sequence[str] = SUFFIXES
     read: encode.Read = documents
@@ -223,7 +247,7 @@ def task_of(request: DataRequest, spec_folder: Path, progress: Progress) -> Task
     key = f"{text_key}-{key_of(division)[:8]}"
     progress("read", 1, 1)
     skipped = dict(found.skipped)
-    return Task(found.files, skipped, divided, seed, request.vocab, using, text_key, key, progress, settings)
+    return Task(found.files, skipped, divided, seed, request.vocab, using, text_key, key, progress, settings, jobs)
 
 
 def key_of(parts: Sequence[object]) -> str:

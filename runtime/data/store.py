@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,11 +20,14 @@ from typing import Any
 from runtime.data import lock
 from runtime.data.errors import DataError
 from runtime.data.files import fingerprint, open_regular, sync_folder, write_synced
+from runtime.data.pieces import Journal
 
 META = "meta.json"
 ABOUT = ("source", "skipped", "request")
 MAX_META_BYTES = 256 << 20
 BUILDING = ".building-"
+PARTS = ".parts-"  # journals of what is prepared, so that it goes on where a process was killed
+PARTS_KEPT_S = 14 * 86400.0
 Meta = Mapping[str, Any]
 
 
@@ -141,6 +145,25 @@ def renamed(folder: Path, meta: Meta, about: Meta) -> Meta:
         sync_folder(folder)
     os.utime(folder / META)
     return meta
+
+
+@contextmanager
+def journal(where: Path, text: str, about: str) -> Iterator[Journal]:
+    """The results of pieces of a text that an earlier process had, and those that are added. Under the lock of `text`.
+
+    The file goes when the block comes to its end, with those of other texts that nobody has gone on with for 14 days.
+    It goes after a DataError too: the text or the tokenizer then has to be changed.
+    """
+    with Journal(where / f"{PARTS}{text}", about) as found:
+        try:
+            yield found
+        except DataError:
+            found.path.unlink()
+            raise
+    for left in where.glob(f"{PARTS}*"):
+        with suppress(OSError):
+            if left == found.path or time.time() - left.stat().st_mtime > PARTS_KEPT_S:
+                left.unlink()
 
 
 @contextmanager

@@ -1,0 +1,106 @@
+"""`dsc data prepare`: prepare the data of a run before it starts, in several processes, where `dsc train` finds it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from compiler.commands.common import human, progress, say
+from runtime.outcome import printable
+
+if TYPE_CHECKING:
+    from dsl.schema import Spec
+    from runtime.data.prepare import Prepared
+
+JSON_VERSION = 1  # docs/json.md
+COUNTS = ("documents", "tokens", "bytes")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a split of a source holds; documents, tokens and bytes of its text."""
+
+    source: str
+    split: str
+    documents: int
+    tokens: int
+    bytes: int
+
+
+def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
+    """Prepare the data of a spec in the cache of `dsc train`. Raises DataError and OSError."""
+    from compiler.emit.recipe import data_request
+    from runtime.data.blended import prepare_shared
+    from runtime.data.prepare import PHASES
+
+    tell, said, begun = progress("data"), set[str](), monotonic()
+
+    def show(phase: str, done: int, total: int) -> None:
+        passed = monotonic() - begun
+        rest = f", {passed * (total - done) / done:.0f} s to go" if phase == "encode" and 0 < done < total else ""
+        tell(f"{PHASES[phase]} {100 * done // max(total, 1)}%{rest}")
+
+    def note(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            tell("")
+            say(f"data: {printable(text)}")
+
+    jobs = args.jobs or len(os.sched_getaffinity(0))
+    cache = args.cache / "data" if args.cache else Path("build/.data")
+    try:
+        return prepare_shared(data_request(spec), folder, cache, show, note, jobs)
+    finally:
+        tell("")
+
+
+def rows(prepared: Prepared, spec: Spec) -> Iterator[Row]:
+    """What each source holds, training and validation."""
+    sources: Mapping[str, Any] = prepared.meta.get("sources") or {"": prepared.meta["splits"]}
+    for name, splits in sources.items():
+        for split, counts in splits.items():
+            if counts["documents"] or split == "train":
+                yield Row(name or f"{spec.data.source}", split, *(counts[each] for each in COUNTS))
+
+
+def document(prepared: Prepared, spec: Spec) -> dict[str, Any]:
+    """The JSON of docs/json.md."""
+    return {
+        "version": JSON_VERSION,
+        "folder": str(prepared.folder),
+        "reused": prepared.reused,
+        "tokenizer": {name: prepared.meta["tokenizer"][name] for name in ("sha256", "vocab")},
+        "sources": [vars(row) for row in rows(prepared, spec)],
+        "skipped": dict(prepared.meta["skipped"]),
+    }
+
+
+def text(prepared: Prepared, spec: Spec) -> str:
+    """What was prepared, a line for each source and split."""
+    found = list(rows(prepared, spec))
+    total = [sum(getattr(row, each) for row in found) for each in COUNTS]
+    cells = [["source", "split", *COUNTS]]
+    cells += [[printable(row.source), row.split, *(f"{getattr(row, each):,}" for each in COUNTS)] for row in found]
+    cells += [["in all", "", *(f"{each:,}" for each in total)]] if len(found) > 1 else []
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(pairs))
+        for pairs in (list(zip(row, widths, strict=True)) for row in cells)
+    ]
+    skipped = [f"left out: {count:,} files, {reason}" for reason, count in prepared.meta["skipped"].items()]
+    done = "was there already" if prepared.reused else "prepared"
+    return "\n".join([*lines, *skipped, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
+
+
+def show(args: argparse.Namespace, prepared: Prepared, spec: Spec) -> None:
+    """Print what was prepared."""
+    if args.format == "json":
+        print(json.dumps(document(prepared, spec), ensure_ascii=False, indent=2))
+    else:
+        print(text(prepared, spec))

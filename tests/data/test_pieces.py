@@ -1,0 +1,100 @@
+"""Results of pieces: kept in a file that may end anywhere, and computed by several workers in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from runtime.data.pieces import Journal, in_order
+
+RESULTS = [b"", b"one", b"two" * 100, b"\0" * 17]
+
+
+def _write(path: Path, results: list[bytes]) -> None:
+    with Journal(path, "text") as journal:
+        for each in results:
+            assert journal.next() is None
+            journal.add(each)
+
+
+def _found(path: Path, about: str = "text") -> list[bytes]:
+    with Journal(path, about) as journal:
+        return list(iter(journal.next, None))
+
+
+def test_a_journal_that_ends_anywhere_gives_its_whole_results(tmp_path: Path) -> None:
+    """Every length a kill may leave: what is found is a beginning, and goes on to the same file."""
+    path = tmp_path / "journal"
+    _write(path, RESULTS)
+    whole = path.read_bytes()
+    ends = []
+    for end in range(len(whole) + 1):
+        path.write_bytes(whole[:end])
+        found = _found(path)
+        assert found == RESULTS[: len(found)]
+        ends.append(len(found))
+        with Journal(path, "text") as journal:
+            rest = [each for each in RESULTS if journal.next() is None]
+            for each in RESULTS[-len(rest) :] if rest else []:
+                journal.add(each)
+        assert path.read_bytes() == whole
+    assert ends == sorted(ends) and set(ends) == set(range(len(RESULTS) + 1))
+
+
+def test_a_changed_byte_ends_a_journal_there(tmp_path: Path) -> None:
+    path, random = tmp_path / "journal", Random(1)
+    for _ in range(100):
+        path.unlink(missing_ok=True)
+        _write(path, RESULTS)
+        content = bytearray(path.read_bytes())
+        at = random.randrange(len(content))
+        content[at] ^= 1 << random.randrange(8)
+        path.write_bytes(content)
+        found = _found(path)
+        assert found == RESULTS[: len(found)] and len(found) < len(RESULTS)
+
+
+def test_another_text_begins_anew(tmp_path: Path) -> None:
+    _write(tmp_path / "journal", RESULTS)
+    assert _found(tmp_path / "journal", "another") == []
+    assert _found(tmp_path / "journal") == []
+
+
+def test_results_are_in_order_whatever_takes_long() -> None:
+    def work(item: int) -> int:
+        time.sleep(0.02 if item % 3 == 0 else 0.0)
+        return item * item
+
+    for jobs in (1, 2, 5):
+        assert list(in_order(range(20), [work] * jobs, lambda: None)) == [(n, n * n) for n in range(20)]
+
+
+def test_few_items_are_read_ahead() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(100):
+            taken.append(item)
+            yield item
+
+    for item, _ in in_order(items(), [lambda item: item] * 3, lambda: None):
+        assert len(taken) <= item + 8
+
+
+def test_the_first_error_is_raised_and_the_others_are_stopped() -> None:
+    stopped: list[bool] = []
+
+    def work(item: int) -> int:
+        if item in (3, 5):
+            raise ValueError(f"{item}")
+        return item
+
+    found = []
+    with pytest.raises(ValueError, match="3"):
+        for item, _ in in_order(range(50), [work] * 2, lambda: stopped.append(True)):
+            found.append(item)
+    assert found == [0, 1, 2] and stopped == [True]

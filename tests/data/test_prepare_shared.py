@@ -1,0 +1,187 @@
+"""`dsc data prepare`: the same bytes for any number of processes and after any kill, and `dsc train` finds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.cli import main
+from runtime.contract import DataRequest, Source
+from runtime.data import encode, pieces, store
+from runtime.data.blended import prepare_data, prepare_shared
+from runtime.data.errors import DataError
+from runtime.data.given import Given
+from runtime.data.prepare import Prepared
+from tests.cli.forms import parsed
+from tests.data.conftest import CORPUS
+from tests.progress import Watch
+
+ROOT = Path(__file__).parents[2]
+BLEND: dict[str, Any] = {
+    "source": None,
+    "sources": (Source("flat", "corpus/*.txt", 1), Source("deep", "corpus/deep/*.txt", 2)),
+}
+
+
+def prepared(folder: Path, cache: Path, jobs: int = 1, **data: Any) -> Prepared:
+    request = DataRequest(replace(CORPUS, **data), 400, 7)
+    return prepare_shared(request, folder, cache, lambda *_: None, lambda _: None, jobs)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files, but for what meta.json says of who asked."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "BATCH_BYTES", 2000)
+
+
+@pytest.mark.parametrize("data", [{}, BLEND], ids=["one", "blend"])
+def test_any_number_of_processes_gives_the_same_bytes(data: Any, spec_folder: Path, tmp_path: Path) -> None:
+    wanted = prepared(spec_folder, tmp_path / "one", 1, **data)
+    found = prepared(spec_folder, tmp_path / "three", 3, **data)
+    assert contents(found.folder) == contents(wanted.folder)
+    assert not list((tmp_path / "three").glob(f"{store.PARTS}*"))
+
+
+@pytest.mark.parametrize("data", [{}, BLEND], ids=["one", "blend"])
+def test_a_run_finds_what_was_prepared(
+    data: Any, spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = prepared(spec_folder, tmp_path / "cache", **data)
+    for name in ("write_shards", "trained", "given", "tokenizer_of"):
+        monkeypatch.delattr(encode, name)
+    request, said = DataRequest(replace(CORPUS, **data), 400, 7), list[str]()
+    found = prepare_data(request, spec_folder, tmp_path / "run", lambda *_: None, said.append, cache=tmp_path / "cache")
+    assert found.reused and found.meta["sha256"] == before.meta["sha256"]
+    assert said == [f"from {tmp_path / 'cache'}, where another run prepared it"]
+    assert (found.folder / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["trained", "given"])
+def test_it_goes_on_behind_what_was_encoded(
+    given: bool, spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure after each number of batches; the next call encodes the others alone."""
+    if given:
+        shutil.copy(prepared(spec_folder, tmp_path / "first").folder / "tokenizer.json", spec_folder / "own.json")
+    data = {"tokenizer": "own.json"} if given else {}
+    wanted = contents(prepared(spec_folder, tmp_path / "whole", **data).folder)
+    add, asked, most = pieces.Journal.add, list[int](), [10**9]
+
+    def failing(self: pieces.Journal, content: bytes) -> None:
+        if len(asked) >= most[0]:
+            raise OSError(28, "No space left on device")
+        asked.append(1)
+        add(self, content)
+
+    monkeypatch.setattr(pieces.Journal, "add", failing)
+    prepared(spec_folder, tmp_path / "count", **data)
+    total = len(asked)
+    assert total > 8
+    for after in range(1, total, 4):
+        cache = tmp_path / f"after{after}"
+        asked[:], most[0] = [], after
+        with pytest.raises(OSError, match="No space"):
+            prepared(spec_folder, cache, 2, **data)
+        assert [path.name[:7] for path in cache.iterdir() if not path.name.startswith(".lock")] == [".parts-"]
+        asked[:], most[0] = [], 10**9
+        assert contents(prepared(spec_folder, cache, **data).folder) == wanted
+        assert len(asked) == total - after
+
+
+def test_a_document_that_cannot_be_encoded_is_named_by_any_number_of_processes(
+    spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(prepared(spec_folder, tmp_path / "first").folder / "tokenizer.json", spec_folder / "own.json")
+    ask = Given._ask
+
+    def refusing(self: Given, texts: Sequence[str]) -> Any:
+        if any("text05" in text for text in texts):
+            self._process.kill()
+            self._process.wait()
+        return ask(self, list(texts))
+
+    for name in ("text05", "text17"):
+        path = next((spec_folder / "corpus").rglob(f"{name}.txt"))
+        path.write_text(path.read_text("utf-8") + "text05", "utf-8")
+    monkeypatch.setattr(Given, "_ask", refusing)
+    said = set()
+    for jobs in (1, 3):
+        with pytest.raises(DataError, match=r"own\.json: cannot encode .*deep/text05\.txt") as raised:
+            prepared(spec_folder, tmp_path / f"jobs{jobs}", jobs, tokenizer="own.json")
+        said.add(str(raised.value))
+    assert len(said) == 1
+
+
+# ---------------------------------------------------------------- the command
+
+SPEC = 'data { source = "text/*.jsonl", tokenizer = train(400), validation = 5% }'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A spec with 6 MB of lines, six batches."""
+    folder = tmp_path_factory.mktemp("prepare")
+    before, _, after = (ROOT / "specs/tiny.dsc").read_text("utf-8").partition("  data {")
+    (folder / "run.dsc").write_text(before + f"  {SPEC}" + after.partition("}")[2], "utf-8")
+    (folder / "text").mkdir()
+    lines = (json.dumps({"text": f"number {i} " + f"is {i * i} and {i % 89} " * 200}) for i in range(1500))
+    (folder / "text/lines.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder
+
+
+def _command(folder: Path, cache: Path, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "compiler.cli", "data", "prepare", str(folder / "run.dsc")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [*command, "--cache", str(cache), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+
+
+def test_a_killed_command_goes_on(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "prepare", str(folder / "run.dsc"), "--cache", str(tmp_path / "whole"), "--jobs", "1"]) == 0
+    out = capsys.readouterr().out
+    (entry,) = store.folders(tmp_path / "whole/data")
+    assert out.splitlines()[-1].endswith(f"tokens in {entry}")
+    cache = tmp_path / "killed"
+    sizes = []
+    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL):
+        process = _command(folder, cache, "--jobs", "2")
+        before = sizes[-1] if sizes else 0
+        watch = Watch(process.pid)
+        while sum(path.stat().st_size for path in (cache / "data").glob(f"{store.PARTS}*")) <= before:
+            assert process.poll() is None
+            watch.look()
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, said = process.communicate()
+        assert b"Traceback" not in said and process.returncode in (-number, 128 + number)
+        sizes.append(sum(path.stat().st_size for path in (cache / "data").glob(f"{store.PARTS}*")))
+    assert sizes == sorted(set(sizes))
+    done = _command(folder, cache, "--jobs", "2", "--format", "json")
+    answer = parsed(done.communicate()[0].decode(), "data_prepare")
+    assert contents(Path(answer["folder"])) == contents(entry)
+    assert sum(row["documents"] for row in answer["sources"]) == 1500
+
+
+def test_what_is_of_the_other_word_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["prepare", "--row", "1"], "`dsc data prepare` takes no --row"),
+        (["show", "--jobs", "1"], "`dsc data show` takes no --jobs"),
+    ):
+        assert main(["data", words[0], str(folder / "run.dsc"), *words[1:]]) == 2
+        assert said in capsys.readouterr().err
