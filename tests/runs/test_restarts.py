@@ -54,6 +54,27 @@ def test_a_rank_that_fails_twice(place: Place, number: signal.Signals) -> None:
     assert len(rows(run)) == STEPS
 
 
+def test_a_restart_imports_no_torch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by Python itself, in the supervisor and in all ranks: each module that is executed is a line there."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    run = place.folder / "imports"
+    words = ("--out", run, "-s", "train.checkpoint.every=10 steps", "--steps", 22, "--restarts", 1)
+    with place.started("train", "tiny.dsc", *words, anew=True) as running:
+
+        def imports() -> int:
+            texts = [running.stderr(), *(log.read_text("utf-8") for log in (run / "logs").glob("*.log"))]
+            lines = [line for text in texts for line in text.splitlines() if line.startswith("import time:")]
+            return sum(line.rpartition("|")[2].strip() == "torch" for line in lines)
+
+        running.wait_for_step(run, 12)
+        before = imports()
+        os.kill(running.ranks(run)[2], signal.SIGKILL)
+        assert running.ends() == 0, running.stderr()
+        assert len(events(run, "restart")) == 1
+        assert before > 0, "the first start is counted"
+        assert imports() == before
+
+
 def failed(step: int, how: str = "killed by SIGKILL", rank: int = 1) -> Outcome:
     return Outcome("failed", how, rank, step, "F0.1")
 
