@@ -52,11 +52,17 @@ $(OLDER)/.installed: | $(FOR_TESTS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(OLDER) triton==3.6.0 'numpy<2.4'
 	@touch $@
 
+# A client and a server of S3, for the tests of checkpoints in a store; they are no part of the environment of dsc.
+STORES := .stores
+$(STORES)/.installed: | $(FOR_TESTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(STORES) s3fs==2026.9.0 'moto[s3,server]==5.2.5'
+	@touch $@
+
 # What `make test` has a sample of, then a million inputs to the language, some 90 minutes on one core, which go on where
 # they were stopped with START=…
 COUNT ?= 1000000
 START ?= 0
-soak: tools $(FOR_TESTS)
+soak: tools $(FOR_TESTS) $(STORES)/.installed
 	$(PYTEST) --tier soak
 	$(BIN)/python -m tests.fuzz.run --count $(COUNT) --start $(START)
 
