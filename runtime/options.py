@@ -76,7 +76,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--elastic",
         action="store_true",
-        help="under torchrun: go on with as many ranks as it starts, compiling the run for them; implies --resume",
+        help="under torchrun: go on with as many ranks as it starts, compiling the run for them; implies --resume. With"
+        " --restarts: go on without the device of a rank that fails again and again",
     )
     parser.add_argument(
         "--no-copies",

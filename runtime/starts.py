@@ -6,6 +6,7 @@ good checkpoint.
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -52,6 +53,42 @@ class Restarts:
             return f"no checkpoint was saved in {self.most} restarts: the ranks are not started again"
         return None
 
+    def begin_again(self) -> None:
+        """Count from here: the ranks that follow are others."""
+        self.number, self._last = 0, object()
+
+
+class Fewer:
+    """The devices that a run goes on with after one was left out, for the rank on it failed again and again.
+
+    A rank says only that it failed, not that its device is broken. So where fewer ranks fail in the same way and step,
+    no further device is left out. `build`: for all devices, which the next `dsc train` begins with.
+    """
+
+    def __init__(self, build: Build) -> None:
+        self._build, self._left, self._last = build, build.plan.mesh.world, object()
+
+    def is_other(self, outcome: Outcome) -> bool:
+        """Whether a device is to be left out for a failure that came again: it is not that of the time before."""
+        same = (outcome.step, outcome.how)
+        again, self._last = same == self._last, same
+        return not again and self._left > 1
+
+    def without(self, rank: int, options: Options) -> Build:
+        """The build for the devices that are left without that of a rank. UsageError where there is none."""
+        from runtime.device import choose
+        from runtime.launch.elastic import build_without
+
+        if choose(options.device, self._left) == "cuda":  # ranks are forked before CUDA is initialised, and read this
+            seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self._left)))
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
+                name for each, name in enumerate(seen.split(",")) if each != rank
+            )
+        tell(f"going on without the device of rank {rank}")
+        fewer = build_without(self._build, self._left - 1, options.run, tell)
+        self._left = fewer.plan.mesh.world
+        return fewer
+
 
 def train(build: Build, options: Options, corpus: Path) -> int:
     """Launch the ranks of a build until the run has come to its end, or may not be started again; the exit code.
@@ -60,7 +97,7 @@ def train(build: Build, options: Options, corpus: Path) -> int:
     """
     from runtime.events import Events
 
-    restarts, events = Restarts(options.restarts), Events(options.run)
+    restarts, events, fewer = Restarts(options.restarts), Events(options.run), Fewer(build)
     while True:
         check_places(build, options, tell)
         try:
@@ -81,7 +118,11 @@ def train(build: Build, options: Options, corpus: Path) -> int:
         _say(outcome)
         saved = newest_step(options.run)
         refusal = restarts.refusal(outcome, saved)
-        if refusal is not None:
+        if refusal and options.elastic and fewer.is_other(outcome):
+            print(f"error: {refusal}", file=sys.stderr)
+            build = fewer.without(outcome.rank or 0, options)
+            restarts.begin_again()
+        elif refusal is not None:
             if refusal:
                 print(f"error: {refusal}", file=sys.stderr)
             _ended(events, outcome, step)
@@ -94,7 +135,8 @@ def train(build: Build, options: Options, corpus: Path) -> int:
             reason=outcome.how,
             exit_code=outcome.exit_code,
         )
-        tell(f"starting the ranks again: restart {restarts.number} of {restarts.most}")
+        if refusal is None:
+            tell(f"starting the ranks again: restart {restarts.number} of {restarts.most}")
         options = replace(options, resume=True, skip_batch=False)
 
 

@@ -1,5 +1,7 @@
 """Ranks that are fewer or more than a build was compiled for: the run goes on with a build for as many.
 
+Under `dsc train` a rank that fails again and again is left out, and the run goes on with those that are left.
+
 torchrun starts ranks again when a machine leaves or returns, and says how many there are. Rank 0 compiles the spec of
 the build for them, into the run folder, which all ranks share; the others wait for it. Checkpoints hold logical
 tensors, so the run goes on from the newest one, after the samples that were trained on.
@@ -17,7 +19,7 @@ from pathlib import Path
 from runtime.build import Build, BuildError
 from runtime.launch.rank_process import die_with_parent
 from runtime.launch.torchrun_meet import Place
-from runtime.outcome import EXIT_RETRY
+from runtime.outcome import EXIT_RETRY, EXIT_USAGE
 from runtime.preparing import UsageError
 
 FOLDER = "builds"  # of a run folder
@@ -42,6 +44,25 @@ def build_for(build: Build, place: Place, run: Path, say: Callable[[str], None])
     say(f"{place.world} ranks are left of {build.plan.mesh.world}: compiling the run for {on} devices")
     _compile(build.folder / SPEC, on, folder)
     return Build.open(folder)
+
+
+def build_without(build: Build, most: int, run: Path, say: Callable[[str], None]) -> Build:
+    """The build of the same spec for as many devices of this machine as it has a plan for, `most` of them at most.
+    UsageError where there is none."""
+    for devices in range(most, 0, -1):
+        on = f"1x{devices}"
+        folder = run / FOLDER / f"{build.digest[:16]}-{on}"
+        with suppress(BuildError):
+            return Build.open(folder)
+        say(f"compiling the run for {devices} of {build.plan.mesh.world} devices")
+        try:
+            _compile(build.folder / SPEC, on, folder)
+        except UsageError as error:
+            if devices == 1 or error.code != EXIT_USAGE:
+                raise
+            continue
+        return Build.open(folder)
+    raise UsageError("no device is left")
 
 
 def _compile(spec: Path, on: str, folder: Path) -> None:
