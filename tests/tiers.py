@@ -130,6 +130,10 @@ SOAK = (
         "tests/runs/test_torchrun.py::test_ranks_that", 0, "tests/runtime/test_torchrun.py::test_ranks_that_are_started"
     ),
     Row("tests/runs/test_elastic.py::test_a_machine", 0, "tests/runs/test_elastic.py::test_data_ranks"),
+    Row("tests/runs/test_launch.py::test_an_elastic", 0, "tests/launch/test_elastic.py"),
+    Row("tests/runs/test_fewer_devices.py::test_a_rank", 0, "tests/runs/test_fewer_devices.py::test_no_plan"),
+    Row("tests/runs/test_store.py", 0, "tests/runs/test_places.py"),
+    Row("tests/runs/test_restarts.py::test_a_restart", 0, "tests/runs/test_restarts.py::test_a_rank"),
     Row("tests/runs/test_restarts.py::test_a_rank", 4),
     Row("tests/runs/test_health.py::test_a_batch", 4),
     Row("tests/runs/test_health.py::test_a_kill", 3),

@@ -26,13 +26,14 @@ from compiler.commands.common import reason, wrong
 from compiler.commands.output_files import replace
 from compiler.launch import options
 from compiler.launch.files import LAUNCHERS, Files
-from compiler.launch.job import Job, LaunchError, Needs, needs_of_phases
+from compiler.launch.job import Elastic, Job, LaunchError, Needs, needs_of_phases
 from runtime.options import run_name
 from runtime.outcome import printable
 
 VERSION = 1  # of the JSON, docs/json.md
 DEFAULTS = {"lead": 300, "restarts": 0, "mount": "/mnt/dsc", "api": "jobset", "runtime": "torch-distributed"}
-DEFAULTS |= {"grace": 300, "resource": []}
+DEFAULTS |= {"grace": 300, "resource": [], "gather": 30}
+OFTEN = 100  # restarts of an elastic run: each node that leaves or returns takes one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--env", type=options.variable, metavar="NAME=VALUE", action="append", default=[], help="variable of all ranks")
     add("--steps", type=options.number(1, 10**9, "a number of steps"), metavar="N", help="end after step N")
     restarts = options.number(0, 1000, "a number of restarts")
-    add("--restarts", type=restarts, metavar="N", help="start again up to N times after a failure; default: 0")
+    what = f"start again up to N times after a failure; default: 0, with --elastic {OFTEN}"
+    add("--restarts", type=restarts, metavar="N", help=what)
+    elastic = parser.add_argument_group("torchrun and slurm").add_argument
+    nodes = options.number(1, 10**6, "a number of nodes")
+    what = "go on with the nodes that are left where others are lost, MIN of them at least; with all when they return"
+    elastic("--elastic", type=nodes, metavar="MIN", help=what)
+    seconds = options.number(1, 3600, "a number of seconds")
+    what = "with --elastic: wait S seconds for further nodes once MIN are there; default: 30"
+    elastic("--gather", type=seconds, metavar="S", help=what)
 
     slurm = parser.add_argument_group("slurm").add_argument
     slurm("--time", type=options.time_limit, help="time limit of a job, as 24:00:00")
@@ -109,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
             )
         if len(needs) > 1 and args.build_path is not None:
             return wrong("--build-path is of one build", "leave it out, or write the files of each phase", args.format)
+        if args.elastic is not None and (refusal := _no_elastic(args.elastic, needs)):
+            return wrong(*refusal, args.format)
         job = _job(args, needs, is_remote=launcher.is_remote)
         files = launcher.write(job, args, folder)
     except LaunchError as error:
@@ -140,9 +151,24 @@ def check_options(args: argparse.Namespace) -> int | None:
         return wrong("--restarts is not for a TrainJob, whose runtime sets it", "leave it out", args.format)
     if args.api != "trainjob" and args.runtime is not None:
         return wrong("--runtime is for a TrainJob", "add --api trainjob", args.format)
+    if args.elastic is None and args.gather is not None:
+        return wrong("--gather is of a run with --elastic", "leave it out, or add --elastic 1", args.format)
+    if args.elastic is not None and args.restarts is None:
+        args.restarts = OFTEN
     for name, value in DEFAULTS.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    return None
+
+
+def _no_elastic(least: int, needs: Sequence[Needs]) -> tuple[str, str] | None:
+    """Why a run of these builds cannot go on without lost nodes, and an edit; None where it can."""
+    if len(needs) > 1:
+        return "--elastic is of one build: a node that returns would begin with the first phase", "name one build"
+    if (nodes := needs[0].nodes) == 1:
+        return "--elastic is of several nodes, and the build is of one", "leave it out"
+    if least > nodes:
+        return f"--elastic {least} is more than the {nodes} nodes of the build", f"give 1 to {nodes}"
     return None
 
 
@@ -170,6 +196,7 @@ def _job(args: argparse.Namespace, needs: Sequence[Needs], *, is_remote: bool) -
         port=args.port,
         environment=environment,
         arguments=(("--steps", str(args.steps)),) if args.steps is not None else (),
+        elastic=None if args.elastic is None else Elastic(args.elastic, args.restarts, args.gather),
     )
 
 

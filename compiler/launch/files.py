@@ -61,7 +61,7 @@ def torchrun(job: Job, args: argparse.Namespace, folder: Path) -> Files:
         if several
         else ""
     )
-    return Files((_node_script(job, "words"),), (start + note,))
+    return Files((_node_script(job, "words", restarts=args.restarts),), (start + note,))
 
 
 def slurm(job: Job, args: argparse.Namespace, folder: Path) -> Files:
@@ -79,6 +79,7 @@ def slurm(job: Job, args: argparse.Namespace, folder: Path) -> Files:
         "job.sbatch.j2",
         job_name=Quoted(job.name),
         nodes=needs.nodes,
+        least=job.elastic.least if job.elastic else 0,
         gpus=0 if needs.is_cpu else needs.ranks_per_node,
         time=Quoted(args.time),
         lead=args.lead,
@@ -118,18 +119,24 @@ def skypilot(job: Job, args: argparse.Namespace, folder: Path) -> Files:
     return Files((written,), (f"sky jobs launch {quoted(str(folder / written.name))}",))
 
 
-def _node_script(job: Job, place: str, host: str = "") -> File:
-    """The script that every node runs. `place`: from where it takes the first node and its own number."""
+def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> File:
+    """The script that every node runs. `place`: from where it takes the first node and its own number. `restarts`: of
+    torchrun, which starts ranks again; those of an elastic job otherwise."""
     needs = job.needs
+    restarts = job.elastic.restarts if job.elastic else restarts
     device = "cpu" if needs.is_cpu else "cuda"
     arguments = [("--out", job.run), ("--data", job.data), ("--device", device)]
-    lines = [shlex.join(words) for words in (*arguments, ("--resume",), *job.arguments)]
+    mode = "--elastic" if job.elastic else "--resume"
+    lines = [shlex.join(words) for words in (*arguments, (mode,), *job.arguments)]
     text = script(
         "node.sh.j2",
         place=place,
         host=host,
         name=job.name,
         nodes=needs.nodes,
+        least=job.elastic.least if job.elastic else 0,
+        gather_s=job.elastic.gather_s if job.elastic else 0,
+        restarts=restarts,
         ranks=needs.ranks_per_node,
         port=job.port,
         python=job.python,
@@ -141,11 +148,11 @@ def _node_script(job: Job, place: str, host: str = "") -> File:
 
 
 LAUNCHERS = {
-    "torchrun": Launcher("a script to start by hand on each node", torchrun),
+    "torchrun": Launcher("a script to start by hand on each node", torchrun, takes=("restarts", "elastic", "gather")),
     "slurm": Launcher(
         "a batch script",
         slurm,
-        takes=("time", "lead", "partition", "account", "qos", "constraint", "restarts"),
+        takes=("time", "lead", "partition", "account", "qos", "constraint", "restarts", "elastic", "gather"),
         needs={"time": "the time limit of the job, as 24:00:00"},
     ),
     "kubernetes": Launcher(

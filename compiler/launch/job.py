@@ -50,13 +50,23 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Elastic:
+    """A run that goes on without lost nodes. `least`: nodes that it takes; `restarts`: how often ranks, and a node, are
+    started again; `gather_s`: how long to wait for further nodes once `least` are there."""
+
+    least: int
+    restarts: int
+    gather_s: int
+
+
+@dataclass(frozen=True)
 class Job:
     """A build, or those of the phases of a run, with everything that a node has to know.
 
     `needs`: of the first build, which the others equal in nodes and devices. `builds`: each a folder as the nodes see
     it, and its digest. `run`, `data`: folders as the nodes see them. `python`: the interpreter on the nodes. `port`: a
     free one of the first node, as are those that follow, one for each further build. `environment`: variables of every
-    rank. `arguments`: further options of train.py, each with its value.
+    rank. `arguments`: further options of train.py, each with its value. `elastic`: None where the run needs all nodes.
     """
 
     needs: Needs
@@ -68,6 +78,7 @@ class Job:
     port: int
     environment: Mapping[str, str]
     arguments: tuple[tuple[str, ...], ...]
+    elastic: Elastic | None = None
 
 
 def needs_of_phases(builds: Sequence[Path]) -> tuple[Needs, ...]:

@@ -40,7 +40,14 @@ with open(os.environ["TOLD"], "w") as file:
 FAKE_SRUN = """#!/usr/bin/env bash
 cd FOLDER
 echo "$*" >> starts
+[[ $1 != --nodes=1 ]] || one=yes
 while [[ $1 == --* ]]; do shift; done
+if [ "${one:-}" ]; then  # a task on one node, of a job that keeps one on each
+    echo $$ > "task-$DSC_NODE.new"
+    mv "task-$DSC_NODE.new" "task-$DSC_NODE"
+    while [ -e "lost-$DSC_NODE" ]; do sleep 0.1; done
+    exec "$@"
+fi
 tasks=()
 for node in 0 1; do
     SLURM_NODEID=$node "$@" &
@@ -60,6 +67,7 @@ FAKE_SCONTROL = """#!/usr/bin/env bash
 cd FOLDER
 case "$*" in
     "show hostnames n[1-2]") hostname; echo second ;;
+    "show hostnames n1") hostname ;;
     "requeue "*) echo "$2" >> requeued ;;
     *) exit 1 ;;
 esac
@@ -115,8 +123,9 @@ def fake_python(path: Path) -> Path:
 def fake_slurm(folder: Path) -> Path:
     """A folder for PATH with an srun that starts two tasks here, and an scontrol.
 
-    Beside it: `tasks` has the process ids of the tasks, a line each; `starts` a line for each srun; `requeued` the
-    jobs that were put back into the queue.
+    Beside it: `tasks` has the process ids of the tasks, a line each, and `task-NODE` that of the task of a step of one
+    node, which does not begin while there is `lost-NODE`; `starts` has a line for each srun; `requeued` the jobs that
+    were put back into the queue.
     """
     programs = folder / "bin"
     programs.mkdir(parents=True)

@@ -70,13 +70,15 @@ def test_a_text_that_is_not_quoted_is_refused() -> None:
 
 
 @pytest.mark.parametrize("launcher", NEEDED)
-@pytest.mark.parametrize("nodes", ["one_node", "two_nodes", "gpu_nodes"])
+@pytest.mark.parametrize("nodes", ["one_node", "two_nodes", "gpu_nodes", "elastic"])
 def test_scripts_pass_bash_and_shellcheck(
     launcher: str, nodes: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
+    more = ("--elastic", "1") if nodes == "elastic" and launcher in ("torchrun", "slurm") else ()
+    nodes = "two_nodes" if nodes == "elastic" else nodes
     assert SHELLCHECK, "shellcheck is a part of the packages for tests: pip install -e '.[dev]'"
     written = launch(
-        launcher, request.getfixturevalue(nodes), tmp_path / "out", "--env", "A=it's", "--interface", "eth0"
+        launcher, request.getfixturevalue(nodes), tmp_path / "out", "--env", "A=it's", "--interface", "eth0", *more
     )
     scripts = {"node.sh": written.script()}
     if launcher == "slurm":

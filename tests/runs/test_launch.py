@@ -17,6 +17,7 @@ from dsl.load import load
 from tests.launch.cluster import fake_slurm, in_job
 from tests.progress import children
 from tests.runs.place import FOUR_RANKS, LIMIT_S, Place, bits, has_reached, rows, saved, untimed
+from tests.runs.test_elastic import starts
 from tests.runs.test_failures import BEGUN
 from tests.runtime.processes import is_gone, wait_for
 
@@ -117,3 +118,36 @@ def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(
     undisturbed = [row for row in untimed(expected) if row["step"] != last]
     assert [row for row in untimed(run) if row["step"] != last] == undisturbed, "but for a validation at the stop"
     assert bits(saved(run)) == bits(saved(expected))
+
+
+def test_an_elastic_slurm_job_loses_a_node_and_has_it_again(place: Place, tmp_path: Path) -> None:
+    """The node's whole step is killed, as when a machine is gone: the other one goes on alone, then both."""
+    run = tmp_path / "elastic"
+    words = ("--time", "1:00:00", "--out", tmp_path / "files", "--run-folder", run, "--port", free_port())
+    place.dsc("launch", "slurm", "build/tiny", *words, "--elastic", 1, "--gather", 2, "--steps", 10**6)
+    batch = ("bash", str(tmp_path / "files" / "job.sbatch"))
+    with (tmp_path / "out").open("wb") as out:
+        job = subprocess.Popen(batch, cwd=place.folder, env=in_job(fake_slurm(tmp_path)), stdout=out, stderr=out)
+    try:
+        wait_for(lambda: starts(run)[-1:] == [4], "the start of four ranks")
+        wait_for(lambda: has_reached(run, BEGUN), f"step {BEGUN}")
+        (tmp_path / "lost-1").touch()
+        end(below(int((tmp_path / "task-1").read_text())))
+        wait_for(lambda: starts(run)[-1] == 2, "the start of two ranks")
+        (tmp_path / "lost-1").unlink()
+        wait_for(lambda: starts(run)[-1] == 4, "the start of four ranks")
+        before = len(rows(run))
+        wait_for(lambda: len(rows(run)) > before + 3, "steps on four ranks")
+        for node in range(2):
+            os.kill(int((tmp_path / f"task-{node}").read_text()), signal.SIGUSR1)
+        assert job.wait(LIMIT_S) == 128 + signal.SIGUSR1, (tmp_path / "out").read_text()
+        assert (tmp_path / "requeued").read_text() == "7\n"
+    finally:
+        end(below(job.pid))
+    last = saved(run).step
+    theirs = rows(run)
+    assert [row["step"] for row in theirs] == list(range(1, last + 1))
+    place.dsc("train", "build/tiny", "--out", "undisturbed", "--steps", last)
+    undisturbed = place.folder / "undisturbed"
+    assert saved(run).meta["position"] == saved(undisturbed).meta["position"], "no sample twice, none left out"
+    assert [row["loss"] for row in theirs] == pytest.approx([row["loss"] for row in rows(undisturbed)], rel=1e-3)
