@@ -102,10 +102,10 @@ def _planned(args: argparse.Namespace, chosen: Chosen) -> Planned:
 
 def plan_of(chosen: Chosen) -> tuple[Timed, Prediction]:
     """A timed plan of a run, or of one phase of it, and what it is predicted to take."""
+    from compiler.commands.plan_order import order_gain
     from compiler.lower import Lowering
     from compiler.lower.scheduler import Scheduler
     from compiler.plan import make_plan
-    from compiler.predict.order_gain import order_gain
     from compiler.predict.predict import memories, predicted, timed_on
     from compiler.rates.rank_rates import rank_rates
 

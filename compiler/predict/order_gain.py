@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.ir import Plan
@@ -28,31 +27,6 @@ if TYPE_CHECKING:
 
 _STEPS = 8  # the first ones of the largest batch
 _GROUPS = 8  # of data ranks that wait for each other, looked at
-
-
-def order_gain(spec: Spec, lowering: Lowering, schedule: Schedule, folder: Path, cache: Path) -> OrderGain | None:
-    """The gain of `order = cost` on data in a cache; None without the key, where the cache has no such data, or where
-    it comes from several sources. `folder`: where the paths of the data start."""
-    if spec.schedule.order != "cost" or not cache.is_dir():
-        return None
-    text = _prepared(spec, folder, cache)
-    if text is None:
-        return None
-    from runtime.data.errors import DataError
-
-    try:
-        return gain_on(samples_in(spec, text), spec, lowering, schedule, str(text))
-    except DataError:  # too short a text: the run will say so
-        return None
-
-
-def samples_in(spec: Spec, text: Path) -> AnySamples:
-    """The training samples of a prepared text."""
-    from compiler.emit.recipe import data_request
-    from runtime.data.samples import samples_of
-
-    chat = data_request(spec).data.chat
-    return samples_of(text, "train", spec.train.sequence, 2, seed=spec.train.seed, chat=chat)
 
 
 def gain_on(samples: AnySamples, spec: Spec, lowering: Lowering, schedule: Schedule, data: str) -> OrderGain:
@@ -88,24 +62,3 @@ def _weights(seen: Numbers, spec: Spec, plan: Plan, share: float) -> Numbers:
 def _milliseconds(schedule: Schedule, costs: Costs, weights: Sequence[float]) -> float:
     parts = tuple(Fraction(max(1, round(1000 * each)), 1000) for each in weights)
     return float(simulate(schedule, replace(costs, micro_batches=parts)).makespan)
-
-
-def _prepared(spec: Spec, folder: Path, cache: Path) -> Path | None:
-    """The folder of a cache with the text of a spec, if it was prepared and has not changed."""
-    from compiler.emit.recipe import data_request
-    from runtime.data import store
-    from runtime.data.errors import DataError
-    from runtime.data.prepare import asked_for, task_of
-
-    request = data_request(spec)
-    if request.data.sources:
-        return None
-    asked = asked_for(request)
-    metas = (store.meta_of(each) for each in store.folders(cache))
-    if not any(meta is not None and meta.get("request") == asked for meta in metas):
-        return None  # the text need not be read
-    try:
-        text = cache / task_of(request, folder, lambda *_: None).key
-    except (DataError, OSError):  # the run will say so
-        return None
-    return text if store.verified(text) is not None else None

@@ -13,10 +13,10 @@ import pytest
 
 from compiler.cli import main
 from compiler.commands.plan import CACHE
+from compiler.commands.plan_order import samples_in
 from compiler.decide import lower_spec
 from compiler.emit.recipe import data_request
 from compiler.predict.micro_batch_order import attention_share, costs_of_orders
-from compiler.predict.order_gain import samples_in
 from compiler.schedules.simulate import simulate
 from dsl.load import load
 from dsl.schema import Spec
