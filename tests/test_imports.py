@@ -26,6 +26,7 @@ RUNTIME_MODULES = (  # for the compiler
     "data",  # of inference, besides: tokenizers, shards, and the folders that a run keeps
     "checkpoint",
     "contract",  # dataclasses of what a build says to the runtime, and their JSON
+    "rate",  # of a step, which exporters compare with that of another system
     "strict_json",
     "streams",
 )
@@ -73,7 +74,7 @@ ORDER = (
     *("lower", "proof"),
     *("predict", "decide", "refit", "difference"),
     *("kernels", "emit", "report", "build"),
-    *("data_source", "templates", "importers", "weights", "editor", "completion", "launch", "inference"),
+    *("data_source", "templates", "importers", "exporters", "weights", "editor", "completion", "launch", "inference"),
     *("commands", "cli", "reference", "api", "dsc_trainer"),
 )
 # Imports that close a cycle: inside of functions, or of a type alone.

@@ -1,136 +1,64 @@
-"""`dsc export hf RUN|CHECKPOINT -o DIR [--dtype fp8]`: a trained model as transformers, vLLM and others load it.
+"""`dsc export hf RUN|CHECKPOINT -o DIR` and `dsc export torchtitan|megatron-bridge SPEC -o DIR`: for other systems.
 
 dsc export hf runs/mine -o mine-hf                             its newest checkpoint, in BF16
 dsc export hf runs/mine/checkpoints/step-00002000 -o mine-hf --dtype fp32
 dsc export hf runs/mine -o mine-hf --average                   the moving average of the weights
 dsc export hf runs/mine -o mine-lora --adapter                 of a run with adapters, these alone, as PEFT loads them
+dsc export torchtitan spec.dsc -o titan                        its plan: a configuration, and the schedule as a CSV
+dsc export megatron-bridge spec.dsc -o bridge --lossy          a recipe, though it says less than the spec
 
-Weights beside which adapters were trained are written with what these add.
+hf: a trained model as transformers, vLLM and others load it. Weights beside which adapters were trained are written
+with what these add. DIR has config.json, safetensors with their index, and the tokenizer if the run has one.
 
-DIR has config.json, safetensors with their index, and the tokenizer if the run has one. It appears when it is complete.
+torchtitan, megatron-bridge: a plan. What the other system cannot be told is listed on stderr and in the file. Where
+that changes what is computed, nothing is written without --lossy. docs/exchange.md says what is translated.
 
-Exit codes: 0 DIR is written · 2 there is no such checkpoint, or no family describes its model · 75 the disk is full
+DIR appears when it is complete.
+
+Exit codes: 0 DIR is written · 2 there is no such checkpoint or spec, no family describes its model, or the other system
+cannot compute it · 75 the disk is full
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 from pathlib import Path
 
-from compiler.commands.common import progress, reason, say, wrong
-from compiler.commands.train_processes import ask
-from compiler.emit.folder import put_folder
-from compiler.importers.huggingface import LATENT_EPS
-from compiler.plan.initial_weights import once_published
-from compiler.weights.adapter import CONFIG as ADAPTER_CONFIG
-from compiler.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
-from compiler.weights.adapter import adapter_config, published_adapters
-from compiler.weights.checkpoint import ModelError, check_tensors, model_of, sequence_of
-from compiler.weights.config import NoFamilyError, Publication, publication, with_format
-from compiler.weights.tokenizer import files_for
-from dsl.diagnostics import visible
-from runtime.checkpoint.manifest_file import base_of, find_manifest
-from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
-from runtime.contract.weights import ONE, Export, Published
-from runtime.data.errors import DataError
-from runtime.outcome import refusal_code
-from runtime.strict_json import pretty
+from compiler.commands.common import add_overrides, wrong
 
-CONFIG = "config.json"
+PLANS = ("torchtitan", "megatron-bridge")
+OF_WEIGHTS = {"dtype": None, "adapter": False, "average": False}  # options of hf alone, and what they are if not given
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("format", choices=("hf",), metavar="hf", help="as Hugging Face publishes models")
-    parser.add_argument(
-        "checkpoint", metavar="RUN|CHECKPOINT", type=Path, help="a run's newest checkpoint, or this one"
-    )
+    what = "hf: weights, as Hugging Face publishes models; torchtitan, megatron-bridge: a plan"
+    parser.add_argument("system", choices=("hf", *PLANS), help=what)
+    text = "hf: a run's newest checkpoint, or this one; else a spec file, or SPEC:RUN"
+    parser.add_argument("source", metavar="RUN|CHECKPOINT|SPEC", help=text)
     parser.add_argument("-o", "--out", metavar="DIR", type=Path, required=True, help="folder to write, a new one")
-    text = "bf16, fp32 or fp8: matrices of layers in E4M3 blocks of 128 x 128; default: bf16"
-    parser.add_argument("--dtype", choices=("bf16", "fp32", "fp8"), default="bf16", help=text)
-    parser.add_argument("--adapter", action="store_true", help="the adapters alone, as PEFT loads them")
-    parser.add_argument("--average", action="store_true", help="the moving average of the weights, not the weights")
+    add_overrides(parser)
+    parser.add_argument("--lossy", action="store_true", help="write a plan though the other system computes another")
+    how = "of a plan: what was written, and what is lost; default: text"
+    parser.add_argument("--format", choices=("text", "json"), default="text", help=how)
+    text = "hf: bf16, fp32 or fp8: matrices of layers in E4M3 blocks of 128 x 128; default: bf16"
+    parser.add_argument("--dtype", choices=("bf16", "fp32", "fp8"), help=text)
+    parser.add_argument("--adapter", action="store_true", help="hf: the adapters alone, as PEFT loads them")
+    parser.add_argument("--average", action="store_true", help="hf: the moving average of the weights, not the weights")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the folder; the exit code."""
-    try:
-        folder, manifest = find_manifest(args.checkpoint)
-        model_type, context = once_published(manifest.meta)
-        context = max(context, sequence_of(manifest), 1)
-        model = model_of(manifest)
-        base = base_of(folder, manifest)
-        check_tensors(manifest, model, average=args.average, base=base[1] if base else None)
-        found = publication(model, context, model_type)
-        adapters = published_adapters(manifest, found.tensors) if args.adapter else ()
-        if args.dtype == "fp8" and any(each.stacked for each in found.tensors):
-            raise ModelError(f"{found.model_type} has no weights in blocks of FP8: choose --dtype bf16")
-    except CheckpointError as error:
-        return wrong(str(error), "name a run, or a checkpoint of one")
-    except (ModelError, NoFamilyError) as error:
-        return wrong(f"{args.checkpoint}: {error}")
-    try:
-        return _write(args, folder, manifest, found, context, adapters)
-    except DataError as error:
-        return wrong(str(error), "correct that file of the tokenizer, or remove it")
-    except OSError as error:
-        wrong(f"{args.out} cannot be written: {reason(error)}")
-        return refusal_code(error)
+    if args.system in PLANS:
+        given = [name for name, absent in OF_WEIGHTS.items() if getattr(args, name) != absent]
+        if given:
+            return wrong(f"--{given[0]} is an option of hf, not of {args.system}", "leave it out", args.format)
+        from compiler.commands import export_plan
 
+        return export_plan.run(args)
+    if args.lossy or args.set or args.format != "text":
+        return wrong("--lossy, --set and --format are of plans, not of hf", "leave them out")
+    from compiler.commands import export_weights  # each brings what the other does not need
 
-def _write(
-    args: argparse.Namespace,
-    folder: Path,
-    manifest: Manifest,
-    found: Publication,
-    context: int,
-    adapters: tuple[Published, ...],
-) -> int:
-    """Write everything beside DIR, then move it into place."""
-    place = args.out.absolute()
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        return wrong(f"{args.out} exists and is not empty", "name a new folder")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
-        new = Path(scratch) / "new"
-        new.mkdir()
-        files, end = files_for(folder, manifest.meta.get("tokenizer"), context)
-        tokens = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": None}  # a class may have others by default
-        config = with_format(found, args.dtype) | tokens
-        name = ADAPTER_CONFIG if adapters else CONFIG
-        config = adapter_config(manifest, adapters) if adapters else config
-        files = {name: (json.dumps(config, indent=2) + "\n").encode(), **files}
-        for name, content in files.items():
-            (new / name).write_bytes(content)
-        request = Export(str(folder.absolute()), str(new), adapters or found.tensors, args.dtype, args.average)
-        tell = progress("export")
-        code, result = ask(
-            ["runtime.weights", "export"], pretty(request), lambda text: tell(text and f"weights {text}")
-        )
-        if code:
-            return code
-        if adapters:
-            (new / ONE).rename(new / ADAPTER_WEIGHTS)
-        put_folder(new, place)
-    for note in _notes(found, has_tokenizer=len(files) > 1):
-        say(f"note: {note}")
-    size = f"{result['tensors']:,} tensors, {result['bytes']:,} bytes"
-    say(visible(f"wrote {args.out}: {found.model_type}, {size}, from {folder}"))
-    return 0
-
-
-def _notes(found: Publication, *, has_tokenizer: bool) -> list[str]:
-    """What to know of a publication."""
-    notes = []
-    if found.family.remote:
-        notes.append(f"transformers loads {found.model_type} with the code published beside such models alone")
-    if "kv_lora_rank" in found.config and found.config["rms_norm_eps"] != LATENT_EPS:
-        eps = found.config["rms_norm_eps"]
-        notes.append(
-            f"norm_eps is {eps:g} here; transformers takes {LATENT_EPS:g} in the norms of latents, whatever is said"
-        )
-    if not has_tokenizer:
-        notes.append("there is no tokenizer beside this checkpoint: none was written")
-    return notes
+    args.source, args.dtype = Path(args.source), args.dtype or "bf16"
+    return export_weights.run(args)

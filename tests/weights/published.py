@@ -141,7 +141,7 @@ def in_this_process() -> Iterator[None]:
             return 0, write_checkpoint(Import.from_json(request))
         return 0, write_published(Export.from_json(request))
 
-    with patch("compiler.commands.import_weights.ask", ask), patch("compiler.commands.export.ask", ask):
+    with patch("compiler.commands.import_weights.ask", ask), patch("compiler.commands.export_weights.ask", ask):
         yield
 
 
