@@ -6,6 +6,7 @@ dsc data show chat.dsc --sequence 3               rows that are packed, or docum
 dsc data show chat.dsc --split validation --format json
 dsc data prepare web.dsc --jobs 8                 encode the text in eight processes, and keep it for `dsc train`
 dsc data prepare web.dsc --format json
+dsc data prepare web.dsc --megatron out/web       and write out/web.train.bin, out/web.train.idx for Megatron-LM
 
 `show`: the loss is on what is coloured, or between ⟦ and ⟧ where nothing shows colours. The text is encoded as `dsc
 train` does it, in a folder that is removed afterwards; with --cache DIR, or in a folder with build/.data, it is kept
@@ -33,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from compiler.commands import data_prepare
-from compiler.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, progress, wrong
+from compiler.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, progress, reason, wrong
 from compiler.commands.compile import add_cache
 from dsl.diagnostics import visible
 from runtime.outcome import refusal_code
@@ -122,6 +123,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", metavar="N", type=jobs, default=None, help="processes that encode; default: one for each core"
     )
+    parser.add_argument(
+        "--megatron", metavar="PREFIX", type=Path, help="write the .bin and .idx of each split under this prefix, too"
+    )
     add_cache(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
 
@@ -146,8 +150,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.what == "prepare" and (given := _of_show(args)):
         return wrong(f"`dsc data prepare` takes no {given}", how=args.format)
-    if args.what == "show" and args.jobs is not None:
-        return wrong("`dsc data show` takes no --jobs", how=args.format)
+    if args.what == "show" and (given := next((f"--{each}" for each in ("jobs", "megatron") if vars(args)[each]), "")):
+        return wrong(f"`dsc data show` takes no {given}", how=args.format)
 
     chosen = load_spec(args.spec, args.set, args.format)
     if chosen is None:
@@ -155,12 +159,16 @@ def run(args: argparse.Namespace) -> int:
     folder = args.data or chosen.path.parent
     try:
         if args.what == "prepare":
-            data_prepare.show(args, data_prepare.prepare(args, chosen.spec, folder), chosen.spec)
+            if args.megatron is not None:
+                data_prepare.check_prefix(args.megatron, chosen.spec)
+            prepared = data_prepare.prepare(args, chosen.spec, folder)
+            written = [] if args.megatron is None else data_prepare.write_megatron(prepared, args.megatron)
+            data_prepare.show(args, prepared, chosen.spec, written)
             return 0
         with TemporaryDirectory(prefix="dsc-data-") as out:
             shown = _shown(args, chosen.spec, folder, Path(out))
     except (DataError, OSError) as error:
-        wrong(str(error), how=args.format)
+        wrong(reason(error), how=args.format)
         return refusal_code(error)
     if args.format == "json":
         print(json.dumps(document(shown), ensure_ascii=False, indent=2))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +62,36 @@ def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
         tell("")
 
 
+def check_prefix(prefix: Path, spec: Spec) -> None:
+    """Raise DataError where Megatron's files cannot be written under a prefix, or cannot say what the data is."""
+    from runtime.data.errors import DataError
+
+    if spec.data.chat is not None:
+        raise DataError("--megatron: Megatron's files do not say which tokens of a conversation the loss is on")
+    if not prefix.parent.is_dir():
+        raise DataError(f"--megatron {prefix}: there is no folder {prefix.parent}")
+    if not prefix.name or prefix.is_dir():
+        raise DataError(f"--megatron {prefix}: this is a folder; name the beginning of the files: {prefix / 'text'}")
+
+
+def write_megatron(prepared: Prepared, prefix: Path) -> list[Path]:
+    """Copy the shards of prepared data, which have Megatron's format, to `PREFIX.train.bin` and so on.
+
+    A file appears whole or not at all, .idx behind .bin; files of these names are replaced. Splits without documents
+    are left out. Returns the paths.
+    """
+    written = []
+    with TemporaryDirectory(prefix=".megatron-", dir=prefix.parent) as aside:
+        for path in sorted(prepared.folder.glob("*.bin")):
+            if path.stat().st_size:
+                for file in (path, path.with_suffix(".idx")):
+                    copy, target = Path(aside) / file.name, prefix.with_name(f"{prefix.name}.{file.name}")
+                    copyfile(file, copy)  # and no link: who edits the copy leaves the prepared data as it is
+                    copy.replace(target)
+                    written.append(target)
+    return written
+
+
 def rows(prepared: Prepared, spec: Spec) -> Iterator[Row]:
     """What each source holds, training and validation."""
     sources: Mapping[str, Any] = prepared.meta.get("sources") or {"": prepared.meta["splits"]}
@@ -69,7 +101,7 @@ def rows(prepared: Prepared, spec: Spec) -> Iterator[Row]:
                 yield Row(name or f"{spec.data.source}", split, *(counts[each] for each in COUNTS))
 
 
-def document(prepared: Prepared, spec: Spec) -> dict[str, Any]:
+def document(prepared: Prepared, spec: Spec, written: Sequence[Path] = ()) -> dict[str, Any]:
     """The JSON of docs/json.md."""
     return {
         "version": JSON_VERSION,
@@ -78,6 +110,7 @@ def document(prepared: Prepared, spec: Spec) -> dict[str, Any]:
         "tokenizer": {name: prepared.meta["tokenizer"][name] for name in ("sha256", "vocab")},
         "sources": [vars(row) for row in rows(prepared, spec)],
         "skipped": dict(prepared.meta["skipped"]),
+        "megatron": [str(path) for path in written],
     }
 
 
@@ -93,14 +126,17 @@ def text(prepared: Prepared, spec: Spec) -> str:
         "  ".join(cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(pairs))
         for pairs in (list(zip(row, widths, strict=True)) for row in cells)
     ]
-    skipped = [f"left out: {count:,} files, {reason}" for reason, count in prepared.meta["skipped"].items()]
+    skipped = [
+        f"left out: {count:,} file{'s' if count > 1 else ''}, {reason}"
+        for reason, count in prepared.meta["skipped"].items()
+    ]
     done = "was there already" if prepared.reused else "prepared"
     return "\n".join([*lines, *skipped, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
 
 
-def show(args: argparse.Namespace, prepared: Prepared, spec: Spec) -> None:
+def show(args: argparse.Namespace, prepared: Prepared, spec: Spec, written: Sequence[Path]) -> None:
     """Print what was prepared."""
     if args.format == "json":
-        print(json.dumps(document(prepared, spec), ensure_ascii=False, indent=2))
+        print(json.dumps(document(prepared, spec, written), ensure_ascii=False, indent=2))
     else:
-        print(text(prepared, spec))
+        print("\n".join([text(prepared, spec), *(f"written: {printable(str(path))}" for path in written)]))

@@ -48,7 +48,11 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stream.close()
+        try:
+            self._stream.close()
+        except OSError:  # what a full disk did not take, which `add` has said
+            if kind is None:
+                raise
 
     def next(self) -> bytes | None:
         """The next result, None behind the last one that is whole; what follows it is cut off."""
@@ -66,8 +70,11 @@ class Journal:
 
     def add(self, content: bytes) -> None:
         """Put a result behind the last one. OSError where the disk is full."""
-        self._stream.write(HEAD.pack(len(content), _digest(self._number, content)) + content)
-        self._stream.flush()
+        try:
+            self._stream.write(HEAD.pack(len(content), _digest(self._number, content)) + content)
+            self._stream.flush()
+        except OSError as error:  # which names no file
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
         self._number += 1
 
     def _cut(self, at: int) -> None:

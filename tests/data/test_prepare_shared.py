@@ -6,15 +6,19 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from compiler.cli import main
 from runtime.contract import DataRequest, Source
@@ -182,6 +186,39 @@ def test_what_is_of_the_other_word_is_refused(folder: Path, capsys: pytest.Captu
     for words, said in (
         (["prepare", "--row", "1"], "`dsc data prepare` takes no --row"),
         (["show", "--jobs", "1"], "`dsc data show` takes no --jobs"),
+        (["show", "--megatron", "x"], "`dsc data show` takes no --megatron"),
+        (["prepare", "--megatron", str(folder)], "this is a folder; name the beginning of the files"),
+        (["prepare", "--megatron", str(folder / "none/x")], f"there is no folder {folder / 'none'}"),
     ):
         assert main(["data", words[0], str(folder / "run.dsc"), *words[1:]]) == 2
         assert said in capsys.readouterr().err
+
+
+def megatron_documents(prefix: Path) -> list[list[int]]:
+    """The documents of Megatron's files, read as its indexed_dataset.py does: by pointers and the document index."""
+    index = Path(f"{prefix}.idx").read_bytes()
+    assert index[:9] == b"MMIDIDX\0\0" and struct.unpack_from("<Q", index, 9) == (1,)
+    code, sequences, count = struct.unpack_from("<BQQ", index, 17)
+    dtype = {4: np.int32, 8: np.uint16}[code]
+    sizes = np.frombuffer(index, np.int32, sequences, 34)
+    pointers = np.frombuffer(index, np.int64, sequences, 34 + sizes.nbytes)
+    documents = np.frombuffer(index, np.int64, count, 34 + sizes.nbytes + pointers.nbytes)
+    content = Path(f"{prefix}.bin").read_bytes()
+    parts = [np.frombuffer(content, dtype, n, at).tolist() for n, at in zip(sizes.tolist(), pointers, strict=True)]
+    return [list(chain.from_iterable(parts[a:b])) for a, b in pairwise(documents.tolist())]
+
+
+def test_megatron_files_hold_the_tokens_of_the_text(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--cache", str(tmp_path / "cache"), "--megatron", str(tmp_path / "web"), "--format", "json"]
+    assert main(["data", "prepare", str(folder / "run.dsc"), "--jobs", "1", *words]) == 0
+    answer = parsed(capsys.readouterr().out, "data_prepare")
+    names = [f"web.{split}.{kind}" for split in ("train", "validation") for kind in ("bin", "idx")]
+    assert answer["megatron"] == [str(tmp_path / name) for name in names]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", *names]
+    bpe = Tokenizer.from_file(answer["folder"] + "/tokenizer.json")
+    found = [each for split in ("train", "validation") for each in megatron_documents(tmp_path / f"web.{split}")]
+    texts = [json.loads(line)["text"] for line in (folder / "text/lines.jsonl").read_text("utf-8").splitlines()]
+    assert {ids[-1] for ids in found} == {bpe.token_to_id("<|endoftext|>")}
+    assert sorted(bpe.decode(ids[:-1]) for ids in found) == sorted(texts)
