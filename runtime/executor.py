@@ -129,7 +129,7 @@ class Executor:
     def from_host(self, stage: int, micro_batch: int) -> Tensor | list[Tensor]:
         """Give the same values in their order; they are there when `values` is next asked for."""
         found = self.host.bring((stage, micro_batch))
-        return found if len(found) > 1 else found[0]
+        return found[0] if len(found) == 1 else found
 
     def record(self, name: str, value: Tensor) -> None:
         self.records[name] = self.records[name] + value if name in self.records else value

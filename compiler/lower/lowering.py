@@ -13,7 +13,7 @@ from dataclasses import replace
 from compiler.actions.chains import Chains
 from compiler.actions.order import finish, interleave
 from compiler.actions.order_cache import Orders
-from compiler.ir import Body, Buffer, Instruction, Plan, Program
+from compiler.ir import Body, Buffer, Instruction, Kind, Plan, Program
 from compiler.lower.collectives import Collectives, collectives_of
 from compiler.lower.invocations import Call, invocations_of
 from compiler.lower.reductions import reductions_of
@@ -99,7 +99,7 @@ class Lowering:
     def _body(self, step: Step, name: str, rank: int) -> Body:
         actions = tuple(f"{action.kind}{action.stage}" for action in actions_of(step))
         if isinstance(step, Action) and is_copy(step):
-            return Body(name, actions, _copied(step, self.chains(step.stage, rank).saved()))
+            return Body(name, actions, copy_instructions(step, self.chains(step.stage, rank).saved()))
         chains = [(self.chains(action.stage, rank), action.kind) for action in actions_of(step)]
         order = interleave([of_stage.of(kind) for of_stage, kind in chains], self.orders)
         evaluates = name.startswith(EVALUATION)
@@ -107,12 +107,13 @@ class Lowering:
         return Body(name, actions, finish(order, actions, read_later))
 
 
-def _copied(action: Action, saved: Sequence[Buffer]) -> tuple[Instruction, ...]:
+def copy_instructions(action: Action, saved: Sequence[Buffer]) -> tuple[Instruction, ...]:
     """The instructions of an O or an R."""
     if action.kind == "R":
         return (Instruction("from_host", 0, action.body, "F", writes=tuple(saved)),)
     names = tuple(buffer.name for buffer in saved)
-    return tuple(Instruction(kind, 0, action.body, "F", reads=names) for kind in ("to_host", "free"))
+    kinds: tuple[Kind, ...] = ("to_host", "free") if names else ("to_host",)  # an embedding saves nothing
+    return tuple(Instruction(kind, 0, action.body, "F", reads=names) for kind in kinds)
 
 
 EVALUATION = "E"  # begins the names of the bodies that evaluate: E0 is F0, and keeps nothing

@@ -7,6 +7,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from compiler.emit.stage_modules import statement
+from compiler.lower.lowering import copy_instructions
+from runtime.actions import Action
 from runtime.host_copies import HostCopies
 from tests.gpu.pretend import DEVICE, Pretend, pretended
 
@@ -40,3 +43,15 @@ def test_as_many_buffers_as_are_away_at_once() -> None:
     assert not host.is_empty
     assert [host.bring(key)[0].tolist()[0] for key in ((0, 1), (1, 0), (0, 0))] == [1.0, 10.0, 0.0]
     assert host.num_bytes == 3 * 16
+
+
+def test_a_stage_that_saves_nothing_has_nothing_to_move() -> None:
+    """The stage of an embedding alone reads nothing of its forward again; its O and R are statements all the same."""
+    said = [[str(statement(i, {})) for i in copy_instructions(Action(kind, 0, 1), ())] for kind in ("O", "R")]
+    assert said == [["c.to_host(0, a)"], ["c.from_host(0, a)"]]
+    host = HostCopies(torch.device("cpu"))
+    host.forward_ended((0, 1))
+    host.take((0, 1), ())
+    assert host.bring((0, 1)) == []
+    host.wait((0, 1))
+    assert host.is_empty
