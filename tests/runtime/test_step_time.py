@@ -37,14 +37,14 @@ def spent(time: StepTime, world: int = 1) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_parts_that_are_entered_in_any_order_sum_to_the_time(seed: int) -> None:
-    """Against a history that is known by the nanosecond: parts within parts, and whole ones within which none count."""
+    """Every nanosecond of a history is counted once: parts within parts, and whole ones within which none count."""
     draw, clock = random.Random(seed), Clock()
     time = StepTime(clock=clock)
-    known: Counter[str] = Counter()
+    expected: Counter[str] = Counter()
 
     def pass_time(part: str) -> None:
         lasts = draw.randint(0, 10**9)
-        known[part] += lasts
+        expected[part] += lasts
         clock.now += lasts
 
     def run(part: Part, depth: int, of: str | None) -> None:
@@ -58,12 +58,12 @@ def test_parts_that_are_entered_in_any_order_sum_to_the_time(seed: int) -> None:
 
     clock.now += 10**9  # before the first step
     for _ in range(4):
-        known.clear()
+        expected.clear()
         for _ in range(draw.randint(1, 5)):
             run(draw.choice(PARTS), 3, None)
             pass_time("other")
         row = spent(time)
-        assert row["spent_s"] == {part: pytest.approx(known[part] / 1e9, abs=1e-6) for part in PARTS}
+        assert row["spent_s"] == {part: pytest.approx(expected[part] / 1e9, abs=1e-6) for part in PARTS}
         assert row["spent_s"] == row["spent_most_s"] and row["slowest_rank"] == 0
 
 
