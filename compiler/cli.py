@@ -12,15 +12,15 @@ import argparse
 import gc
 import importlib
 import io
-import keyword
 import os
 import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from types import ModuleType
 from typing import NoReturn
 
-# command → one line of help; the module is compiler.commands.<command> (import_ for import), with
+# command → one line of help; the module is compiler.commands.<command>, or what MODULES says, with
 # add_arguments(parser) and run(args) -> int
 COMMANDS = {
     "calibrate": "measure what this machine achieves, or take it from a trace, for plans to go by",
@@ -48,9 +48,12 @@ COMMANDS = {
     "schedule": "print a pipeline schedule, what it takes, and how far that is from the best",
     "show": "print a resolved spec, and where each value comes from",
     "sweep": "train a spec with every combination of several values, and compare the runs",
+    "trace": "write a step of a run as Chrome trace events, for ui.perfetto.dev",
     "train": "train a spec or a build folder on this machine's processes",
     "verify": "say whether a checkpoint, a run or a build is whole, and what can load it",
 }
+
+MODULES = {"import": "import_", "trace": "step_trace"}  # a word of Python, and a name that others have
 
 
 EPILOG = """\
@@ -146,10 +149,15 @@ class Parser(argparse.ArgumentParser):
         return f"`{self.prog} --help` says how it is used"
 
 
+def module_of(name: str) -> ModuleType:
+    """The module of a command."""
+    return importlib.import_module(f"compiler.commands.{MODULES.get(name, name)}")
+
+
 def command_parser(name: str) -> Parser:
     """The parser of a command; imports its module, and no other."""
     parser = Parser(f"dsc {name}", COMMANDS[name])
-    module = importlib.import_module(f"compiler.commands.{name}{'_' * keyword.iskeyword(name)}")
+    module = module_of(name)
     module.add_arguments(parser)
     parser.epilog = parser.epilog or _epilog(module.__doc__ or "")
     parser.set_defaults(run=module.run, parsers=command_parsers)

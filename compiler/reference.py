@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import keyword
 import re
-from types import ModuleType
 from typing import Any
 
 from compiler import cli
@@ -45,18 +42,14 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"compiler.commands.{name}{'_' * keyword.iskeyword(name)}")
-
-
 def _usage(name: str) -> str:
     """The command lines with which the docstring of a command begins, before the colons."""
-    introduction = " ".join((_module(name).__doc__ or "").split("\n\n")[0].split())
+    introduction = " ".join((cli.module_of(name).__doc__ or "").split("\n\n")[0].split())
     return ", ".join(re.findall(r"`dsc [^`]*`(?=[:,])", introduction))
 
 
 def _command(name: str) -> str:
-    module = _module(name)
+    module = cli.module_of(name)
     parser = Recorder(prog=f"dsc {name}")
     module.add_arguments(parser)
     rows = (f"| {_written(action)} | {_help(parser, action)} |\n" for action in parser.listed)
