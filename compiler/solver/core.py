@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 
 from compiler.solver.anneal import anneal
-from compiler.solver.cycle import Period, marked, unrolled
+from compiler.solver.cycle import Period, cycle_time, marked, unrolled
 from compiler.solver.exact import has_or_tools
 from compiler.solver.exact_period import shortest
 from compiler.solver.filled import anneal_filled, filled, fills_pauses
@@ -32,6 +34,7 @@ _LAST_HEATS: _Heats = ((0.05, 0.01), (0.1, 0.02))
 _FILLED_HEATS: _Heats = ((0.4, 0.04), (0.3, 0.02))  # of the first round where W fill pauses
 _WAVES = 8  # of those found, the shortest
 _EXACT_WORK, _EXACT_SIZE = 2.0, 32  # deterministic seconds for the shortest period, and chunks of all rows at most
+SEVERAL, SEVERAL_WORK = (2, 3), 2.5  # micro-batches of a period, and deterministic seconds for each
 _DOZENS, _FEW = 0.05, 3  # an effort that is worth starts by the dozen, and how many greedy ones another has
 _LONG = 3  # a steady state is judged by a run of so many times the length
 
@@ -47,6 +50,7 @@ class Core:
     origin: str
     problem: Problem
     slots: Slots
+    size: int = 1  # micro-batches of each chunk in a marked period
 
 
 def solve_core(
@@ -57,21 +61,23 @@ def solve_core(
     report: Report,
     given: Sequence[Slots] = (),
     worth: int | None = None,
+    size: int = 1,
 ) -> Core | None:
     """The best slots found from all starts, or from the given ones; None where no start is legal.
 
     Where the best start takes longer than `worth`, it is all that is found.
-    `periodic` marks a period of the steady state, which stays as it is and can be repeated. Stops at the bound.
+    `periodic` marks a period of the steady state, which stays as it is and can be repeated; in the given slots it is
+    of `size` micro-batches of each chunk. Stops at the bound.
     """
     own = not given
-    first = _starts(problem, periodic, bound, effort) if own else _from_given(problem, given)
+    first = _starts(problem, periodic, bound, effort) if own else _from_given(problem, given, size)
     starts = sorted(first, key=lambda core: core.value)
     if not starts:
         return None
     if worth is not None and starts[0].value > worth:
         return starts[0]
-    size = sum(map(len, starts[0].slots))
-    work = effort * min(max(_WORK_A_SLOT * size, _LEAST_WORK), _MOST_WORK)
+    length = sum(map(len, starts[0].slots))
+    work = effort * min(max(_WORK_A_SLOT * length, _LEAST_WORK), _MOST_WORK)
     if periodic and own and _is_slow(starts[0], bound):
         work *= 1 - _STEADY
         free = _steady(problem, work * _STEADY, bound, effort)
@@ -79,7 +85,7 @@ def solve_core(
     best = starts[0]
     goal = bound(best.problem.count)
     pool = list(dict.fromkeys(core.slots for core in starts if core.value <= _WORTH * best.value))[:_KEPT]
-    runs, heats, walk = max(1, round(_FIRST_ROUND * work / (_RUN * size))), _HEATS, anneal
+    runs, heats, walk = max(1, round(_FIRST_ROUND * work / (_RUN * length))), _HEATS, anneal
     if fills_pauses(best.problem):
         runs, heats, walk = len(_FILLED_HEATS), _FILLED_HEATS, anneal_filled
     rounds = ((runs, _FIRST_ROUND, heats, walk), (len(_LAST_HEATS), 1 - _FIRST_ROUND, _LAST_HEATS, anneal))
@@ -89,7 +95,7 @@ def solve_core(
         for run in range(runs):
             seed, start, heat = seed + 1, pool[run % len(pool)], heats[run % len(heats)]
             slots = walk(best.problem, start, work * share / runs, heat, seed, goal).slots
-            core = _core("search", best.problem, slots)
+            core = _core("search", best.problem, slots, size)
             assert core is not None
             found.append(core)
             done += share / runs
@@ -167,16 +173,35 @@ def _of_periods(problem: Problem, periodic: bool, origin: str, periods: Iterable
             yield core
 
 
-def _from_given(problem: Problem, given: Sequence[Slots]) -> Iterator[Core]:
-    return (core for slots in given if (core := _core("search", problem, slots)))
+def _from_given(problem: Problem, given: Sequence[Slots], size: int) -> Iterator[Core]:
+    return (core for slots in given if (core := _core("search", problem, slots, size)))
 
 
-def _core(origin: str, problem: Problem, slots: Slots) -> Core | None:
+def _core(origin: str, problem: Problem, slots: Slots, size: int = 1) -> Core | None:
     """The core with its value; None where it is not legal."""
     periodic = any(slot >= FIXED for row in slots for slot in row)
-    count = _LONG * problem.count if periodic else problem.count
-    value = makespan_of(resized(problem, count), stretched(problem, slots, count) if periodic else slots)
-    return None if value is None else Core(value, origin, problem, slots)
+    count = problem.count + ((_LONG - 1) * problem.count // size * size if periodic else 0)
+    value = makespan_of(resized(problem, count), stretched(problem, slots, count, size) if periodic else slots)
+    return None if value is None else Core(value, origin, problem, slots, size)
+
+
+def period_of_several(problem: Problem, effort: float, bound: Bound) -> Period | None:
+    """The shortest period of two or three micro-batches of each chunk, if one is found that takes less than as many of
+    one; None without OR-tools, and where the problem is too large for it."""
+    if problem.num_rows * problem.num_chunks > _EXACT_SIZE // 2 or not has_or_tools():
+        return None
+    one = shortest(problem, 1, _EXACT_WORK * effort, next(waves(problem), None)).period
+    time = cycle_time(problem, one) if one else None
+    best, least = None, Fraction(bound(_LONG * problem.count) - bound(problem.count), (_LONG - 1) * problem.count)
+    for size in SEVERAL:
+        if time is None or time <= least:
+            break
+        work, most = SEVERAL_WORK * effort, size * time
+        if found := shortest(problem, size, work, below=most, least=math.ceil(size * least)).period:
+            took = cycle_time(problem, found)
+            assert took is not None and took < most, "the period is no shorter than as many of one"
+            best, time = found, took / size
+    return best
 
 
 def _is_slow(core: Core, bound: Bound) -> bool:

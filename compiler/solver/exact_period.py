@@ -1,22 +1,30 @@
-"""The shortest period of a problem by constraint programming: a proof where it is small, else an improvement.
+"""The shortest period of some micro-batches by constraint programming: a proof where it is small, else an improvement.
 
-Needs OR-tools (the extra `solve`). Starts lie between 0 and the period's time; that the k-th event of a row waits for
-the k-th of another is said by how many more the other has done when its period begins. All of it is linear, and so the
-period itself is a variable.
+Needs OR-tools (the extra `solve`). It is asked whether there is a period of a given time, again and again: what
+waits over a number of periods then waits for a time that is known, which makes the search short. That the k-th event of
+a row waits for the k-th of another is said by how many more the other has done when its period begins. Of periods of
+the same time, those are left out that differ in nothing that counts:
+
+- those that begin at another time: the first forward of the first row starts at 0;
+- a lone B that takes no less than its I and W is these two, one behind the other;
+- W run in the order of their I.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
-from compiler.solver.cycle import Period, aligned, source_of
+from compiler.solver.cycle import Period, aligned, cycle_time, source_of
 from compiler.solver.exact import MOST_TIME, solver_of
 from compiler.solver.problem import Problem
 from compiler.solver.tokens import B, F, I, W, chunk_of, slot_of, tokens_of
 
+_NEAR = 64  # where less than such a part of the time is open, a period that is one unit shorter is asked for
 _Key = tuple[int, int]  # a token, a W with its chunk, and its number in the period
 
 
@@ -28,49 +36,88 @@ class Shortest:
     bound: int
 
 
-def shortest(problem: Problem, size: int, work: float, start: Period | None = None) -> Shortest:
-    """A period of `size` micro-batches of each chunk, no longer than `start`, found in so many deterministic seconds.
+def shortest(
+    problem: Problem,
+    size: int,
+    work: float,
+    start: Period | None = None,
+    below: Fraction | None = None,
+    least: int = 1,
+) -> Shortest:
+    """A period of `size` micro-batches of each chunk, found in so many deterministic seconds; no longer than `start`,
+    which is of as many, and than `below`, which is a time.
 
-    Where a W takes a time that depends on its chunk, no backward is split.
+    None where none is found and there is no start. No period of so many is shorter than `least`. Where a W takes a time
+    that depends on its chunk, no backward is split.
     """
-    from ortools.sat.python import cp_model
-
-    model = cp_model.CpModel()
     lone = max(
         sum(times[slot + chunk] for slot in (F, B) for chunk in range(problem.num_chunks)) for times in problem.times
     )
     ways = problem.num_rows * 2 * (lone + problem.num_chunks * max(problem.delay))
-    begun = aligned(problem, start) if start else None
-    most = begun[2] if begun else ways * size
-    if most * size * (2 * problem.num_rows * problem.num_chunks + 2) > MOST_TIME:  # the unit is too fine
-        return Shortest(start, 0)
-    time = model.new_int_var(1, most, "")
-    rows = [_Row(model, problem, row, size, time, most) for row in range(problem.num_rows)]
+    best, begun = start, cycle_time(problem, start) if start else below
+    end = ways * size + 1 if begun is None else math.ceil(begun)
+    if end * size * (2 * problem.num_rows * problem.num_chunks + 2) > MOST_TIME:  # the unit is too fine
+        return Shortest(best, 0)
+    asked = end - 1 if best is None else _next(least, end)
+    while work > 0 and least < end:
+        period, none, spent = _asked(problem, size, asked, work if asked == end - 1 else work / 2, best)
+        work -= spent
+        if period is not None:
+            time = cycle_time(problem, period)
+            assert time is not None and time <= asked, "a period takes longer than it was asked to"
+            best, end = period, math.ceil(time)
+            asked = _next(least, end)
+        elif none:
+            least = asked + 1
+            asked = _next(least, end)
+        elif asked == end - 1:
+            break
+        else:
+            asked = (asked + end) // 2
+    return Shortest(best, least)
+
+
+def _next(least: int, end: int) -> int:
+    """What to ask for next, between what nothing shows to be impossible and the best."""
+    return end - 1 if (end - least) * _NEAR <= end else (least + end) // 2
+
+
+def _asked(
+    problem: Problem, size: int, time: int, work: float, hint: Period | None
+) -> tuple[Period | None, bool, float]:
+    """A period of at most a time, whether it is shown that there is none, and the work spent."""
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    rows = [_Row(model, problem, row, size, time) for row in range(problem.num_rows)]
     for row in rows:
         row.waits(rows)
-    if begun:
+    model.add(rows[0].begin[F, 0] == 0)
+    model.add(rows[0].done[0] == rows[0].most_done)
+    if hint:
+        moved, begins, _ = aligned(problem, hint)
         for row in rows:
-            row.hint(begun[0], begun[1][row.row])
-    model.minimize(time)
+            row.hint(moved, begins[row.row])
     solver = solver_of(work)
+    solver.parameters.linearization_level = 0  # relaxations find no period sooner
     status = solver.solve(model)
-    bound = round(solver.best_objective_bound)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Shortest(start, bound)
+        return None, status == cp_model.INFEASIBLE, solver.deterministic_time
     done = tuple(tuple(solver.value(each) for each in row.done) for row in rows)
     slots = tuple(row.slots(solver) for row in rows)
     due = tuple(sum(solver.value(each) for each in row.later.values()) for row in rows)
-    return Shortest(Period(size, slots, done, due), bound)
+    return Period(size, slots, done, due), False, solver.deterministic_time
 
 
 class _Row:
     """The variables of a row: when actions start in its period, what overlaps, and what is done when it begins."""
 
-    def __init__(self, model: Any, problem: Problem, row: int, size: int, time: Any, most: int) -> None:
-        self.model, self.problem, self.row, self.size, self.time, self.most = model, problem, row, size, time, most
+    def __init__(self, model: Any, problem: Problem, row: int, size: int, time: int) -> None:
+        self.model, self.problem, self.row, self.size, self.time = model, problem, row, size, time
         C = problem.num_chunks
         self.chunks = range(C)
-        self.done = [model.new_int_var(0, size * (2 * problem.num_rows * C + 2), "") for _ in range(2 * C)]
+        self.most_done = size * (2 * problem.num_rows * C + 2)
+        self.done = [model.new_int_var(0, self.most_done, "") for _ in range(2 * C)]
         self.splits = problem.one_w
         first = [F + chunk for chunk in self.chunks] + [B + chunk for chunk in self.chunks]
         keys = [(token, k) for token in first for k in range(size)]
@@ -86,10 +133,11 @@ class _Row:
             self.taken[one] = model.new_bool_var("")
         self._durations(all_keys)
         self._orders()
+        self._weights_in_turn()
         self._held()
 
     def _time(self, times: int = 1) -> Any:
-        return self.model.new_int_var(0, times * self.most, "")
+        return self.model.new_int_var(0, times * self.time, "")
 
     def _overlap(self, one: _Key, other: _Key) -> bool:
         return slot_of(min(token, W) for token, _ in (one, other)) in self.problem.offered[self.row]
@@ -126,6 +174,8 @@ class _Row:
             else:
                 split = self.split[W + chunk_of(token), k]
                 model.add(sum(taken) == (1 - split if token < I else split))
+                if token < I and times[token] >= times[token - B + I] + times[token - B + W]:
+                    model.add(self.taken[(key,)] == 0)
         opened = self._time()
         for key, lengths in length.items():
             begin, end = self._at(key)
@@ -144,6 +194,23 @@ class _Row:
             self.model.add(begin >= end).only_enforce_if(later.Not())
             self.model.add(begin + self.time >= end).only_enforce_if(later)
             self.model.add_implication(later, self.split[token, k])
+
+    def _weights_in_turn(self) -> None:
+        """W in the order of their I, which is that of the start of these, and from the last on to the next period."""
+        model, time = self.model, self.time
+        at = {key: begin + time * self.later[key] for key, begin in self.begin_w.items()}
+        for one, other in combinations(at, 2):
+            first, second = (self.begin[token - W + B, k] for token, k in (one, other))
+            both: tuple[Any, ...] = self.split[one], self.split[other]
+            if one[0] != other[0]:
+                in_order = model.new_bool_var("")
+                model.add(first <= second).only_enforce_if(in_order)
+                model.add(second <= first).only_enforce_if(in_order.negated())
+                model.add(at[other] <= at[one]).only_enforce_if(in_order.negated(), *both)
+                model.add(at[one] <= at[other] + time).only_enforce_if(in_order.negated(), *both)
+                both = (in_order, *both)
+            model.add(at[one] <= at[other]).only_enforce_if(*both)
+            model.add(at[other] <= at[one] + time).only_enforce_if(*both)
 
     def _held(self) -> None:
         """No more activations than the cap when a forward begins."""

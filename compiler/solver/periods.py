@@ -33,14 +33,14 @@ def with_periods(problem: Problem, slots: Slots) -> tuple[Problem, Slots] | None
     return (larger, best[1]) if best else None
 
 
-def stretched(problem: Problem, slots: Slots, count: int) -> Slots:
-    """Slots for `count` micro-batches a chunk: the marked period is repeated for each further micro-batch."""
+def stretched(problem: Problem, slots: Slots, count: int, size: int = 1) -> Slots:
+    """Slots for `count` micro-batches a chunk: the marked period is repeated for each `size` further ones."""
     rows = []
     for row in slots:
         marked = [at for at, slot in enumerate(row) if slot >= FIXED]
         begin, length = marked[0], len(marked) // COPIES
         assert marked == list(range(begin, begin + COPIES * length))
-        more = row[begin : begin + length] * (count - problem.count)
+        more = row[begin : begin + length] * ((count - problem.count) // size)
         rows.append(tuple(slot % FIXED for slot in (*row[:begin], *more, *row[begin:])))
     return tuple(rows)
 

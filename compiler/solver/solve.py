@@ -20,8 +20,8 @@ from compiler.schedules.schedule import Schedule, is_in_numbers
 from compiler.schedules.simulate import held_at_most
 from compiler.schedules.zbv import zbv_both_ways
 from compiler.solver.asked import Asked, Cap, Found, checked, lower_bound_of
-from compiler.solver.core import Core, Report, solve_core
-from compiler.solver.cycle import unrolled
+from compiler.solver.core import Bound, Core, Report, period_of_several, solve_core
+from compiler.solver.cycle import Period, marked, unrolled
 from compiler.solver.exact import MOST_TIME, exact
 from compiler.solver.periods import COPIES, stretched
 from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots
@@ -35,8 +35,10 @@ _CHUNKS = (2, 3, 4)  # stages a rank of `loop(v)` that are tried where nobody sa
 # By placement a share of the effort; `loop(v)` starts from good named schedules, and is large.
 _SHARES, _SHARE_OF_LOOPS = {BIDIRECTIONAL: 1.0, V: 0.6, ONE_STAGE: 0.3}, 0.15
 _Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
+_Periods = dict[tuple[object, ...], Period | None]  # periods of several micro-batches, likewise
 _MOST_STEPS = 4_000  # ranks times micro-batches of which several stages a rank are tried
 _WORTH = Fraction(5, 4)  # of the best makespan: from a start further off, 6 s of annealing took away 2%
+_OF_SEVERAL = 0.5  # of the effort of a placement, for a period of several micro-batches
 _WAVES = 2  # tried where there are more actions than that
 _SMALL = (4, 6)  # ranks and micro-batches up to which the best is proven, where so much work shows it:
 _STEPS_OF_PROOF, _SECONDS_OF_PROOF = 1_000_000, 5.0  # of the bound of each placement, and of OR-tools for all
@@ -70,6 +72,7 @@ class _Search:
 
     effort: float
     cores: _Cores
+    periods: _Periods
     report: Report
     worth: Fraction | None = None  # starts that take longer than that are too far from the best to be improved
 
@@ -101,6 +104,7 @@ class Solver:
     effort: float = 1.0
     report: Report = lambda share: None
     cores: _Cores = field(default_factory=dict, init=False, repr=False, compare=False)
+    periods: _Periods = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def solve(
         self,
@@ -132,7 +136,7 @@ class Solver:
             placements = (BIDIRECTIONAL, V) if both else (V, ONE_STAGE)
             placements += tuple(loop(count) for count in counts if small)
         named = _named(asked, counts, placement, copies)
-        return _solved(asked, placements, named, _Search(self.effort, self.cores, self.report))
+        return _solved(asked, placements, named, _Search(self.effort, self.cores, self.periods, self.report))
 
     def solve_on(
         self,
@@ -147,7 +151,7 @@ class Solver:
         Costs and cap are those of one of its stages. `effort`, `report`: of this search, where they are others.
         """
         asked = checked(Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
-        search = _Search(self.effort if effort is None else effort, self.cores, report or self.report)
+        search = _Search(self.effort if effort is None else effort, self.cores, self.periods, report or self.report)
         counts = (placement.loops,) if placement.loops > 1 else ()
         return _solved(asked, (placement,), _named(asked, counts, placement), search)
 
@@ -258,6 +262,9 @@ def _searched(placement: StagePlacement, asked: Asked, cap: Cap, search: _Search
     else:  # too large for more
         for period in islice(waves(problem), _WAVES):
             yield "wave", _first(schedule_of_slots(problem, unrolled(problem, period)), N)
+    several = core and _several(problem, costs, search.part(1, 0, 1 + twice, _OF_SEVERAL))
+    if several:
+        yield several.origin, _first(_schedule(problem, several), N)
     if core is not None and twice:  # a pair may take less than what is left of it: go on
         odd = make_problem(placement, P, N, costs, caps)
         slots = (*core.slots, *reversed(core.slots)) if folded else core.slots
@@ -290,13 +297,7 @@ def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, .
     if 2 * problem.num_rows * problem.num_chunks * count > _MOST_ACTIONS or problem.num_chunks > MOST_CHUNKS:
         return None
 
-    caps = tuple(Fraction(problem.caps[problem.row_of(rank)], problem.whole) for rank in range(P))
-
-    @cache
-    def bound(count: int) -> int:
-        least = lower_bound_of(placement, P, resized(problem, count).num_micro_batches, costs, caps)
-        return math.ceil(least / problem.unit)
-
+    bound = _bound(problem, costs)
     worth = None if long or search.worth is None else math.floor(search.worth / problem.unit)
     key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort, worth)
     if key not in search.cores:
@@ -305,9 +306,49 @@ def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, .
     return search.cores[key]
 
 
+def _several(problem: Problem, costs: Costs, search: _Search) -> Core | None:
+    """What a search finds around a period of several micro-batches of each chunk, where that is shorter than one."""
+    P, placement = problem.num_ranks, problem.placement
+    if not is_long(placement, P, problem.num_micro_batches):
+        return None
+    bound, short = _bound(problem, costs), _short(placement, P)
+    about = (placement, problem.folded, P, costs, problem.caps, search.effort)
+    if about not in search.periods:
+        search.periods[about] = period_of_several(resized(problem, short), search.effort, bound)
+    period = search.periods[about]
+    if period is None:
+        return None
+    size = period.size
+    count = short + COPIES * size - 1
+    count += (problem.count - count) % size
+    periodic = count < problem.count
+    sized = resized(problem, count) if periodic else problem
+    key = (*about, sized.odd, sized.count, size)
+    if key not in search.cores:
+        slots = marked(sized, period) if periodic else unrolled(sized, period)
+        given = (slots,) if slots else ()
+        search.cores[key] = (
+            solve_core(sized, search.effort, bound, periodic, search.report, given, size=size) if given else None
+        )
+    return search.cores[key]
+
+
+def _bound(problem: Problem, costs: Costs) -> Bound:
+    P, placement = problem.num_ranks, problem.placement
+    caps = tuple(Fraction(problem.caps[problem.row_of(rank)], problem.whole) for rank in range(P))
+
+    @cache
+    def bound(count: int) -> int:
+        least = lower_bound_of(placement, P, resized(problem, count).num_micro_batches, costs, caps)
+        return math.ceil(least / problem.unit)
+
+    return bound
+
+
 def _schedule(problem: Problem, core: Core) -> Schedule:
     """The schedule of the problem's size, from a core of the same form."""
-    slots = stretched(core.problem, core.slots, problem.count) if core.problem.count < problem.count else core.slots
+    short, count = core.problem, problem.count
+    slots = stretched(short, core.slots, count, core.size) if short.count < count else core.slots
     return schedule_of_slots(problem, slots)
 
 

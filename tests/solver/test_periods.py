@@ -16,16 +16,19 @@ from hypothesis import strategies as st
 from compiler.schedules.costs import Costs, parse_costs, shipped
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
+from compiler.solver import Solver, solve
 from compiler.solver.cycle import Period, aligned, cycle_time, fits, marked, source_of, unrolled
-from compiler.solver.exact_period import shortest
+from compiler.solver.exact_period import Shortest, shortest
 from compiler.solver.periods import stretched
 from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots
 from compiler.solver.tokens import B, F, I, W, chunk_of, pair, tokens_of
 from compiler.solver.waves import waves
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
+from tests.schedules.independent import judge
 from tests.solver.cases import costs
 
 PAIRED = parse_costs("F=1,I=1,W=1,FB=1.8")
+EIGHT = make_problem(BIDIRECTIONAL, 8, 40, PAIRED, 8, folded=True)
 SIXTEEN = make_problem(BIDIRECTIONAL, 16, 64, PAIRED, 16, folded=True)
 
 
@@ -211,6 +214,46 @@ def test_two_micro_batches_a_period_are_no_longer_than_two_periods() -> None:
     assert found and fits(problem, found) and (cycle_time(problem, found) or 0) <= 2 * (cycle_time(problem, one) or 0)
     short, long = (checked(each, unrolled(each, found), PAIRED) for each in (problem, resized(problem, 60)))
     assert long - short == 20 * (cycle_time(problem, found) or 0) * problem.unit
+
+
+@pytest.fixture(scope="module")
+def two() -> Period:
+    """The shortest period of two micro-batches of each direction on eight ranks with a cap of 8."""
+    found = shortest(EIGHT, 2, work=1, below=2 * Fraction("4.8") / EIGHT.unit).period
+    assert found is not None
+    return found
+
+
+def test_two_micro_batches_take_less_than_two_periods(two: Period) -> None:
+    """One of each direction takes 4.6 then and not 4.8, and runs of any length grow by that."""
+    assert fits(EIGHT, two) and two.size == 2
+    assert cycle_time(EIGHT, two) == Fraction("9.2") / EIGHT.unit
+    short, long = resized(EIGHT, 31), resized(EIGHT, 61)
+    assert checked(long, unrolled(long, two), PAIRED) - checked(short, unrolled(short, two), PAIRED) == 15 * Fraction(
+        "9.2"
+    )
+    slots = marked(short, two)
+    assert slots and stretched(short, slots, 61, 2) == unrolled(long, two)
+
+
+def test_what_is_below_the_shortest_is_refuted() -> None:
+    problem = make_problem(BIDIRECTIONAL, 4, 40, PAIRED, 4, folded=True)
+    assert shortest(problem, 2, work=5, below=2 * Fraction("4.8") / problem.unit) == Shortest(None, 48)
+
+
+@pytest.mark.parametrize("num_micro_batches", [80, 87])
+def test_a_run_around_a_period_of_two_is_legal_and_shorter(
+    two: Period, num_micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not the micro-batches are a whole number of periods."""
+    took = []
+    for period in (None, two):
+        monkeypatch.setattr(solve, "period_of_several", lambda *_, period=period: period)
+        found = Solver(PAIRED, 8, effort=0.02).solve(8, num_micro_batches, placement=BIDIRECTIONAL)
+        judged = judge(found.schedule.to_text(), {kind: PAIRED.one(kind) for kind in "FBIW"} | dict(PAIRED.pairs))
+        assert judged.makespan == found.makespan and max(judged.peaks) <= 8
+        took.append(found.makespan)
+    assert took[1] < took[0]
 
 
 def test_slots_of_an_aligned_period_start_within_it() -> None:
