@@ -96,6 +96,8 @@ def _check_options(options: Options, *, under_torchrun: bool) -> None:
         raise UsageError("--skip-batch leaves out what an earlier run met: it goes with --resume")
     if options.restarts and under_torchrun:
         raise UsageError("torchrun starts ranks again by itself: give it --max-restarts, and leave --restarts out")
+    if options.slots and under_torchrun:
+        raise UsageError("--replay goes with dsc replay, which starts all ranks on one machine")
     if options.elastic and not under_torchrun and not options.restarts:
         raise UsageError("--elastic goes with torchrun, which says how many ranks there are, or with --restarts N")
     if options.restarts and (options.debug is not None or options.profile is not None):

@@ -7,11 +7,11 @@ A rank leaves a file `witness/rank_<r>.jsonl`. Its first line says where the ran
 and each computation of a step adds a line, with a fingerprint of 64 bits of everything that the rank got from others
 (`<`) and of everything that it made of that (`>`), in their order:
 
-    {"step": 5, "last_sample": 39, "own": "9f…", "names": ["> state", "< weights", "> send 1 F0 0", …], "prints": "3c…",
-     "not_finite": [7]}
+    {"step": 5, "last_sample": 39, "numbers": "9f…", "names": ["> state", "< weights", "> send 1 F0 0", …],
+     "prints": "3c…", "not_finite": [7]}
 
-`names` is null where they are those of the line before. `own` is of the losses, loads and gradients of the rank, as in
-the event `bad_step` of a run. `not_finite` are the places of what has a value that is not finite. A rank whose first
+`names` is null where they are those of the line before. `numbers` is of the losses, loads and gradients of the rank, as
+in the event `bad_step` of a run. `not_finite` are the places of what has a value that is not finite. A rank whose first
 difference from another replay is a `>` had the same to work on and made something else of it.
 """
 
@@ -94,13 +94,13 @@ class Witness:
     def _end(self) -> None:
         """Write the line of a computation."""
         trainer, names = self._trainer, self._names
-        own = print_of(trainer.records(), trainer.state)
+        numbers = print_of(trainer.records(), trainer.state)
         prints = "".join(map(as_hex, [int(each) for each in self._prints]))
         self._write(
             {
                 "step": trainer.step + 1,
                 "last_sample": int(trainer.drawn[-1]),
-                "own": as_hex(own),
+                "numbers": as_hex(numbers),
                 "names": names if names != self._before else None,
                 "prints": prints,
                 "not_finite": self._not_finite,

@@ -124,6 +124,7 @@ SOAK = (
     Row("tests/runs/test_torchrun.py::test_a_killed_rank", 2),
     Row("tests/runs/test_torchrun.py::test_a_stop_of_one", 0, "tests/runtime/test_torchrun.py"),
     Row("tests/runs/test_torchrun.py::test_a_killed_torchrun", 0, "tests/runs/test_torchrun.py::test_a_killed_rank"),
+    Row("tests/runs/test_torchrun.py::test_a_rollback", 0, "tests/runs/test_health.py::test_a_kill"),
     Row("tests/runs/test_torchrun.py::test_the_setting", 0, "tests/runtime/test_torchrun.py::test_nothing_listens"),
     Row("tests/runs/test_torchrun.py::test_a_second_run", 0, "tests/runtime/test_torchrun.py::test_another_run_folder"),
     Row(
@@ -139,6 +140,8 @@ SOAK = (
     Row("tests/runs/test_health.py::test_a_kill", 3),
     Row("tests/runs/test_health.py::test_a_flipped", 2),
     Row("tests/runs/test_replay_verdict.py::test_a_rank", 3),
+    Row("tests/runs/test_overflow.py::test_a_batch", 3),
+    Row("tests/runs/test_overflow.py::test_an_overflow", 2),
     Row("tests/runs/test_replay_devices.py::test_what_cannot", 2),
     Row("tests/runs/test_health.py::test_restarts", 0, "tests/runs/test_health.py::test_a_flipped"),
     Row("tests/runs/test_tensor.py", 3),

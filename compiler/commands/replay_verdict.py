@@ -34,7 +34,7 @@ class Computed:
 
     step: int
     last_sample: int
-    own: str
+    numbers: str
     names: tuple[str, ...]
     prints: str
     not_finite: frozenset[int]
@@ -107,7 +107,7 @@ def _logs(folder: Path) -> Iterator[tuple[int, Log]]:
         for row in map(json.loads, lines):
             names = names if row["names"] is None else tuple(row["names"])
             not_finite = frozenset(row["not_finite"])
-            found.append(Computed(row["step"], row["last_sample"], row["own"], names, row["prints"], not_finite))
+            found.append(Computed(row["step"], row["last_sample"], row["numbers"], names, row["prints"], not_finite))
         yield head["rank"], Log((head["host"], head["device"]), tuple(found))
 
 
@@ -139,8 +139,8 @@ def compared(run: Training, again: Training, step: int) -> tuple[list[dict[str, 
         rows.append((step, _numbers(bad), _numbers(again.bad.get((step, last)) or again.rows.get(step))))
     found = [differs for each in rows if (differs := differences(*each))]
     prints = (bad or {}).get("prints") or ()
-    own = {rank: each.own for rank, each in again.computed(step).items()}
-    return found, [rank for rank, was in enumerate(prints) if own.get(rank) not in (None, was)]
+    numbers = {rank: each.numbers for rank, each in again.computed(step).items()}
+    return found, [rank for rank, was in enumerate(prints) if numbers.get(rank) not in (None, was)]
 
 
 def _numbers(row: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -96,10 +96,18 @@ class BadStepError(ReportedError):
 
 
 def judge(health: Health | None, recent: Recent, step: int, loss: float, norm: float) -> Verdict | None:
-    """Why a step must not change the weights, and what follows; None if it may. `health`: None without such a block."""
+    """Why a step must not change the weights, and what follows; None if it may. `health`: None without such a block.
+
+    With such a block, a gradient norm of 0 beside a loss is like one that is not finite: an RMSNorm whose squares
+    overflow divides by infinity, so what is behind it is 0, and no gradient comes back.
+    """
     numbers = f"loss {loss:.6g}, gradient norm {norm:.6g}"
     if not math.isfinite(loss) or not math.isfinite(norm):
         verdict = Verdict(health.not_finite if health else "stop", numbers)
+    elif health and norm == 0 < loss:
+        verdict = Verdict(
+            health.not_finite, f"{numbers}: squares in norms that are too large for their format give zeros"
+        )
     elif health and health.spike and (reason := _spike(health, recent, loss, norm)):
         verdict = Verdict(health.spike.action, f"{numbers}: {reason}")
     else:

@@ -124,16 +124,16 @@ def test_what_cannot_be_exchanged_is_refused(text: str, kind: str, devices: int,
     assert Slots.parse(text).refusal(4, kind, devices) == reason
 
 
-def training(loss: float, *, own: str = "a", sample: int = 39, **bad: Any) -> Training:
+def training(loss: float, *, numbers: str = "a", sample: int = 39, **bad: Any) -> Training:
     """A training of step 5 on two ranks: its row, or with `bad` its event."""
     event = {"event": "bad_step", "step": 5, "loss": loss, "grad_norm": 1.0, "samples": [32, sample], **bad}
-    logs = {rank: Log(("node", f"{rank}"), (Computed(5, sample, own, (), "", frozenset()),)) for rank in (0, 1)}
+    logs = {rank: Log(("node", f"{rank}"), (Computed(5, sample, numbers, (), "", frozenset()),)) for rank in (0, 1)}
     return Training({} if bad else {5: {"step": 5, "loss": loss, "grad_norm": 1.0}}, [event] if bad else [], logs)
 
 
 def test_verdicts() -> None:
     """Each combination of a run and two trainings, which agree or not."""
-    good, other, third = training(1.0), training(2.0, own="b"), training(3.0, own="c")
+    good, other, third = training(1.0), training(2.0, numbers="b"), training(3.0, numbers="c")
     assert verdict(good, [good, good], 5, comparable=True) == ("real", [])
     assert verdict(good, [other, other], 5, comparable=True) == ("transient", [])
     assert verdict(good, [other, other], 5, comparable=False) == ("unknown", [])
@@ -151,7 +151,7 @@ def test_a_bad_step_is_compared_with_its_event() -> None:
     bad = training(9.0, action="stop", to=None, prints=["a", "a"])
     assert compared(bad, bad, 5) == ([], [])
     assert compared(bad, training(9.0), 5) == ([], []), "it was no spike there, and has the same numbers"
-    assert compared(bad, training(8.0, own="b"), 5)[1] == [0, 1]
+    assert compared(bad, training(8.0, numbers="b"), 5)[1] == [0, 1]
     retrained = replace(bad, rows={5: {"step": 5, "loss": 1.0, "grad_norm": 1.0}})
     assert compared(retrained, training(1.0, sample=47), 5) == ([], []), "the run went on with other samples"
     assert compared(retrained, bad, 5) == ([], [])

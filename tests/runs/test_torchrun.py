@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import re
 import signal
 import socket
+import string
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.progress import children
-from tests.runs.place import FOUR_RANKS, LIMIT_S, TORCHRUN, Place, bits, has_reached, rows, run, saved, untimed
+from tests.runs.place import DENSE, FOUR_RANKS, LIMIT_S, TORCHRUN, Place, bits, has_reached, rows, run, saved, untimed
+from tests.runs.sick import events
 from tests.runs.test_failures import ACTION, BEGUN
 from tests.runtime.processes import is_gone, listeners, wait_for
 
@@ -93,20 +97,21 @@ def _is_listened_on(endpoint: str) -> bool:
 
 @contextmanager
 def agents(
-    place: Place, name: str, *words: object, torchrun: tuple[str, ...] = (), first_hosts: bool = False
+    place: Place, name: str, *words: object, torchrun: tuple[str, ...] = (), first_hosts: bool = False, nodes: int = 2
 ) -> Iterator[Agents]:
-    """`first_hosts`: the first agent has the store, and not whichever is there first."""
+    """`first_hosts`: the first agent has the store, and not whichever is there first. `nodes`: how many agents."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-    where = ("--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
+    where = ("--nnodes", f"{nodes}", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
     command = (*TORCHRUN, *where, "--rdzv-id", name, *torchrun, "build/tiny/train.py", "--out", name, *map(str, words))
     started = Agents([], place.folder, name, command)
     try:
         started.start_another()
         if first_hosts:
             wait_for(lambda: _is_listened_on(endpoint), "the store of the first agent")
-        started.start_another()
+        if nodes == 2:
+            started.start_another()
         yield started
     finally:
         for pid in (*started.ranks().values(), *(agent.pid for agent in started.processes)):
@@ -163,6 +168,49 @@ def test_ranks_that_torchrun_starts_again_go_on(place: Place, transport: str) ->
     assert [row["step"] for row in rows(theirs)] == list(range(1, STRAIGHT + 1))
     if transport == "memory":
         check_equals_straight(place, f"again-{transport}", STRAIGHT)
+
+
+SPIKY = "health { spike { loss = 8, norm = 8, action = rollback }, window = 4, back = 2, most = 9 }"
+
+
+def write_spiky_text(folder: Path) -> None:
+    """Text of few words, and lines that are like no other, on which the gradient is large."""
+    folder.mkdir(parents=True)
+    drawn = random.Random(1)
+    words = ["".join(drawn.choices(string.ascii_lowercase, k=drawn.randint(2, 7))) for _ in range(120)]
+    for number in range(8):
+        lines = [" ".join(drawn.choices(words, k=10)) for _ in range(100)]
+        if number % 4 == 1:
+            lines[40] = "QXZJKVWYBGPM" * 20
+        (folder / f"{number}.py").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def test_a_rollback_and_a_kill_change_no_bit(new_place: Callable[[], Place]) -> None:
+    """Gradients of some samples spike: torchrun starts the ranks again, which go back. Then all is killed, and resumed.
+    Events, rows and weights are those of the same run under dsc's supervisor, which nothing killed."""
+    place = new_place()
+    write_spiky_text(place.folder / "corpus")
+    two = dict(FOUR_RANKS, pipeline=1, expert=1, schedule="1f1b", devices=2, model=DENSE)
+    place.compile(dict(two, rate="2e-2", more=SPIKY))
+    words = ("--steps", 26)
+    place.dsc("train", "build/tiny", "--out", "straight", *words)
+    expected = events(place.folder / "straight", "bad_step")
+    assert expected and all(each["action"] == "rollback" for each in expected)
+    again, run_folder = ("--max-restarts", "9"), place.folder / "run"
+    with agents(place, "run", *words, torchrun=again, nodes=1) as one:
+        wait_for(lambda: (run_folder / "health.json").exists(), "a rollback")
+        wait_for(lambda: len(events(run_folder, "start")) > 1, "ranks that go back")
+        assert one.processes[0].poll() is None
+        killed = [*one.ranks().values()]
+        one.processes[0].kill()
+        wait_for(lambda: all(map(is_gone, killed)), "the end of every rank")
+    with agents(place, "run", *words, "--resume", torchrun=again, nodes=1) as one:
+        assert one.end() == [0], one.output(0)
+    theirs, straight = place.folder / "run", place.folder / "straight"
+    assert untimed(theirs) == untimed(straight) and bits(saved(theirs)) == bits(saved(straight))
+    steps = [(each["step"], each["samples"], each["to"]) for each in events(theirs, "bad_step")]
+    assert steps == [(each["step"], each["samples"], each["to"]) for each in expected]
+    assert len(json.loads((theirs / "health.json").read_text("utf-8"))["rollbacks"]) == len(expected)
 
 
 def test_a_second_run_in_the_folder_is_refused(place: Place) -> None:

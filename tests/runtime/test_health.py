@@ -60,6 +60,13 @@ def test_what_is_not_finite_never_changes_weights(bad: float) -> None:
             assert verdict is not None and verdict.action == action
 
 
+def test_no_gradient_beside_a_loss_is_judged_where_health_is_asked_for() -> None:
+    """A batch without targets has neither; a run without a block goes on."""
+    verdict = judge(HEALTH, Recent(), 1, 5.7, 0.0)
+    assert verdict is not None and verdict.action == "skip"
+    assert judge(HEALTH, Recent(), 1, 0.0, 0.0) is judge(None, Recent(), 1, 5.7, 0.0) is None
+
+
 def test_few_steps_show_no_spike() -> None:
     few = Recent((Trained(0, 5.0, 1.0), Trained(8, 5.1, 1.0), Trained(16, 5.0, 1.1)))
     assert judge(HEALTH, few, 4, 1e9, 1e9) is None
