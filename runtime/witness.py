@@ -53,6 +53,7 @@ class Witness:
         self._file = (run / FOLDER / f"rank_{trainer.rank}.jsonl").open("w", encoding="utf-8")
         self._trainer, self._compute = trainer, trainer.accumulate
         self._watches = False
+        self._norm, self._timed = trainer._norm, Tensor()  # behind the sum of squares are seconds: no two are alike
         self._names, self._before = list[str](), list[str]()
         self._prints, self._not_finite = list[Tensor](), list[int]()
         self._write({"rank": trainer.rank, **place})
@@ -61,7 +62,7 @@ class Witness:
         for name in GETS:
             _wrap(trainer.executor, name, self._gets)
         trainer.links.sums = _Sums(trainer.links.sums, trainer.rank, self.saw)
-        trainer.accumulate = self._accumulate  # type: ignore[method-assign]
+        trainer.accumulate, trainer._norm = self._accumulate, self._norm_seen  # type: ignore[method-assign]
 
     def close(self) -> None:
         """Close the file."""
@@ -71,7 +72,7 @@ class Witness:
         """Note what the rank got or gave, if it computes a step."""
         if not self._watches:
             return
-        for tensor in tensors:
+        for tensor in (each[:1] if each is self._timed else each for each in tensors):
             if tensor.is_floating_point() and not tensor.float().isfinite().all():
                 self._not_finite.append(len(self._names))
             self._names.append(f"{direction} {name}")
@@ -90,6 +91,10 @@ class Witness:
             self._watches = False
         self._end()
         return sums
+
+    def _norm_seen(self) -> Tensor:
+        self._timed = self._norm()
+        return self._timed
 
     def _end(self) -> None:
         """Write the line of a computation."""
