@@ -261,10 +261,9 @@ def _conversations(request: DataRequest, folder: Path, split: str, train: Train,
 
 
 def _windows(request: DataRequest, folder: Path, split: str, train: Train, source: str) -> Rows:
-    from runtime.data.samples import shard_name
-    from runtime.data.shards import Reader
+    from runtime.data.streams import open_split
 
-    reader = Reader(folder / shard_name(split, source))
+    reader = open_split(folder, split, source)
 
     def row(index: int) -> tuple[list[int], dict[str, Any]]:
         first = index * train.sequence
@@ -319,10 +318,9 @@ def _packs(request: DataRequest, folder: Path, split: str, train: Train, _: str)
 
 
 def _masked(request: DataRequest, folder: Path, split: str, train: Train, source: str) -> Sequences:
-    from runtime.data.samples import shard_name
-    from runtime.data.shards import Reader
+    from runtime.data.streams import open_split
 
-    reader = Reader(folder / shard_name(split, source))
+    reader = open_split(folder, split, source)
 
     def parts(index: int) -> Iterator[tuple[int, list[int]]]:
         first, end = index * train.sequence, (index + 1) * train.sequence
@@ -330,7 +328,8 @@ def _masked(request: DataRequest, folder: Path, split: str, train: Train, source
         while first < end:
             begin, until = int(reader.starts[document]), min(end, int(reader.starts[document + 1]))
             ids = reader.tokens(first, until).tolist()
-            yield document, [~ids[0], *ids[1:]] if begin == first else ids
+            if ids:  # a document in a file of token ids may be empty
+                yield document, [~ids[0], *ids[1:]] if begin == first else ids
             document, first = document + 1, until
 
     return reader.num_tokens // train.sequence, parts, None, ()

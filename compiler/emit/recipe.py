@@ -10,7 +10,7 @@ from compiler.dtypes import TORCH_DTYPE
 from compiler.spec_files import initial_weights_of
 from dsl import shares
 from dsl.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
-from dsl.schema import Data, Health, Lora, Model, Node, Phase, Precision, Quiet, Spec
+from dsl.schema import Data, Health, Lora, Model, Node, Phase, Precision, Quiet, Spec, TrainTokenizer
 from dsl.schema.base import as_tree, is_left_out
 from runtime import contract
 
@@ -142,10 +142,10 @@ def data(block: Data) -> contract.Data:
     tokenizer = block.tokenizer
     return contract.Data(
         source=block.source,
-        tokenizer=tokenizer if isinstance(tokenizer, str) else contract.TrainedTokenizer(tokenizer.vocab),
+        tokenizer=contract.TrainedTokenizer(tokenizer.vocab) if isinstance(tokenizer, TrainTokenizer) else tokenizer,
         validation=block.validation,
         sources=tuple(
-            contract.Source(each.name, each.files, weight)
+            contract.Source(each.name, each.files, weight, block.fim if each.fim is None else each.fim)
             for each, weight in zip(block.sources, shares.whole([each.weight for each in block.sources]), strict=True)
         )
         if block.sources
@@ -153,6 +153,8 @@ def data(block: Data) -> contract.Data:
         chat=contract.Chat(block.chat.template, block.chat.long, block.chat.pack) if block.chat else None,
         documents=block.documents,
         column=block.column,
+        fim=0.0 if block.sources else block.fim,
+        end_id=block.end_id,
     )
 
 

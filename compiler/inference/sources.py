@@ -72,7 +72,8 @@ def find_source(argument: str, spec: str | None = None) -> Source:
     here = run if (run / RESOLVED).is_file() else None
     data = _data(run, checkpoint)
     beside = checkpoint.path.parent / TOKENIZER
-    tokenizer = data / TOKENIZER if data else beside if beside.is_file() else None
+    file = data / TOKENIZER if data else beside
+    tokenizer = file if file.is_file() else None
     return Source(_spec(described(run, phase_of(checkpoint.meta)), spec), checkpoint, here, data, tokenizer)
 
 

@@ -18,8 +18,8 @@ from runtime.data.encode import BATCH_BYTES, check_vocab
 from runtime.data.errors import DataError
 from runtime.data.given import Given
 from runtime.data.readers import documents
-from runtime.data.samples import PADDING, RowSamples, shard_name
-from runtime.data.shards import Reader
+from runtime.data.samples import PADDING, RowSamples
+from runtime.data.streams import open_split
 from runtime.data.words import is_byte_level
 
 VALIDATION = "validation"
@@ -93,8 +93,8 @@ def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
         if spec.data.chat is not None:
             rows = RowSamples(data, VALIDATION, spec.train.sequence, 0, seed=0, long=spec.data.chat.long)
             return _streams(tuple(map(rows.tokens, range(rows.num_windows))), str(data / VALIDATION), named)
-        names = [shard_name(VALIDATION, each.name) for each in spec.data.sources] or [VALIDATION]
-        readers = [Reader(data / name) for name in names]
+        names = [each.name for each in spec.data.sources] or [""]
+        readers = [open_split(data, VALIDATION, name) for name in names]
     except (DataError, OSError) as error:
         raise InferenceError(f"the text that the run held out cannot be read: {error}") from None
     if not any(reader.num_tokens for reader in readers):

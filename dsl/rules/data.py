@@ -33,6 +33,36 @@ def conversations_can_be_read(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0931", message, "data.documents", hint, note)
 
 
+def middles_have_tokens(spec: Spec) -> Iterator[Finding]:
+    """Fill-in-the-middle takes documents, and three tokens of a tokenizer."""
+    data = spec.data
+    rates = {f"data.sources.{each.name}.fim": each.fim for each in data.sources if each.fim is not None}
+    path = next((path for path, rate in {"data.fim": data.fim, **rates}.items() if rate), None)
+    if path is None:
+        return
+    if data.chat is not None:
+        message = "fill-in-the-middle is of documents, and these are conversations"
+        yield Finding("E0933", message, path, "remove it", (("the conversations", "data.chat"),))
+    if data.tokenizer is None:
+        message = "fill-in-the-middle writes tokens between the parts of a document, and no tokenizer says which"
+        note = (("there is no tokenizer here", "data.end_id"),)
+        yield Finding("E0933", message, path, 'write `tokenizer = "tokenizer.json"` in the place of `end_id`', note)
+
+
+def end_is_a_token(spec: Spec) -> Iterator[Finding]:
+    """What ends a document is said once, and is a token of the model."""
+    end, vocab = spec.data.end_id, spec.model.vocab
+    if end is None:
+        return
+    if spec.data.tokenizer is not None:
+        note = (("the tokenizer", "data.tokenizer"),)
+        yield Finding("E0933", "the tokenizer says which token ends a document", "data.end_id", "remove `end_id`", note)
+    if end >= vocab:
+        note = (("the model's vocabulary", "model.vocab"),)
+        message = f"the token {end:,} ends a document, and those of the model are 0 to {vocab - 1:,}"
+        yield Finding("E0906", message, "data.end_id", f"write `end_id = {vocab - 1}`, or more `vocab`", note)
+
+
 def documents_reach_attention(spec: Spec) -> Iterator[Finding]:
     """Attention is told where documents begin; a module of a user's own is called with the residual stream alone."""
     data = spec.data

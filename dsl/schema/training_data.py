@@ -67,6 +67,17 @@ class DataSource(Node):
             examples=["weight = 0.7"],
         ),
     ]
+    fim: Annotated[
+        float | None,
+        Derived("that of `data`"),
+        Quiet(),
+        Field(
+            ge=0,
+            le=1,
+            description="share of the documents of this source whose middle is moved to their end",
+            examples=["fim = 50%"],
+        ),
+    ] = None
 
 
 class Data(Node):
@@ -81,7 +92,8 @@ class Data(Node):
             min_length=1,
             max_length=4096,
             description="a file, a folder, a glob, or python_stdlib; .txt, .md and .py files are documents, and so are "
-            "lines of .jsonl, .jsonl.gz and .jsonl.zst, and rows of .parquet and .arrow",
+            "lines of .jsonl, .jsonl.gz and .jsonl.zst, and rows of .parquet and .arrow; NAME.idx and NAME.bin are "
+            "token ids, as Megatron writes them",
             examples=["source = python_stdlib"],
         ),
     ] = None
@@ -97,11 +109,13 @@ class Data(Node):
         ),
     ] = ()
     tokenizer: Annotated[
-        str | TrainTokenizer,
+        str | TrainTokenizer | None,
         Syntax("tokenizer"),
         FilePath(),
+        Unless("end_id"),
+        Derived("none, where `end_id` is given"),
         Field(description="a tokenizer.json, or train(vocab)", examples=["tokenizer = train(4096)"]),
-    ]
+    ] = None
     validation: Annotated[
         float, Field(ge=0, lt=1, description="share of the documents that is held out", examples=["validation = 5%"])
     ] = 0.0
@@ -133,6 +147,28 @@ class Data(Node):
         ),
         Quiet(),
     ] = "text"
+
+    fim: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="share of the training documents whose middle is moved to their end (fill-in-the-middle)",
+            examples=["fim = 0.1"],
+        ),
+        Quiet(),
+    ] = 0.0
+    end_id: Annotated[
+        int | None,
+        Derived("that of the tokenizer"),
+        Field(
+            ge=0,
+            le=16_777_215,
+            description="id of the token that ends a document in files of token ids, where no tokenizer is named",
+            examples=["end_id = 50256"],
+        ),
+        Quiet(),
+    ] = None
 
     @property
     def patterns(self) -> dict[str, str]:

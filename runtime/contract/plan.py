@@ -104,11 +104,13 @@ class Chat:
 
 @dataclass(frozen=True)
 class Source:
-    """A source of a blend. `weight`: how many of the samples are of it, among as many as all weights sum to."""
+    """A source of a blend. `weight`: how many of the samples are of it, among as many as all weights sum to; `fim`:
+    that of this source."""
 
     name: Annotated[str, Pattern(r"[A-Za-z_]\w{0,254}")]
     files: Annotated[str, Pattern(".{1,4096}")]
     weight: Annotated[int, Range(0, MAX_PERIOD)]
+    fim: Share = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,16 +119,19 @@ class Data:
 
     `source` is None where there are several `sources`. `chat`: lines of the text are conversations; None: they are
     documents. `documents`: whether a token sees in its sequence the documents before its own. `column`: where
-    the text is in a row.
+    the text is in a row. `fim`: share of the training documents whose middle is moved to their end. `end_id`: the id
+    that ends a document in files of token ids, where no tokenizer is named.
     """
 
     source: Annotated[str, Pattern(".{1,4096}")] | None
-    tokenizer: Annotated[str, Pattern(".+")] | TrainedTokenizer
+    tokenizer: Annotated[str, Pattern(".+")] | TrainedTokenizer | None
     validation: Share
     chat: Chat | None = None
     documents: Literal["joined", "masked"] = "joined"
     column: Annotated[str, Pattern(".{1,256}")] = "text"
     sources: tuple[Source, ...] = ()
+    fim: Share = 0.0
+    end_id: Amount | None = None
 
     @property
     def masks_documents(self) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from runtime.contract import DataRequest
+from runtime.contract import DataRequest, TrainedTokenizer
 from runtime.data import encode, prepare, store
 from runtime.data.encode import Progress
 from runtime.data.errors import DataError
@@ -24,6 +24,7 @@ from runtime.data.files import write_synced
 from runtime.data.pieces import Journal
 from runtime.data.prepare import FORMAT, Prepared, Say, Task
 from runtime.data.split import Split
+from runtime.data.token_files import TokenTask
 from runtime.data.tokenizer_files import TOKENIZER
 
 SHARDS = ("train.bin", "train.idx", "validation.bin", "validation.idx")
@@ -85,14 +86,14 @@ class Blend:
 
     request: DataRequest
     spec_folder: Path
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, Task | TokenTask]
     progress: Progress
     say: Say
     jobs: int = 1
 
     @property
     def key(self) -> str:
-        return prepare.key_of(["blend", [[name, task.key] for name, task in self.tasks.items()]])[:16]
+        return store.key_of(["blend", [[name, task.key] for name, task in self.tasks.items()]])[:16]
 
     @property
     def about(self) -> dict[str, Any]:
@@ -100,6 +101,7 @@ class Blend:
             "source": ", ".join(each.files for each in self.request.data.sources),
             "skipped": dict(sum((Counter(task.skipped) for task in self.tasks.values()), Counter())),
             "request": prepare.asked_for(self.request),
+            **_by_source("places", {name: task.places for name, task in self.tasks.items()}),
         }
 
     def shared(self, cache: Path, purpose: str) -> Prepared:
@@ -109,25 +111,30 @@ class Blend:
                 return Prepared(cache / self.key, meta, reused=True)
             return self.made(cache, lambda _, task, about: prepare.shared(task, cache, about, purpose, self.say))
 
-    def made(self, where: Path, part: Callable[[str, Task, dict[str, Any]], Prepared]) -> Prepared:
+    def made(self, where: Path, part: Callable[[str, Task | TokenTask, dict[str, Any]], Prepared]) -> Prepared:
         """Make the folder in `where`; `part` gives that of a source. Under the lock of `key`, or of a run."""
         with store.journal(where, self.key, self.key) as journal, TemporaryDirectory() as aside:
             tokenizer = self.request.data.tokenizer
-            if not isinstance(tokenizer, str):
+            if isinstance(tokenizer, TrainedTokenizer):
                 tokenizer = self._trained(tokenizer.vocab, Path(aside), journal)
             parts = {}
             for name, one in _requests(self.request, tokenizer):
-                task = prepare.task_of(one, self.spec_folder, self.progress, self.jobs)
+                task = self.tasks[name]
+                if isinstance(task, Task):  # of text: with the tokenizer that is known now
+                    task = prepare.task_of(one, self.spec_folder, self.progress, self.jobs)
                 parts[name] = part(name, task, prepare.about_of(one, task))
             meta = store.publish(where, self.key, lambda at: _put_together(parts, at) | self.about)
         return Prepared(where / self.key, meta, reused=all(each.reused for each in parts.values()))
 
     def _trained(self, vocab: int, folder: Path, journal: Journal) -> str:
         """The file of a tokenizer that is trained on the training documents of all sources, whatever their weights."""
-        files = tuple(file for task in self.tasks.values() for file in task.files)
-        seed = max(task.divided.seed for task in self.tasks.values())
-        limit = max(task.divided.limit for task in self.tasks.values())  # what any source holds out
-        text = encode.tokenizer_of(files, Split(seed, limit), vocab, seed, self.progress, journal)
+        texts = [task for task in self.tasks.values() if isinstance(task, Task)]
+        assert len(texts) == len(self.tasks), "token ids were refused: they are of no tokenizer that is trained here"
+        files = tuple(file for task in texts for file in task.files)
+        seed = max(task.divided.seed for task in texts)
+        limit = max(task.divided.limit for task in texts)  # what any source holds out
+        special = next((task.special for task in texts if task.special), ())
+        text = encode.tokenizer_of(files, Split(seed, limit), vocab, seed, self.progress, journal, special)
         write_synced(folder / TOKENIZER, text)
         return str((folder / TOKENIZER).absolute())
 
@@ -147,7 +154,7 @@ def _requests(request: DataRequest, tokenizer: str | None = None) -> Iterator[tu
     """What preparing each source by itself takes."""
     data = request.data
     for each in data.sources:
-        one = replace(data, source=each.files, sources=(), tokenizer=tokenizer or data.tokenizer)
+        one = replace(data, source=each.files, sources=(), tokenizer=tokenizer or data.tokenizer, fim=each.fim)
         yield each.name, replace(request, data=one)
 
 
@@ -175,7 +182,15 @@ def _put_together(parts: Mapping[str, Prepared], folder: Path) -> dict[str, Any]
         "sources": {name: meta["splits"] for name, meta in metas.items()},
         "held_out": [f"{name}: {each}" for name, meta in metas.items() for each in meta["held_out"]],
         "unigram_nats": None,  # it depends on the weights
+        **_by_source("token_files", metas),
+        **_by_source("infill", metas),
     }
+
+
+def _by_source(name: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What parts say of their only source, by the name that it has in the blend."""
+    found = {source: part[name][""] for source, part in parts.items() if name in part}
+    return {name: found} if found else {}
 
 
 def _sums(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:

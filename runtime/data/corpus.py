@@ -25,6 +25,8 @@ STDLIB = "python_stdlib"
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _GLOB = frozenset("*?[")
 OTHER_SUFFIX = "other suffix"
+INDEX = ".idx"
+TOKEN_SUFFIXES = (INDEX, ".bin")
 MAX_SHOWN = 4  # suffixes
 MAX_STATE_BYTES = 16 << 20
 
@@ -65,10 +67,26 @@ def find(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES, col
     return Corpus(tuple(sorted(files)), tuple(sorted(Counter(left_out.values()).items())))
 
 
+def token_files(source: str, spec_folder: Path) -> tuple[Path, ...]:
+    """The files of token ids that a source names, in the order of their names and without suffixes: `NAME` stands for
+    NAME.idx and NAME.bin where it is nothing else. Empty where it names text. Raises DataError where none is there."""
+    if source == STDLIB or "\0" in source or (spec_folder / source).is_dir():
+        return ()
+    named = next((suffix for suffix in TOKEN_SUFFIXES if source.endswith(suffix)), "")
+    folder, pattern = _split_glob(source, spec_folder)
+    if not named and _matches(source, folder, pattern):
+        return ()
+    found = _matches(source, folder, pattern.removesuffix(named) + INDEX)
+    prefixes = tuple(path.with_name(path.name.removesuffix(INDEX)) for path in sorted(found))
+    if named and not prefixes:
+        raise DataError(f"data source {source!r}: no file of token ids, {INDEX} and .bin, found in {folder}")
+    return prefixes
+
+
 def why_nothing(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES) -> str:
     """Why `find` would raise, or "" where it finds a file: it is only looked for one, not at all of them."""
     try:
-        if source == STDLIB:
+        if source == STDLIB or token_files(source, spec_folder):
             return ""
         folder, pattern = _split_glob(source, spec_folder)
         paths = _matches(source, folder, pattern)

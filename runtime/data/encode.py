@@ -74,9 +74,10 @@ def trained(
     seed: int,
     progress: Progress,
     work: Work,
+    special: Sequence[str] = (),
 ) -> Iterator[Tokens]:
-    """A BPE that is trained on the training documents."""
-    text = tokenizer_of(files, divided, vocab, seed, progress, work.journal)
+    """A BPE that is trained on the training documents. `special`: tokens that it has beside the end of a document."""
+    text = tokenizer_of(files, divided, vocab, seed, progress, work.journal, special)
     bpe = tokenizer.parse(text.encode())
     facts = {"sha256": tokenizer.digest(bpe), "vocab": tokenizer.size(bpe), "end_of_document": tokenizer.end_id(bpe)}
     facts["library"] = tokenizers.__version__
@@ -91,12 +92,18 @@ def trained(
 
 
 def tokenizer_of(
-    files: tuple[SourceFile, ...], divided: Split, vocab: int, seed: int, progress: Progress, journal: Journal
+    files: tuple[SourceFile, ...],
+    divided: Split,
+    vocab: int,
+    seed: int,
+    progress: Progress,
+    journal: Journal,
+    special: Sequence[str] = (),
 ) -> str:
     """The tokenizer.json of a BPE that is trained on the training documents. It is the first result of the journal."""
     if (found := journal.next()) is not None:
         return found.decode()
-    text = tokenizer.to_json(tokenizer.train(_sample(files, divided, seed, progress), vocab))
+    text = tokenizer.to_json(tokenizer.train(_sample(files, divided, seed, progress), vocab, special))
     journal.add(text.encode())
     return text
 

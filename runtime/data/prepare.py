@@ -9,29 +9,36 @@ without the cache. `python_stdlib` with train(4096): 12 MB, 3.5M tokens in 4.3 s
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from runtime.contract import DataRequest
-from runtime.data import chat, corpus, encode, store, tokenizer, tokenizer_files
+from runtime.contract import DataRequest, TrainedTokenizer
+from runtime.data import chat, corpus, encode, store, streams, token_files, tokenizer, tokenizer_files
 from runtime.data.chat import Settings
 from runtime.data.encode import Progress, Tokens
 from runtime.data.errors import DataError
+from runtime.data.infill import OF_TRAINED, Rate
 from runtime.data.pieces import Journal
 from runtime.data.readers import COLUMN, SUFFIXES, SourceFile, documents
 from runtime.data.split import Split, split
-from runtime.data.store import Meta
+from runtime.data.store import Meta, key_of
+from runtime.data.token_files import TokenTask
 
 FORMAT = 2
 # What a phase is called while it goes on.
-PHASES = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text", "divide": "divide text"}
+PHASES = {
+    "read": "find text",
+    "ids": "check token ids",
+    "tokenizer": "train tokenizer",
+    "encode": "encode text",
+    "divide": "divide text",
+}
 Say = Callable[[str], None]
 
 
@@ -89,14 +96,19 @@ def prepare(
         return linked(out, shared(task, cache, about, str(out), say), about, say)
 
 
-def made(task: Task, where: Path, about: dict[str, Any]) -> Prepared:
+def made(task: Task | TokenTask, where: Path, about: dict[str, Any]) -> Prepared:
     """Make the folder of a task. Under the lock of its text."""
     with store.journal(where, task.text_key, task.text_key) as journal:
-        meta = store.publish(where, task.key, lambda at: task.build(where, at, journal) | about)
+
+        def write(folder: Path) -> Meta:
+            values = {"format": FORMAT, **task.build(where, folder, journal), **about}
+            return values | streams.infilled(folder, values, task.fim)
+
+        meta = store.publish(where, task.key, write)
     return Prepared(where / task.key, meta, reused=False)
 
 
-def shared(task: Task, cache: Path, about: dict[str, Any], purpose: str, say: Say) -> Prepared:
+def shared(task: Task | TokenTask, cache: Path, about: dict[str, Any], purpose: str, say: Say) -> Prepared:
     """The folder of a task in the cache, made there unless it is there already."""
     with store.shared_lock(cache, task.text_key, purpose, say):
         if (meta := store.verified(cache / task.key)) is None:
@@ -113,9 +125,10 @@ def linked(out: Path, entry: Prepared, about: Meta, say: Say) -> Prepared:
     return Prepared(out / entry.folder.name, meta, reused=entry.reused)
 
 
-def about_of(request: DataRequest, task: Task) -> dict[str, Any]:
+def about_of(request: DataRequest, task: Task | TokenTask) -> dict[str, Any]:
     """What meta.json says of who asked for a folder."""
-    return {"source": request.data.source, "skipped": task.skipped, "request": asked_for(request)}
+    found = {"source": request.data.source, "skipped": task.skipped, "request": asked_for(request)}
+    return found | task.places
 
 
 def usable(cache: Path | None, say: Say) -> Path | None:
@@ -145,7 +158,7 @@ def of_checkpoints(
             if meta.get("sha256") != sha256 or meta.get("request") != asked:
                 continue
             if store.verified(folder) is not None:
-                about = {name: meta[name] for name in store.ABOUT}
+                about = store.about_of(meta)
                 return Prepared(folder, store.renamed(folder, meta, about), reused=True), None
             shared = None if cache is None else store.verified(cache / folder.name)
             if cache is not None and shared is not None and shared["sha256"] == sha256:
@@ -157,11 +170,14 @@ def of_checkpoints(
 def asked_for(request: DataRequest) -> Meta:
     """What meta.json says of a request."""
     data = request.data
-    choice = data.tokenizer if isinstance(data.tokenizer, str) else {"train": data.tokenizer.vocab}
+    choice = {"train": data.tokenizer.vocab} if isinstance(data.tokenizer, TrainedTokenizer) else data.tokenizer
     named = {"sources": {each.name: each.files for each in data.sources}} if data.sources else {"source": data.source}
     asked: dict[str, Any] = {**named, "tokenizer": choice, "validation": float(data.validation)}
     asked |= {} if data.column == COLUMN else {"column": data.column}
     asked |= {} if data.chat is None else {"chat": {"template": data.chat.template}}
+    asked |= {"end_id": data.end_id} if data.end_id is not None else {}
+    rates = {each.name: each.fim for each in data.sources} if data.sources else {"": data.fim}
+    asked |= {"fim": rates} if any(rates.values()) else {}
     return asked | {"seed": request.seed, "vocab": request.vocab}
 
 
@@ -183,6 +199,13 @@ class Task:
     progress: Progress
     chat: Settings | None = None  # lines are conversations
     jobs: int = 1  # processes that encode
+    special: tuple[str, ...] = ()  # tokens of a tokenizer that is trained, beside its own
+    fim: Rate | None = None
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """Nothing: what is made of text is in the folder."""
+        return {}
 
     def check(self, meta: Meta) -> None:
         """Raise DataError if the tokenizer of a folder has more tokens than the model."""
@@ -195,7 +218,7 @@ class Task:
         """
         with self._tokens(where, encode.Work(self.jobs, journal, folder)) as tokens:
             found = encode.write_shards(folder, self.files, self.divided, tokens, self.progress, self.chat)
-        return found | {"format": FORMAT, "split": {"seed": self.divided.seed, "limit": self.divided.limit}}
+        return found | {"split": {"seed": self.divided.seed, "limit": self.divided.limit}}
 
     @contextmanager
     def _tokens(self, where: Path, work: encode.Work) -> Iterator[Tokens]:
@@ -205,7 +228,7 @@ class Task:
                 yield encode.again(folder, meta)
                 return
         found = (
-            encode.trained(self.files, self.divided, self.tokenizer, self.seed, self.progress, work)
+            encode.trained(self.files, self.divided, self.tokenizer, self.seed, self.progress, work, self.special)
             if isinstance(self.tokenizer, int)
             else encode.given(*self.tokenizer, self.vocab, work, self.chat)
         )
@@ -213,10 +236,22 @@ class Task:
             yield tokens
 
 
-def task_of(request: DataRequest, spec_folder: Path, progress: Progress, jobs: int = 1) -> Task:
-    """Find the text and the tokenizer, and divide the text."""
+def task_of(request: DataRequest, spec_folder: Path, progress: Progress, jobs: int = 1) -> Task | TokenTask:
+    """Find what is read, text or token ids, and the tokenizer, and divide it."""
+    assert request.data.source is not None, "of several sources each is a task"
+    task: Task | TokenTask
+    if prefixes := corpus.token_files(request.data.source, spec_folder):
+        task = token_files.task_of(request, prefixes, spec_folder, progress)
+    else:
+        task = _task_of_text(request, spec_folder, progress, jobs)
+    if not (rate := request.data.fim):
+        return task
+    return replace(task, key=f"{task.key}-{key_of(['fim', rate, request.seed])[:8]}", fim=Rate(rate, request.seed))
+
+
+def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, jobs: int) -> Task:
     wanted, fraction = request.data.tokenizer, float(request.data.validation)
-    if not isinstance(wanted, str) and wanted.vocab > request.vocab:
+    if isinstance(wanted, TrainedTokenizer) and wanted.vocab > request.vocab:
         raise DataError(f"tokenizer = train({wanted.vocab}): more tokens than the model's vocab = {request.vocab}")
     settings: Settings | None = None
     suffixes: Sequence[str] = SUFFIXES
@@ -225,7 +260,12 @@ def task_of(request: DataRequest, spec_folder: Path, progress: Progress, jobs: i
         assert isinstance(wanted, str), "a rule of specs: conversations are in the tokens of a tokenizer.json"
         settings = chat.read_settings(request.data.chat, spec_folder / wanted, spec_folder)
         suffixes, read = chat.SUFFIXES, chat.rows
-    assert request.data.source is not None, "of several sources each is a task"
+    assert request.data.source is not None
+    if wanted is None:
+        raise DataError(
+            f"data source {request.data.source!r}: these are no files of token ids: text takes a `tokenizer` in the "
+            "place of `end_id`"
+        )
     found = corpus.find(request.data.source, spec_folder, suffixes, request.data.column)
     divided = split(found.files, fraction, request.seed, read)
     progress("read", 0, 1)
@@ -234,6 +274,7 @@ def task_of(request: DataRequest, spec_folder: Path, progress: Progress, jobs: i
     using: int | tuple[Path, bytes]
     named: object
     of_files: list[dict[str, str]] = []
+    special: tuple[str, ...] = ()
     if isinstance(wanted, str):
         using = (spec_folder / wanted, tokenizer.read(spec_folder / wanted))
         named = hashlib.sha256(using[1]).hexdigest()
@@ -241,15 +282,13 @@ def task_of(request: DataRequest, spec_folder: Path, progress: Progress, jobs: i
         of_files = [{"beside": tokenizer_files.digest(beside)}] if beside else []
     else:
         using = wanted.vocab
-        named = [{"train": wanted.vocab}, *division]
+        special = OF_TRAINED if request.data.fim else ()
+        named = [{"train": wanted.vocab}, *division, *special]
     of_chat = [] if settings is None else [{"chat": settings.digest, "format": chat.FORMAT}]
     text_key = key_of([FORMAT, tokenizers.__version__, corpus.digest(found.files), named, *of_files, *of_chat])[:16]
     key = f"{text_key}-{key_of(division)[:8]}"
     progress("read", 1, 1)
     skipped = dict(found.skipped)
-    return Task(found.files, skipped, divided, seed, request.vocab, using, text_key, key, progress, settings, jobs)
-
-
-def key_of(parts: Sequence[object]) -> str:
-    """sha256 of values, as JSON has them."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return Task(
+        found.files, skipped, divided, seed, request.vocab, using, text_key, key, progress, settings, jobs, special
+    )

@@ -23,7 +23,7 @@ from runtime.data.order import Order
 from runtime.data.packing import Packs, packed, runs, sums
 from runtime.data.permutation import Numbers
 from runtime.data.row_shards import RowReader
-from runtime.data.shards import Reader
+from runtime.data.streams import open_split
 
 SPLITS = ("train", "validation")
 Fate = Literal["sample", "cut", "dropped", "without_loss"]  # of a row
@@ -68,7 +68,7 @@ class Samples(_Drawn):
     ) -> None:
         assert split in SPLITS and sequence > 0 and extra >= 0
         self.split, self.sequence, self.extra, self.seed = split, sequence, extra, seed
-        self.reader = Reader(folder / shard_name(split, source))
+        self.reader = open_split(folder, split, source)
         self.num_windows = order.windows if order else max(0, self.reader.num_tokens - extra) // sequence
         self.order = order or Order(sequence, self.num_windows, seed)
         if self.num_windows == 0:
@@ -263,11 +263,6 @@ class BlendSamples:
 
 
 AnySamples = Samples | RowSamples | BlendSamples
-
-
-def shard_name(split: str, source: str) -> str:
-    """The shard of a split, of one source of a blend if that is named."""
-    return f"{source}.{split}" if source else split
 
 
 def samples_of(

@@ -2,8 +2,8 @@
 
 The index, little-endian (Megatron-LM, megatron/core/datasets/indexed_dataset.py): `MMIDIDX\\0\\0`, version u64 = 1,
 dtype code u8, number of sequences u64, number of document indices u64; then sizes i32 (tokens of each sequence),
-pointers i64 (its first byte in .bin) and document indices i64 (its documents' first sequences, and the end). Here every
-document is one sequence.
+pointers i64 (its first byte in .bin) and document indices i64 (its documents' first sequences, and the end). What is
+written here has one sequence for each document; Megatron's files may have several.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 UINT16_VOCAB = 65500  # Megatron's own bound
-# Code → dtype. Codes 6 and 7, floats, are no tokens.
+# Code → dtype. Codes 6 and 7 are floats, which are no tokens.
 DTYPES: dict[int, str] = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 Tokens = npt.NDArray[np.int64]
 
@@ -90,7 +90,33 @@ def _sync(stream: BinaryIO) -> None:
     os.fsync(stream.fileno())
 
 
-class Reader:
+class Stream(Protocol):
+    """Documents of token ids, one after the other. `starts`: [documents + 1] int64, where each begins, and the end."""
+
+    data_path: Path  # what a message names
+    starts: Tokens
+    num_tokens: int
+
+    @property
+    def num_documents(self) -> int:
+        """How many documents there are."""
+        return len(self.starts) - 1
+
+    def tokens(self, first: int, last: int) -> Tokens:
+        """Tokens [first, last) of the stream of all documents. [last - first] int64, a copy."""
+        ...
+
+    def document(self, index: int) -> Tokens:
+        """All tokens of one document."""
+        return self.tokens(int(self.starts[index]), int(self.starts[index + 1]))
+
+    def chunks(self, num_tokens: int = 1 << 22) -> Iterator[Tokens]:
+        """The whole stream, in pieces of at most `num_tokens`."""
+        for first in range(0, self.num_tokens, num_tokens):
+            yield self.tokens(first, min(first + num_tokens, self.num_tokens))
+
+
+class Reader(Stream):
     """A memory-mapped shard, as one stream of tokens and as documents.
 
     Raises DataError, naming the file, unless header, index and length of the data agree in every byte.
@@ -99,9 +125,10 @@ class Reader:
     def __init__(self, prefix: Path) -> None:
         self.index_path = prefix.with_name(prefix.name + ".idx")
         self.data_path = prefix.with_name(prefix.name + ".bin")
-        code, self.sizes, self.first_sequences = _read_index(self.index_path)
+        code, sizes, first_sequences = _read_index(self.index_path)
         dtype = np.dtype(DTYPES[code]).newbyteorder("<")
-        self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.sizes, dtype=np.int64)])
+        sequences = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+        self.starts: Tokens = sequences[first_sequences]  # where each document begins in the stream, and the end
         self.num_tokens = int(self.starts[-1])
         expected, found = self.num_tokens * dtype.itemsize, _size(self.data_path)
         if found != expected:
@@ -110,24 +137,10 @@ class Reader:
             np.memmap(self.data_path, dtype=dtype, mode="r") if self.num_tokens else np.zeros(0, dtype)
         )
 
-    @property
-    def num_documents(self) -> int:
-        return self.first_sequences.size - 1
-
     def tokens(self, first: int, last: int) -> Tokens:
         """Tokens [first, last) of the stream of all documents. [last - first] int64, a copy."""
         assert 0 <= first <= last <= self.num_tokens, f"[{first}, {last}) of {self.num_tokens} tokens"
         return self._stream[first:last].astype(np.int64)
-
-    def document(self, index: int) -> Tokens:
-        """All tokens of one document."""
-        first, last = self.first_sequences[index], self.first_sequences[index + 1]
-        return self.tokens(int(self.starts[first]), int(self.starts[last]))
-
-    def chunks(self, num_tokens: int = 1 << 22) -> Iterator[Tokens]:
-        """The whole stream, in pieces of at most `num_tokens`."""
-        for first in range(0, self.num_tokens, num_tokens):
-            yield self.tokens(first, min(first + num_tokens, self.num_tokens))
 
 
 def _read_index(path: Path) -> tuple[int, npt.NDArray[Any], npt.NDArray[Any]]:
@@ -141,6 +154,8 @@ def _read_index(path: Path) -> tuple[int, npt.NDArray[Any], npt.NDArray[Any]]:
         if version != VERSION or code not in DTYPES:
             raise DataError(f"{path}: version {version} with dtype code {code}; expected version 1 and integer tokens")
         expected = HEADER.size + 12 * num_sequences + 8 * num_indices
+        if num_sequences and num_bytes == expected + num_sequences:
+            raise DataError(f"{path}: an index with modes, as of images: only text is read")
         if num_bytes != expected:
             raise DataError(f"{path}: {num_bytes} bytes, its header says {expected}")
         sizes = np.frombuffer(stream.read(4 * num_sequences), "<i4")

@@ -1,7 +1,8 @@
 """Folders of prepared data: published whole, verified by sha256, shared by hard links.
 
 `meta.json` of a folder says what is in it. Its "sha256" is of the contents and of how they were made, so that a
-checkpoint can name the data of its run; what the data was asked for by (ABOUT) is beside that, and belongs to one run.
+checkpoint can name the data of its run; what the data was asked for by, and where shards are that are in other places
+(ABOUT), is beside that, and belongs to one run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +24,7 @@ from runtime.data.files import fingerprint, open_regular, sync_folder, write_syn
 from runtime.data.pieces import Journal
 
 META = "meta.json"
-ABOUT = ("source", "skipped", "request")
+ABOUT = ("source", "skipped", "request", "places")
 MAX_META_BYTES = 256 << 20
 BUILDING = ".building-"
 PARTS = ".parts-"  # journals of what is prepared, so that it goes on where a process was killed
@@ -65,7 +66,8 @@ def meta_of(folder: Path) -> Meta | None:
 
 
 def verified(folder: Path) -> Meta | None:
-    """meta.json if it and every file of the folder are as they were written, size and sha256, else None."""
+    """meta.json if it and every file of the folder are as they were written, size and sha256, and shards in other
+    places were not changed; else None."""
     meta = meta_of(folder)
     if meta is None:
         return None
@@ -77,7 +79,32 @@ def verified(folder: Path) -> Meta | None:
         intact = all(fingerprint(folder / name) == meta["files"][name] for name in names)
     except (ValueError, KeyError, TypeError, OSError):
         return None
-    return meta if intact else None
+    return meta if intact and are_there(meta.get("places", {})) else None
+
+
+def place(prefix: Path) -> dict[str, Any]:
+    """Where a shard in another place is, with sizes and times by which a change is noticed. OSError if it is not
+    there."""
+    found = [os.lstat(prefix.with_name(f"{prefix.name}{suffix}")) for suffix in (".idx", ".bin")]
+    return {"prefix": str(prefix.absolute()), "seen": [[each.st_size, each.st_mtime_ns, each.st_ino] for each in found]}
+
+
+def are_there(places: Any) -> bool:
+    """Whether shards in other places are where meta.json says, and were not changed since."""
+    try:
+        return all(place(Path(each["prefix"])) == each for row in places.values() for each in row)
+    except (OSError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def about_of(meta: Meta) -> dict[str, Any]:
+    """What the data was asked for by, and what of it is in other places."""
+    return {name: meta[name] for name in ABOUT if name in meta}
+
+
+def key_of(parts: Sequence[object]) -> str:
+    """sha256 of values, as JSON has them."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def folders(where: Path) -> Iterator[Path]:
@@ -137,7 +164,7 @@ def link(source: Path, target: Path) -> None:
 
 def renamed(folder: Path, meta: Meta, about: Meta) -> Meta:
     """A verified folder's meta.json, which from now on says that `about` asked for it, and that it was used last."""
-    if {name: meta.get(name) for name in ABOUT} != about:
+    if about_of(meta) != about:
         meta = signed({**meta, **about})
         with TemporaryDirectory(prefix=BUILDING, dir=folder.parent) as temporary:
             write_synced(Path(temporary) / META, _text(meta))

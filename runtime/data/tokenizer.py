@@ -21,19 +21,22 @@ MIN_VOCAB = 257  # 256 bytes and END
 MAX_FILE_BYTES = 256 << 20
 
 
-def train(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """A BPE of exactly `vocab` tokens, END included, which is token 0. Equal texts in any order give an equal result.
+def train(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> Tokenizer:
+    """A BPE of exactly `vocab` tokens: END, which is token 0, then `special`, bytes and merges. Equal texts in any
+    order give an equal result.
 
-    Raises DataError when `vocab` is below 257, or when the texts have too few repetitions to fill it.
+    Raises DataError when `vocab` is too small for bytes and special tokens, or when the texts have too few repetitions
+    to fill it.
     """
-    if vocab < MIN_VOCAB:
-        raise DataError(f"tokenizer = train({vocab}): at least {MIN_VOCAB}, the 256 bytes and {END}")
+    if vocab < MIN_VOCAB + len(special):
+        words = ", ".join((END, *special))
+        raise DataError(f"tokenizer = train({vocab}): at least {MIN_VOCAB + len(special)}, the 256 bytes and {words}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
-        special_tokens=[END],
+        special_tokens=[END, *special],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

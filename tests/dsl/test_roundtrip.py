@@ -298,6 +298,7 @@ def specs(draw: Draw) -> schema.Spec:
             **draw(sources()),
             tokenizer=draw(texts | st.builds(schema.TrainTokenizer, vocab=st.integers(257, 4096))),
             validation=draw(small(0.001, 0.999)),
+            fim=draw(st.sampled_from([0.0, 0.1])),
         ),
     )
 
@@ -310,7 +311,12 @@ def sources(draw: st.DrawFn) -> dict[str, Any]:
     names = draw(st.lists(st.sampled_from(("web", "code", "books", "train")), min_size=1, unique=True))
     weights = [1 + draw(st.integers(0, 99)) / 4 for _ in names]
     each = zip(names, weights, strict=True)
-    return {"sources": tuple(schema.DataSource(name=name, files=draw(texts), weight=weight) for name, weight in each)}
+    fim = st.sampled_from([None, 0.0, 0.5])
+    return {
+        "sources": tuple(
+            schema.DataSource(name=name, files=draw(texts), weight=weight, fim=draw(fim)) for name, weight in each
+        )
+    }
 
 
 def reread(text: str) -> schema.Spec:

@@ -1,18 +1,28 @@
-"""A run of two sources whose weights change in its second phase: a kill leaves no trace, and other weights go on."""
+"""A run of three sources whose weights change in its second phase: a kill leaves no trace, and other weights go on.
+
+One source is a file of token ids in Megatron's format, and documents of the others have their middle at the end.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from compiler.build import compile_spec, write_build
 from dsl.chosen import phases_in
 from dsl.load import load
+from runtime.data import tokenizer
+from runtime.data.infill import OF_TRAINED
+from runtime.data.streams import open_split
+from tests.data import megatron
 from tests.runs.place import ONE_RANK, Place, bits, rows, saved, untimed
 from tests.runtime.processes import wait_for
 
@@ -22,11 +32,13 @@ run blend extends tiny {
   train { validate { every = 6, batches = 1 }, checkpoint { every = 3 } }
   data {
     sources {
-      web  { files = "web/*.txt", weight = 0.7 }
-      code { files = "code/*.txt", weight = 0.3 }
+      web  { files = "web/*.txt", weight = 0.5 }
+      code { files = "code/*.txt", weight = 0.3, fim = 0.5 }
+      ids  { files = "ids_text_document", weight = 0.2 }
     }
-    tokenizer  = train(300)
+    tokenizer  = "tokenizer.json"
     validation = 20%
+    fim        = 0.1
   }
   phase end { data { sources { web { weight = 0.1 } } }, train { steps = 6 } }
 }
@@ -44,6 +56,10 @@ def place(new_place: Callable[[], Place]) -> Place:
         for number in range(12):
             text = " ".join(drawn.choice(words.split()) for _ in range(300))
             (place.folder / name / f"{number}.txt").write_text(text)
+    texts = [path.read_text() for path in sorted(place.folder.glob("*/*.txt"))]
+    bpe = tokenizer.train(texts, 300, OF_TRAINED)
+    (place.folder / "tokenizer.json").write_text(tokenizer.to_json(bpe))
+    megatron.write(place.folder / "ids_text_document", [[[*ids, 0]] for ids in tokenizer.encode(bpe, texts)], "uint16")
     path = place.folder / "blend.dsc"
     path.write_text(BLEND)
     for name in phases_in(path):
@@ -66,10 +82,10 @@ def test_samples_are_of_each_source_by_its_weight(straight: Path) -> None:
     assert [sum(count.values()) for count in counts] == [4 * row["step"] for row in found]
     for step, count in enumerate(counts, 1):
         begin = counts[5]["web"] if step > 6 else 0
-        weight, samples = (1 / 4, 4 * (step - 6)) if step > 6 else (0.7, 4 * step)
+        weight, samples = (1 / 6, 4 * (step - 6)) if step > 6 else (0.5, 4 * step)
         assert abs(count["web"] - begin - weight * samples) < 1
     last = found[-1]
-    mean = (last["validation_loss_web"] + 3 * last["validation_loss_code"]) / 4
+    mean = math.fsum(last[f"validation_loss_{name}"] * w for name, w in (("web", 1), ("code", 3), ("ids", 2))) / 6
     assert last["validation_loss"] == pytest.approx(mean)
 
 
@@ -86,6 +102,19 @@ def test_a_kill_draws_the_same_samples(place: Place, straight: Path) -> None:
     ours, theirs = saved(run), saved(straight)
     assert bits(ours) == bits(theirs) and ours.meta["position"] == theirs.meta["position"]
     assert untimed(run) == untimed(straight)
+
+
+def test_what_is_trained_on_is_arranged(place: Place, straight: Path) -> None:
+    """The data of the run has nothing of the file of token ids, and `dsc data show` has the tokens between parts."""
+    (meta,) = (straight / "data").glob("*/meta.json")
+    assert not list(meta.parent.glob("ids.*"))
+    code, begin = open_split(meta.parent, "train", "code"), 1  # the id behind that of the end
+    (first, *_) = np.flatnonzero(code.tokens(0, code.num_tokens) == begin)
+    shown = place.dsc("data", "show", "blend.dsc", "--of", "code", "--row", first // 16).stdout
+    assert "<|fim_begin|>" in shown
+    shutil.copytree(straight, place.folder / "other")
+    changed = place.dsc("train", "blend.dsc", "--out", "other", "--resume", "-s", "data.fim=0.2", "--steps", 13)
+    assert "other text" in changed.stdout + changed.stderr
 
 
 def _newest(run: Path) -> int:

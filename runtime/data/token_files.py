@@ -1,0 +1,174 @@
+"""Files of token ids in Megatron's format as a source: read where they are, memory-mapped; no text, and no copy.
+
+They are read once before the first run on them: every id has to be one of the vocabulary, and the digests of the files
+say which tokens a checkpoint was trained on. From then on size and time of change say whether a file is still that one.
+Held out are the last documents, as Megatron's own `split` has it: a hash of each document would scatter them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.contract import DataRequest
+from runtime.data import encode, tokenizer
+from runtime.data.encode import Progress
+from runtime.data.errors import DataError
+from runtime.data.files import fingerprint, write_synced
+from runtime.data.given import Given
+from runtime.data.infill import Rate
+from runtime.data.shards import Reader
+from runtime.data.store import key_of, place
+from runtime.data.tokenizer_files import TOKENIZER
+
+BLOCK = 1 << 23  # tokens
+THREADS = 8  # that read and hash blocks, which needs no lock of the interpreter
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A pair of files. `name` is that of both without suffix; `digest` is of the tokens, in blocks."""
+
+    name: str
+    prefix: Path
+    reader: Reader
+    index: dict[str, Any]
+    digest: str
+
+
+@dataclass(frozen=True)
+class TokenTask:
+    """A folder that names files of token ids: what `Task` is for text."""
+
+    shards: tuple[Shard, ...]
+    held_out: int  # documents
+    facts: dict[str, Any]  # of the tokenizer
+    text: str | None  # tokenizer.json, if there is one
+    beside: dict[str, str]
+    key: str
+    skipped: dict[str, int]
+    fim: Rate | None = None
+
+    @property
+    def text_key(self) -> str:
+        """What a lock of these tokens is named by."""
+        return self.key.partition("-")[0]
+
+    def check(self, meta: Any) -> None:
+        """All ids were checked when the task was made."""
+
+    def build(self, where: Path, folder: Path, journal: object) -> dict[str, Any]:
+        """Write the files of the tokenizer into `folder`; what meta.json says of the tokens."""
+        for name, text in ({TOKENIZER: self.text, **self.beside} if self.text is not None else {}).items():
+            write_synced(folder / name, text)
+        sides, files, left = {"train": 0, "validation": 0}, [], self.num_documents - self.held_out
+        totals = dict.fromkeys(sides, 0)
+        for shard in self.shards:
+            cut = min(left, shard.reader.num_documents)
+            left -= cut
+            split = {"train": [0, cut], "validation": [cut, shard.reader.num_documents]}
+            files.append({"name": shard.name, "index": shard.index, "digest": shard.digest, **split})
+            for side, (first, end) in split.items():
+                sides[side] += end - first
+                totals[side] += int(shard.reader.starts[end] - shard.reader.starts[first])
+        return {
+            "tokenizer": self.facts,
+            "splits": {
+                side: {"files": len(self.shards), "documents": sides[side], "bytes": 0, "tokens": totals[side]}
+                for side in sides
+            },
+            "held_out": [f"the last {self.held_out:,} documents"] * (self.held_out > 0),
+            "unigram_nats": None,
+            "token_files": {"": files},
+        }
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of all shards."""
+        return sum(shard.reader.num_documents for shard in self.shards)
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """Where the files are, and when they were changed last."""
+        return {"places": {"": [place(shard.prefix) for shard in self.shards]}}
+
+
+def task_of(request: DataRequest, prefixes: Sequence[Path], spec_folder: Path, progress: Progress) -> TokenTask:
+    """Read files of token ids, and divide them. Raises DataError, naming the file, for one that cannot be used."""
+    data = request.data
+    if data.chat is not None:
+        raise DataError(f"data source {data.source!r}: token ids are no conversations; leave `chat` out")
+    facts, text, beside = _tokenizer(request, spec_folder)
+    limit, whose = request.vocab, "the model's vocab"
+    if text is not None and facts["vocab"] < limit:
+        limit, whose = facts["vocab"], f"the tokenizer {data.tokenizer}"
+    progress("read", 0, 1)
+    shards = tuple(_shards(prefixes, limit, whose, progress))
+    num = sum(shard.reader.num_documents for shard in shards)
+    held = max(1, round(num * data.validation)) if data.validation else 0
+    if held and num < 2:
+        raise DataError(f"{shards[0].prefix}: a single document cannot be divided: leave `validation` out")
+    held = min(held, num - 1)
+    named = [[each.name, each.index["sha256"], each.digest] for each in shards]
+    key = key_of(["token files", named, facts["sha256"], data.validation])[:16]
+    return TokenTask(shards, held, facts, text, beside, key, {})
+
+
+def _tokenizer(request: DataRequest, spec_folder: Path) -> tuple[dict[str, Any], str | None, dict[str, str]]:
+    """What meta.json says of the tokenizer, its tokenizer.json if one is named, and the files beside that."""
+    data = request.data
+    if data.tokenizer is None:
+        assert data.end_id is not None, "a rule of specs: without a tokenizer a spec says what ends a document"
+        sha256 = hashlib.sha256(json.dumps({"end_id": data.end_id}).encode()).hexdigest()
+        return {"sha256": sha256, "vocab": request.vocab, "end_of_document": data.end_id}, None, {}
+    if not isinstance(data.tokenizer, str):
+        raise DataError(
+            f"data source {data.source!r}: token ids are those of some tokenizer, and none can be trained on them: "
+            'write `tokenizer = "tokenizer.json"`, or `end_id`, the id that ends a document, in its place'
+        )
+    path = spec_folder / data.tokenizer
+    with Given(path, tokenizer.read(path)) as process:
+        facts = dict(process.facts)
+    encode.check_vocab(path, facts["vocab"], request.vocab)
+    return facts, facts.pop("json"), encode.files_beside(path, None)
+
+
+def _shards(prefixes: Sequence[Path], limit: int, whose: str, progress: Progress) -> Iterator[Shard]:
+    readers = [Reader(prefix) for prefix in prefixes]
+    if not sum(reader.num_tokens for reader in readers):
+        raise DataError(f"{prefixes[0]}.bin: no tokens")
+    total, done = sum(reader.num_tokens for reader in readers), 0
+    with ThreadPoolExecutor(THREADS) as threads:
+        for prefix, reader in zip(prefixes, readers, strict=True):
+            digests = hashlib.sha256()
+            firsts = range(0, reader.num_tokens, BLOCK)
+            for first, digest in zip(firsts, threads.map(_Block(reader, limit, whose), firsts), strict=True):
+                digests.update(digest)
+                progress("ids", done + first, total)
+            done += reader.num_tokens
+            yield Shard(prefix.name, prefix, reader, fingerprint(reader.index_path), digests.hexdigest())
+    progress("ids", total, total)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The digest of the block of tokens that begins at a place. DataError for an id that the vocabulary has not."""
+
+    reader: Reader
+    limit: int
+    whose: str
+
+    def __call__(self, first: int) -> bytes:
+        ids = self.reader.tokens(first, min(first + BLOCK, self.reader.num_tokens))
+        for at in (int(ids.argmax()), int(ids.argmin())):
+            if not 0 <= ids[at] < self.limit:
+                raise DataError(
+                    f"{self.reader.data_path}: token {first + at:,} has the id {ids[at]:,}, and those of "
+                    f"{self.whose} are 0 to {self.limit - 1:,}"
+                )
+        return hashlib.sha256(ids.tobytes()).digest()

@@ -1,0 +1,187 @@
+"""Fill-in-the-middle: how many documents, whole when they are put together again, whoever reads them and whenever."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.contract import Data, DataRequest, Source, TrainedTokenizer
+from runtime.data.blended import prepare_data
+from runtime.data.errors import DataError
+from runtime.data.infill import ADDED, SENTINELS, Infilled, is_infilled, sentinels
+from runtime.data.prepare import Prepared
+from runtime.data.samples import Samples
+from runtime.data.shards import Reader, Writer
+from runtime.data.streams import open_split
+
+BEGIN, HOLE, END = 90, 91, 92
+LAST = 0
+TEXT = st.lists(st.lists(st.integers(1, 89), max_size=12), min_size=1, max_size=12)
+
+
+def shard(folder: Path, documents: list[list[int]]) -> Reader:
+    with Writer(folder / "train", 100) as writer:
+        for ids in documents:
+            writer.add([*ids, LAST])
+    return Reader(folder / "train")
+
+
+def restored(ids: list[int]) -> list[int]:
+    """The document that was taken apart."""
+    if ids[:1] != [BEGIN]:
+        return ids
+    hole, end = ids.index(HOLE), ids.index(END)
+    tail = [LAST] if ids[-1] == LAST else []
+    middle = ids[end + 1 : len(ids) - len(tail)]
+    return ids[1:hole] + middle + ids[hole + 1 : end] + tail
+
+
+@given(documents=TEXT, seed=st.integers(0, 2**60), rate=st.sampled_from([0.0, 0.3, 1.0]))
+def test_every_document_can_be_restored(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], seed: int, rate: float
+) -> None:
+    """And every range of tokens is that of the whole stream, so lengths and places agree."""
+    reader = shard(tmp_path_factory.mktemp("shard"), documents)
+    found = Infilled(reader, rate, seed, (BEGIN, HOLE, END), LAST)
+    whole = [found.document(i).tolist() for i in range(found.num_documents)]
+    assert [restored(each) for each in whole] == [[*each, LAST] for each in documents]
+    moved = [len(each) - len(plain) - 1 for each, plain in zip(whole, documents, strict=True)]
+    assert set(moved) <= ({ADDED} if rate == 1 else {0} if rate == 0 else {0, ADDED})
+    flat = [id for each in whole for id in each]
+    assert found.num_tokens == len(flat) and found.tokens(0, len(flat)).tolist() == flat
+    for first in range(len(flat)):
+        for last in range(first, min(first + 8, len(flat)) + 1):
+            assert found.tokens(first, last).tolist() == flat[first:last]
+
+
+def test_a_document_without_an_end_is_restored(tmp_path: Path) -> None:
+    with Writer(tmp_path / "train", 100) as writer:
+        writer.add([5, 6, 7])
+    for seed in range(20):
+        found = Infilled(Reader(tmp_path / "train"), 1.0, seed, (BEGIN, HOLE, END), LAST)
+        assert restored(found.document(0).tolist()) == [5, 6, 7]
+
+
+def test_the_rate_is_that_of_chance() -> None:
+    """Within 5σ of a binomial, for 200,000 documents, and in every tenth of them."""
+    for seed in range(5):
+        for rate in (0.1, 0.5, 0.9):
+            moved = is_infilled(200_000, rate, seed)
+            for part in (moved, *np.split(moved, 10)):
+                assert abs(part.sum() - rate * part.size) < 5 * math.sqrt(part.size * rate * (1 - rate))
+    agree = (is_infilled(200_000, 0.5, 1) == is_infilled(200_000, 0.5, 2)).mean()
+    assert abs(agree - 0.5) < 5 * 0.5 / math.sqrt(200_000), "another seed chooses others, independently"
+
+
+def test_cuts_are_uniform(tmp_path: Path) -> None:
+    """Each of 16 pairs of cuts has a sixteenth of 4,000 documents of 3 tokens: χ² of 15 degrees, 5σ above its mean."""
+    reader = shard(tmp_path, [[1, 2, 3]] * 4000)
+    found = Infilled(reader, 1.0, 3, (BEGIN, HOLE, END), LAST)
+    pairs = np.array([[found._cut(i, which, 3) for which in (1, 2)] for i in range(4000)])
+    counts = np.bincount(pairs[:, 0] * 4 + pairs[:, 1], minlength=16)
+    assert ((counts - 250) ** 2 / 250).sum() < 15 + 5 * math.sqrt(30)
+
+
+def test_which_and_where_is_pinned() -> None:
+    """A change would silently train on another arrangement. A higher rate keeps the documents of a lower one."""
+    assert np.flatnonzero(is_infilled(60, 0.1, 7)).tolist() == PINNED
+    for low, high in ((0.1, 0.2), (0.2, 0.9)):
+        assert not (is_infilled(5000, low, 7) & ~is_infilled(5000, high, 7)).any()
+    assert is_infilled(60, 0.1, 7).tolist() == is_infilled(5000, 0.1, 7)[:60].tolist(), "more text changes none"
+
+
+PINNED = [6, 13, 15, 38, 50]
+
+
+@pytest.mark.parametrize("names", SENTINELS)
+def test_tokens_of_published_tokenizers(names: tuple[str, ...]) -> None:
+    added = [{"id": 7 + i, "content": name} for i, name in enumerate(names)]
+    assert sentinels(json.dumps({"added_tokens": added, "model": {"vocab": {"a": 0}}})) == (7, 8, 9)
+    assert sentinels(json.dumps({"added_tokens": added[:2], "model": {"vocab": {}}})) is None
+    assert sentinels(json.dumps({"model": {"vocab": [["a", 0.1]]}})) is None
+
+
+# ---------------------------------------------------------------- prepared
+
+
+def texts(folder: Path, name: str, count: int = 40) -> None:
+    (folder / name).mkdir()
+    drawn = random.Random(name)
+    for number in range(count):
+        words = (drawn.choice(("cat", "sat", "def", "return", "x", "y")) for _ in range(drawn.randrange(5, 60)))
+        (folder / name / f"{number:02}.txt").write_text(f"{' '.join(words)} {number}")
+
+
+def prepare(folder: Path, data: Data, out: str = "run") -> Prepared:
+    return prepare_data(DataRequest(data, 400, 7), folder, folder / out, lambda *_: None, cache=folder / "cache")
+
+
+def ids_of(found: Prepared) -> tuple[int, ...]:
+    ids = sentinels((found.folder / "tokenizer.json").read_text("utf-8"))
+    assert ids is not None
+    return ids
+
+
+def test_the_rate_decides_what_is_read_and_nothing_that_is_kept(tmp_path: Path) -> None:
+    texts(tmp_path, "code")
+    data = Data("code/*.txt", TrainedTokenizer(300), 0.2, fim=0.5)
+    half = prepare(tmp_path, data)
+    less = prepare(tmp_path, replace(data, fim=0.25), "less")
+    again = prepare(tmp_path, data, "again")
+    assert again.reused and again.meta["sha256"] == half.meta["sha256"] != less.meta["sha256"]
+    assert Reader(half.folder / "train").tokens(0, 99).tolist() == Reader(less.folder / "train").tokens(0, 99).tolist()
+    begin, plain = ids_of(half)[0], Reader(half.folder / "train")
+    found, fewer = open_split(half.folder, "train"), open_split(less.folder, "train")
+    assert half.meta["splits"]["train"]["tokens"] == found.num_tokens > plain.num_tokens
+    moved = 0
+    for i in range(plain.num_documents):
+        ids = found.document(i).tolist()
+        moved += ids[0] == begin
+        assert ids[0] == begin or ids == plain.document(i).tolist()
+        if fewer.document(i)[0] == begin:
+            assert fewer.document(i).tolist() == ids, "the same document is cut alike"
+    assert found.num_tokens - plain.num_tokens == ADDED * moved and 0 < moved < plain.num_documents
+    held = open_split(half.folder, "validation")
+    assert held.num_tokens == Reader(half.folder / "validation").num_tokens, "what is held out is read as it is"
+
+
+def test_samples_of_two_epochs_have_the_same_arrangement(tmp_path: Path) -> None:
+    texts(tmp_path, "code")
+    found = prepare(tmp_path, Data("code/*.txt", TrainedTokenizer(300), 0.0, fim=0.5))
+    epochs = []
+    for samples in (Samples(found.folder, "train", 16, seed=1), Samples(found.folder, "train", 16, seed=2)):
+        num = samples.num_windows
+        rows = {samples.window(i): samples.tokens(i).tolist() for i in range(num)}
+        assert rows == {samples.window(i): samples.tokens(i).tolist() for i in range(num, 2 * num)}
+        epochs.append(rows)
+    assert epochs[0] == epochs[1]
+
+
+def test_a_source_has_its_own_rate(tmp_path: Path) -> None:
+    texts(tmp_path, "web")
+    texts(tmp_path, "code")
+    sources = (Source("web", "web/*.txt", 7), Source("code", "code/*.txt", 3, fim=1.0))
+    found = prepare(tmp_path, Data(None, TrainedTokenizer(300), 0.2, sources=sources))
+    begin = ids_of(found)[0]
+    web, code = (open_split(found.folder, "train", name) for name in ("web", "code"))
+    assert begin not in web.tokens(0, web.num_tokens)
+    assert all(code.document(i)[0] == begin for i in range(code.num_documents))
+    assert found.meta["sources"]["code"]["train"]["tokens"] == code.num_tokens
+
+
+def test_a_tokenizer_without_tokens_for_it_is_refused(tmp_path: Path) -> None:
+    texts(tmp_path, "code")
+    plain = prepare(tmp_path, Data("code/*.txt", TrainedTokenizer(300), 0.0))
+    (tmp_path / "tokenizer.json").write_bytes((plain.folder / "tokenizer.json").read_bytes())
+    with pytest.raises(DataError, match=r"fim = 0\.1: the tokenizer has no tokens for it, such as <｜fim▁begin｜>"):
+        prepare(tmp_path, Data("code/*.txt", "tokenizer.json", 0.0, fim=0.1))
+    with pytest.raises(DataError, match=r"train\(259\): at least 260, the 256 bytes and <\|endoftext\|>, <\|fim_begin"):
+        prepare(tmp_path, Data("code/*.txt", TrainedTokenizer(259), 0.0, fim=0.1))
