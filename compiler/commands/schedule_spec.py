@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from compiler.commands.schedule_tried import ANYTHING, Tried
 from compiler.ir import Plan, Use
 from compiler.lower import Lowering
-from compiler.lower.estimate import rank_times, stage_costs
+from compiler.lower.estimate import copy_time, rank_times, stage_costs
 from compiler.lower.scheduler import Scheduler
 from compiler.picture.drawing import Lanes
 from compiler.plan import make_plan
@@ -20,6 +20,8 @@ from compiler.rates.rank_rates import rank_rates
 from compiler.schedules import AUTO, DEFAULT_CHUNKS
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import has_copies
+from compiler.spec_files import schedule_of_file
 from dsl import ramp
 from dsl.layout import layout_of
 from dsl.schema import Spec
@@ -113,7 +115,10 @@ class Run:
 
     def costs(self) -> Costs:
         """The costs of its stages, from the work that the plan counts and the rates of its devices."""
-        return stage_costs(self.lowering)
+        file = schedule_of_file(self.spec)
+        copies = self.spec.schedule.host_copies or (file is not None and has_copies(file))
+        copy = copy_time(self.lowering) if copies else None
+        return replace(stage_costs(self.lowering), O=copy, R=copy)
 
     def lanes(self, schedule: Schedule) -> tuple[Lanes, ...]:
         """What each rank's actions communicate when, in the program of a schedule on the run's stages."""

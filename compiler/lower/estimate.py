@@ -13,11 +13,13 @@ from fractions import Fraction
 from functools import partial
 from statistics import mean
 
+from compiler.actions.chains import Chains
 from compiler.actions.lanes import computed
 from compiler.actions.node import EXCHANGES, Key, Node
 from compiler.actions.order import paces
 from compiler.actions.timing import run_of_chains
 from compiler.ir import Body, Instruction, Plan, Program
+from compiler.ir.received_rows import Received
 from compiler.lower.lowering import Lowering
 from compiler.schedules.costs import PAIR_KINDS, Costs
 from compiler.topology.messages import Messages, messages_of
@@ -66,6 +68,13 @@ def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Cost
     )
 
 
+def copy_time(lowering: Lowering) -> Fraction:
+    """Milliseconds of the copy of a stage's activation to the host, or back: of the stage that copies longest."""
+    plan = lowering.plan
+    ranks = [(stage, rank) for stage in range(len(plan.stages)) for rank in plan.ranks_of_stage(stage)]
+    return _ms(max(copy_ns(lowering.chains(stage, rank)) for stage, rank in ranks))
+
+
 def _time(lowering: Lowering, messages: Messages, rank: int, *actions: tuple[str, int]) -> int:
     """Nanoseconds of an action, or of a pair, on the kind of device of a rank: kinds and stages."""
     plan = lowering.plan
@@ -73,6 +82,12 @@ def _time(lowering: Lowering, messages: Messages, rank: int, *actions: tuple[str
     rank_of = partial(plan.stage_placement.rank_of, plan.mesh.pp, 2, micro_batch=0)
     sends = [messages.sent_ns(kind, stage, len(plan.stages), rank_of) for kind, stage in actions]
     return run_of_chains(chains, sends, lowering.orders).end
+
+
+def copy_ns(chains: Chains) -> int:
+    """Nanoseconds of the copy of what a forward saved to the host, or back; cores copy within their memory."""
+    rates, moved_bytes = chains.rates, chains.copied_bytes(Received(chains.rows))
+    return round(10**9 * (moved_bytes / rates.memory_bytes if rates.cores else rates.host_time_s(moved_bytes)))
 
 
 def _common_rank(plan: Plan, alone: Sequence[Mapping[str, int]]) -> int:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from compiler.lower.estimate import stage_costs
+from compiler.lower.estimate import copy_time, stage_costs
 from compiler.lower.lowering import Lowering
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.schedule import Schedule
@@ -17,7 +17,7 @@ from dsl import ramp
 from dsl.schema import Spec
 
 if TYPE_CHECKING:
-    from compiler.solver import Solver
+    from compiler.solver import Solution, Solver
 
 # Of a search when a spec is compiled: some seconds, and less for the sizes of a ramp that are of no use to longer ones.
 _EFFORT, _RAMP_EFFORT = 0.5, 0.1
@@ -62,18 +62,23 @@ class Scheduler:
         return schedule_of(name, plan.mesh.pp, num_micro_batches, self._spec.schedule.chunks or DEFAULT_CHUNKS)
 
     def _searched(self, num_micro_batches: int) -> Schedule:
-        from compiler.solver import is_long  # a schedule with a name does not wait for the search
+        from compiler.solver import is_long, solved_with_copies  # a schedule with a name does not wait for the search
 
         placement, ranks = self._lowering.plan.stage_placement, self._lowering.plan.mesh.pp
         minor = num_micro_batches < self._largest and not is_long(placement, ranks, num_micro_batches)
         what = f"search for a schedule of {num_micro_batches} micro-batches"
-        return self._solver.solve_on(
-            placement,
-            ranks,
-            num_micro_batches,
-            min(_RAMP_EFFORT, self._effort) if minor else self._effort,
-            lambda share: self._progress(f"{what}: {share:.0%}"),
-        ).schedule
+        solver = replace(
+            self._solver,
+            effort=min(_RAMP_EFFORT, self._effort) if minor else self._effort,
+            report=lambda share: self._progress(f"{what}: {share:.0%}"),
+        )
+
+        def search(solver: Solver) -> Solution:
+            return solver.solve_on(placement, ranks, num_micro_batches)
+
+        if not solver.costs.offloads:
+            return search(solver).schedule
+        return solved_with_copies(solver, ranks, len(self._lowering.plan.stages), search).schedule
 
     @cached_property
     def _solver(self) -> Solver:
@@ -85,4 +90,5 @@ class Scheduler:
         cap, ranks = self._spec.schedule.cap or Fraction(default_cap(plan.mesh.pp)), plan.mesh.pp
         by = Fraction(len(plan.stages), ranks)  # the spec's caps count shares of the model
         caps = tuple(each * by for each in cap) if isinstance(cap, tuple) else cap * by
-        return Solver(replace(costs, stages=stages), caps)
+        copy = copy_time(self._lowering) if self._spec.schedule.host_copies else None
+        return Solver(replace(costs, stages=stages, O=copy, R=copy), caps)

@@ -92,13 +92,13 @@ def rank_memories(
             worst_bytes=None if rows else state.total + max(curve.worst),
             worst_action=None if rows else str(schedule.actions[rank][curve.worst.index(max(curve.worst))]),
             held=peak.held,
-            host_bytes=state.host + _copies(spec, lowering, schedule, rank) if spec.has_hosts else state.host,
+            host_bytes=state.host + host_buffers(spec, lowering, schedule, rank) if spec.has_hosts else state.host,
         )
         result.append(found if rows else _at_least(found, state, scratch[rank]))
     return tuple(result)
 
 
-def _copies(spec: Spec, lowering: Lowering, schedule: Schedule, rank: int) -> int:
+def host_buffers(spec: Spec, lowering: Lowering, schedule: Schedule, rank: int) -> int:
     """Bytes of the buffers of a rank's host for activations: for each stage as many as are away at once."""
     away, most = Counter[int](), Counter[int]()
     for step in schedule.actions[rank]:

@@ -9,13 +9,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from compiler.actions.chains import Chains
 from compiler.actions.lanes import Run
 from compiler.actions.order import paces
 from compiler.actions.timing import least_of_chains, run_of_chains
 from compiler.ir import Stage, Use
-from compiler.ir.received_rows import Received
 from compiler.lower import Lowering
+from compiler.lower.estimate import copy_ns
 from compiler.schedules.schedule import Schedule
 from compiler.topology.messages import RankOf, messages_of
 from runtime.actions import COPIES, Step, actions_of
@@ -120,12 +119,6 @@ class _Steps:
         chains = [lowering.chains(stage, rank).of(kind) for kind, stage in key]
         found = least_of_chains(chains, sends) if self._least else run_of_chains(chains, sends, lowering.orders)
         return replace(found, end=round(found.end * (lowering.rates[rank].pair if len(key) > 1 else 1.0)))
-
-
-def copy_ns(chains: Chains) -> int:
-    """Nanoseconds of the copy of what a forward saved to the host, or back; cores copy within their memory."""
-    rates, moved_bytes = chains.rates, chains.copied_bytes(Received(chains.rows))
-    return round(NS * (moved_bytes / rates.memory_bytes if rates.cores else rates.host_time_s(moved_bytes)))
 
 
 def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:

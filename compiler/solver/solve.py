@@ -103,7 +103,7 @@ class Solver:
     cap: Cap | None = None
     effort: float = 1.0
     report: Report = lambda share: None
-    cores: _Cores = field(default_factory=dict, init=False, repr=False, compare=False)
+    cores: _Cores = field(default_factory=dict, repr=False, compare=False)
     periods: _Periods = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def solve(

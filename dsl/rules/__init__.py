@@ -156,11 +156,12 @@ RULES: tuple[Row, ...] = (
         parallel.layout_is_of_the_model,
     ),
     (
-        tuple(f"schedule.{key}" for key in ("name", "file", "chunks", "cap", "placement", "copies")),
+        tuple(f"schedule.{key}" for key in ("name", "file", "chunks", "cap", "host_copies", "placement", "copies")),
         parallel.options_of_schedules,
     ),
     (("schedule.cap", "schedule.name", "parallel.pipeline"), parallel.caps_are_of_ranks),
     (("schedule.placement", "schedule.copies", "schedule.name"), parallel.copies_are_placed),
+    (("schedule.host_copies", "schedule.order", "schedule.name"), parallel.copied_activations_stay_in_order),
     (("schedule.order", "data.chat", "data.documents"), data.micro_batches_differ),
     (("parallel.placement", "parallel.expert", f"{LAYERS}.ffn.experts"), parallel.placement_has_experts),
     (

@@ -141,17 +141,18 @@ def one_schedule(spec: Spec) -> Iterator[Finding]:
 
 
 def options_of_schedules(spec: Spec) -> Iterator[Finding]:
-    """Chunks are of schedules that let a run choose them; a cap, a placement and copies are for the search."""
+    """Chunks are of schedules that let a run choose them; the other keys are for the search."""
     schedule, searched = spec.schedule, spec.schedule.name == AUTO
     chunked = facts_of(schedule.name).is_chunked or (searched and schedule.placement == "loop")
     for key, readers, reads in (
         ("chunks", CHUNKED, chunked),
         ("cap", (AUTO,), searched),
+        ("host_copies", (AUTO,), searched),
         ("placement", (AUTO,), searched),
         ("copies", (AUTO,), searched),
     ):
         value = getattr(schedule, key)
-        if value is None or reads:
+        if value in (None, False) or reads:
             continue
         named = schedule.name is not None
         shown = _written(value)
@@ -169,7 +170,7 @@ def _written(value: Fraction | int | str | tuple[Fraction, ...]) -> str:
     """A value of a schedule's block as a spec has it."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(exactly, value))}]"
-    return exactly(value) if isinstance(value, Fraction) else f"{value}"
+    return exactly(value) if isinstance(value, Fraction) else f"{value}".lower()
 
 
 def caps_are_of_ranks(spec: Spec) -> Iterator[Finding]:
@@ -181,6 +182,17 @@ def caps_are_of_ranks(spec: Spec) -> Iterator[Finding]:
         hint = f"write `cap = {_written(whole)}`" if ranks <= MOST_HINTED else "write one for each pipeline rank"
         note = ("the pipeline ranks", "parallel.pipeline")
         yield Finding("E0820", message, "schedule.cap", hint, (note,))
+
+
+def copied_activations_stay_in_order(spec: Spec) -> Iterator[Finding]:
+    """The order of micro-batches by cost is searched for schedules without copies to the host."""
+    schedule = spec.schedule
+    if schedule.name == AUTO and schedule.host_copies and schedule.order == "cost":
+        message = "host_copies = true places copies for the order of the data, and order = cost moves micro-batches"
+        note = ("the order", "schedule.order")
+        yield Finding(
+            "E0814", message, "schedule.host_copies", "remove `host_copies`, or write `order = drawn`", (note,)
+        )
 
 
 def copies_are_placed(spec: Spec) -> Iterator[Finding]:

@@ -60,6 +60,15 @@ class Schedule(Node):
             examples=["cap = 9", "cap = 8.5", "cap = [8, 8, 7.5, 7]"],
         ),
     ] = None
+    host_copies: Annotated[
+        bool,
+        Field(
+            description=f"whether {AUTO} may copy activations to the memory of the host and back, so that a cap costs "
+            "less time",
+            examples=["host_copies = true"],
+        ),
+        Quiet(),
+    ] = False
     placement: Annotated[
         Literal["v", "loop", "bidirectional"] | None,
         Field(description=f"where the stages are that {AUTO} orders", examples=["placement = v"]),

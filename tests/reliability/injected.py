@@ -36,6 +36,7 @@ ACTIONS = {
     "F": r"F\d+\.\d+",
     "B": r"B\d+\.\d+",
     "W": r"W\d+\.\d+",
+    "R": r"R\d+\.\d+",
     "recv": r"recv .*",
     "reduce": r"reduce .*",
     "optimizer": r"optimizer",

@@ -21,7 +21,7 @@ def measured(build: Build, rank: int, board: Board) -> dict[str, Any]:
     trainer = Trainer(build, rank, samples, samples, board)
     with trainer.ledger() as ledger:
         trainer.accumulate()
-    return {"peak": ledger.peak, "rows": ledger.rows}
+    return {"peak": ledger.peak, "rows": ledger.rows, "host_bytes": trainer.executor.host.num_bytes}
 
 
 def main(folder: Path, world: int) -> int:

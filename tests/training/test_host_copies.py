@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 
 from compiler.decide import lower_spec
 from compiler.emit.segment_cache import Segments
-from compiler.predict.memory import rank_memories
+from compiler.predict.memory import host_buffers, rank_memories
+from compiler.predict.times import step_times
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import has_copies, peak_activations, simulate
 from compiler.spec_files import with_schedule
 from dsl.schema import Schedule as Named
 from dsl.schema import Spec
@@ -44,6 +47,42 @@ CASES = [
     Case("v3", 2, 2, 2, 3, 4, "zbv", Fraction(3, 4)),
     Case("qwen", 2, 2, 2, 0, 6, "dualpipev", Fraction(9, 10)),
 ]
+
+
+def searched(placement: Literal["v", "bidirectional"], cap: int, of: str, ranks: int = 2, batch: int = 6) -> Spec:
+    """A spec whose copies `auto` places."""
+    auto = Named(name="auto", placement=placement, cap=Fraction(cap), host_copies=True)
+    return spec(ranks, 1, 1, batch, STEPS, of=of).model_copy(update={"schedule": auto})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "ranks"),
+    [
+        pytest.param(searched("v", 1, "llama"), 2, id="v"),
+        pytest.param(searched("bidirectional", 2, "v3", 4, 8), 4, id="bidirectional"),
+    ],
+)
+def test_copies_that_a_spec_asks_for(tmp_path: Path, segments: Segments, chosen: Spec, ranks: int) -> None:
+    """They are placed by the search, and shorter; gradients are those of autograd, also with two copies of stages."""
+    times = {}
+    for copies in (True, False):
+        each = chosen.model_copy(update={"schedule": chosen.schedule.model_copy(update={"host_copies": copies})})
+        lowered = lower_spec(each)
+        schedule = lowered.main_schedule
+        assert has_copies(schedule) == copies and lowered.certificates.keys() == lowered.schedules.keys()
+        assert max(peak_activations(schedule)) <= 2
+        times[copies] = simulate(schedule, step_times(lowered.lowering, schedule)).makespan
+    assert times[True] < times[False]
+    check(tmp_path, segments, {"auto": chosen}, ranks)
+
+
+def test_buffers_of_the_host_are_those_of_the_plan(tmp_path: Path, segments: Segments) -> None:
+    chosen = searched("v", 1, "llama")
+    measured_peaks(tmp_path, segments, chosen)
+    lowered = lower_spec(chosen)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"rank_{rank}.json").read_text())["host_bytes"]
+        assert found == host_buffers(chosen, lowered.lowering, lowered.main_schedule, rank) > 0
 
 
 def with_file(chosen: Spec, schedule: Schedule) -> Spec:
