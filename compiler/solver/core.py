@@ -53,24 +53,29 @@ class Core:
     size: int = 1  # micro-batches of each chunk in a marked period
 
 
+@dataclass(frozen=True)
+class Given:
+    """Slots to start from, whose period, if there is one, is of `size` micro-batches of each chunk."""
+
+    slots: Sequence[Slots]
+    size: int = 1
+
+
 def solve_core(
     problem: Problem,
     effort: float,
     bound: Bound,
     periodic: bool,
     report: Report,
-    given: Sequence[Slots] = (),
+    given: Given | None = None,
     worth: int | None = None,
-    size: int = 1,
 ) -> Core | None:
     """The best slots found from all starts, or from the given ones; None where no start is legal.
 
     Where the best start takes longer than `worth`, it is all that is found.
-    `periodic` marks a period of the steady state, which stays as it is and can be repeated; in the given slots it is
-    of `size` micro-batches of each chunk. Stops at the bound.
+    `periodic` marks a period of the steady state, which stays as it is and can be repeated. Stops at the bound.
     """
-    own = not given
-    first = _starts(problem, periodic, bound, effort) if own else _from_given(problem, given, size)
+    first = _starts(problem, periodic, bound, effort) if given is None else _from_given(problem, given)
     starts = sorted(first, key=lambda core: core.value)
     if not starts:
         return None
@@ -78,7 +83,7 @@ def solve_core(
         return starts[0]
     length = sum(map(len, starts[0].slots))
     work = effort * min(max(_WORK_A_SLOT * length, _LEAST_WORK), _MOST_WORK)
-    if periodic and own and _is_slow(starts[0], bound):
+    if periodic and given is None and _is_slow(starts[0], bound):
         work *= 1 - _STEADY
         free = _steady(problem, work * _STEADY, bound, effort)
         starts = sorted([*starts, *free], key=lambda core: core.value)
@@ -95,7 +100,7 @@ def solve_core(
         for run in range(runs):
             seed, start, heat = seed + 1, pool[run % len(pool)], heats[run % len(heats)]
             slots = walk(best.problem, start, work * share / runs, heat, seed, goal).slots
-            core = _core("search", best.problem, slots, size)
+            core = _core("search", best.problem, slots, best.size)
             assert core is not None
             found.append(core)
             done += share / runs
@@ -173,8 +178,8 @@ def _of_periods(problem: Problem, periodic: bool, origin: str, periods: Iterable
             yield core
 
 
-def _from_given(problem: Problem, given: Sequence[Slots], size: int) -> Iterator[Core]:
-    return (core for slots in given if (core := _core("search", problem, slots, size)))
+def _from_given(problem: Problem, given: Given) -> Iterator[Core]:
+    return (core for slots in given.slots if (core := _core("search", problem, slots, given.size)))
 
 
 def _core(origin: str, problem: Problem, slots: Slots, size: int = 1) -> Core | None:

@@ -20,7 +20,7 @@ from compiler.schedules.schedule import Schedule, is_in_numbers
 from compiler.schedules.simulate import held_at_most
 from compiler.schedules.zbv import zbv_both_ways
 from compiler.solver.asked import Asked, Cap, Found, checked, lower_bound_of
-from compiler.solver.core import Bound, Core, Report, period_of_several, solve_core
+from compiler.solver.core import Bound, Core, Given, Report, period_of_several, solve_core
 from compiler.solver.cycle import Period, marked, unrolled
 from compiler.solver.exact import MOST_TIME, exact
 from compiler.solver.periods import COPIES, stretched
@@ -301,8 +301,8 @@ def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, .
     worth = None if long or search.worth is None else math.floor(search.worth / problem.unit)
     key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort, worth)
     if key not in search.cores:
-        short = resized(problem, count)
-        search.cores[key] = solve_core(short, search.effort, bound, long, search.report, given, worth)
+        short, started = resized(problem, count), Given(given) if given else None
+        search.cores[key] = solve_core(short, search.effort, bound, long, search.report, started, worth)
     return search.cores[key]
 
 
@@ -326,10 +326,8 @@ def _several(problem: Problem, costs: Costs, search: _Search) -> Core | None:
     key = (*about, sized.odd, sized.count, size)
     if key not in search.cores:
         slots = marked(sized, period) if periodic else unrolled(sized, period)
-        given = (slots,) if slots else ()
-        search.cores[key] = (
-            solve_core(sized, search.effort, bound, periodic, search.report, given, size=size) if given else None
-        )
+        given = Given((slots,), size) if slots else None
+        search.cores[key] = given and solve_core(sized, search.effort, bound, periodic, search.report, given)
     return search.cores[key]
 
 
