@@ -326,8 +326,9 @@ def _several(problem: Problem, costs: Costs, search: _Search) -> Core | None:
     key = (*about, sized.odd, sized.count, size)
     if key not in search.cores:
         slots = marked(sized, period) if periodic else unrolled(sized, period)
-        given = Given((slots,), size) if slots else None
-        search.cores[key] = given and solve_core(sized, search.effort, bound, periodic, search.report, given)
+        search.cores[key] = (
+            solve_core(sized, search.effort, bound, periodic, search.report, Given((slots,), size)) if slots else None
+        )
     return search.cores[key]
 
 
