@@ -116,7 +116,8 @@ def _precision(spec: Spec, ledger: Ledger) -> tuple[Settings, Settings]:
         if getattr(precision, role) == precision.compute:
             ledger.say(f"precision.{role}")
     if precision.linear == precision.compute:
-        ledger.say("precision.linear", "precision.*_tile", "precision.scale", "precision.tensor_scale")
+        ledger.say("precision.linear", "precision.activation_tile", "precision.weight_tile")
+        ledger.say("precision.scale", "precision.tensor_scale")
         ledger.say("precision.gradient_rounding", "precision.hadamard", "precision.promote")
         ledger.say("precision.attention_output")
     elif all(getattr(precision, key) == value for key, value in BLOCKWISE.items()) and (

@@ -19,7 +19,13 @@ def model_settings(spec: Spec, ledger: Ledger) -> Settings:
     model, attention = spec.model, latent_attention(spec, SYSTEM)
     layers, mtp = layers_of(spec, SYSTEM), spec.model.mtp
     ledger.say("model.vocab", "model.hidden", "model.init_std", "model.norm_eps", "model.layers.?", "model.layers.??")
-    ledger.say("model.attention.kind", "model.attention.heads", "model.attention.*_rank", "model.attention.head_dim.*")
+    ledger.say(
+        "model.attention.kind",
+        "model.attention.heads",
+        "model.attention.query_rank",
+        "model.attention.kv_rank",
+        "model.attention.head_dim.*",
+    )
     ledger.say("model.layers.*.ffn.kind", "model.layers.*.ffn.inner", "model.tied")
     if mtp is not None and len(mtp.weight) > 1:
         ledger.lose("model.mtp.weight", f"it has one value in Megatron: {mtp.weight[0].value:g}")

@@ -60,7 +60,13 @@ def _model(spec: Spec, attention: Mla, layers: Layers, ledger: Ledger) -> dict[s
     if moe.score == "sqrt_softplus":
         raise ExportError("torchtitan has no scores sqrt_softplus", "write `score = sigmoid` or `score = softmax`")
     ledger.say("model.vocab", "model.hidden", "model.init_std", "model.norm_eps", "model.layers.?", "model.layers.??")
-    ledger.say("model.attention.kind", "model.attention.heads", "model.attention.*_rank", "model.attention.head_dim.*")
+    ledger.say(
+        "model.attention.kind",
+        "model.attention.heads",
+        "model.attention.query_rank",
+        "model.attention.kv_rank",
+        "model.attention.head_dim.*",
+    )
     for key in ("kind", "inner", "experts", "shared", "top_k", "score", "normalize", "scale", "groups", "top_groups"):
         ledger.say(f"model.layers.*.ffn.{key}")
     ledger.lose("model.layers.*.ffn.max_nodes", "groups of experts bound the nodes of a token here too", changes=False)

@@ -135,7 +135,10 @@ RULES: tuple[Row, ...] = (
         data.conversations_can_be_read,
     ),
     (("data.sources", "data.sources.weight"), data.weights_have_a_period),
-    (("data.fim", "data.sources.fim", "data.chat", "data.tokenizer", "data.end_id"), data.middles_have_tokens),
+    (
+        ("data.fim", "data.sources", "data.sources.fim", "data.chat", "data.tokenizer", "data.end_id"),
+        data.middles_have_tokens,
+    ),
     (("data.end_id", "data.tokenizer", "model.vocab"), data.end_is_a_token),
     (("data.chat", "data.documents", *ATTENTIONS), data.documents_reach_attention),
     (("adapter", "train.initial"), adapter.adapters_are_beside_weights),

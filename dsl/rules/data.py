@@ -42,7 +42,7 @@ def middles_have_tokens(spec: Spec) -> Iterator[Finding]:
         return
     if data.chat is not None:
         message = "fill-in-the-middle is of documents, and these are conversations"
-        yield Finding("E0933", message, path, "remove it", (("the conversations", "data.chat"),))
+        yield Finding("E0933", message, path, "remove `fim`", (("the conversations", "data.chat"),))
     if data.tokenizer is None:
         message = "fill-in-the-middle writes tokens between the parts of a document, and no tokenizer says which"
         note = (("there is no tokenizer here", "data.end_id"),)
@@ -57,7 +57,7 @@ def end_is_a_token(spec: Spec) -> Iterator[Finding]:
     if spec.data.tokenizer is not None:
         note = (("the tokenizer", "data.tokenizer"),)
         yield Finding("E0933", "the tokenizer says which token ends a document", "data.end_id", "remove `end_id`", note)
-    if end >= vocab:
+    elif end >= vocab:
         note = (("the model's vocabulary", "model.vocab"),)
         message = f"the token {end:,} ends a document, and those of the model are 0 to {vocab - 1:,}"
         yield Finding("E0906", message, "data.end_id", f"write `end_id = {vocab - 1}`, or more `vocab`", note)

@@ -31,6 +31,7 @@ NO_PATHS = {
     "train.py",
     "train.dsc",
     "schedule.txt",
+    "schedule.csv",
     "cluster.rates.rows",
     "schedule.actions",
     "schedule.batch_sizes",

@@ -119,7 +119,8 @@ def test_derived_defaults_are_told() -> None:
         if any(isinstance(mark, Derived) for mark in info.metadata)
     }
     of_others = {(cls, name) for cls, fields in DEFAULTS.items() for name in fields}
-    assert told == of_others | {(schema.Device, name) for name in PEAK_FIELDS} | {(schema.Data, "source")}
+    of_data = {(schema.Data, name) for name in ("source", "tokenizer", "end_id")} | {(schema.DataSource, "fim")}
+    assert told == of_others | {(schema.Device, name) for name in PEAK_FIELDS} | of_data
 
 
 def test_every_key_of_every_block_is_told() -> None:
