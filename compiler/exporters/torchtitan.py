@@ -233,7 +233,13 @@ def _training(planned: Planned, ledger: Ledger) -> Call:
         written = f"{precision.linear}, with its tiles and scales"
         ledger.note("precision.linear", written, "products are told bf16: torchtitan's converters have other tiles")
         ledger.lose("precision.attention_output", "torchtitan keeps it in bf16")
-    ledger.say("precision.*_tile", "precision.scale", "precision.tensor_scale", "precision.gradient_rounding")
+    ledger.say(
+        "precision.activation_tile",
+        "precision.weight_tile",
+        "precision.scale",
+        "precision.tensor_scale",
+        "precision.gradient_rounding",
+    )
     ledger.say("precision.hadamard", "precision.promote", "precision.attention_output")
     wide = "float32" if precision.compute == "fp32" else "bfloat16"
     if precision.compute == "fp64":

@@ -98,7 +98,7 @@ def test_a_key_of_another_block_is_told_where_it_belongs() -> None:
     """Every key of the schema, as the schema has it: no list of them can fall behind."""
     of_data = {path.rpartition(".")[2] for path in keys() if path.rpartition(".")[0] == "data"}
     for path, key in keys().items():
-        word, parent = key.name, plain(path.rpartition(".")[0])
+        word = key.name
         if word in of_data:
             continue  # it belongs there
         hint = said(f"run a extends base {{ data {{ {word} = 1 }} }}").get(word, "")
