@@ -273,13 +273,14 @@ class _Row:
 
     def hint(self, start: Period, begins: list[int]) -> None:
         """Give the solver a period to begin with, and when its slots begin."""
-        model = self.model
+        model, oldest = self.model, _split(start.rows[self.row])
+        if not self.later.keys() >= {*oldest}:  # W of unlike sizes are split here, and not in the model
+            return
         for each, value in zip(self.done, start.done[self.row], strict=True):
             model.add_hint(each, value)
         chosen = set()
         made: Counter[int] = Counter()
         due = -start.due[self.row]
-        oldest = _split(start.rows[self.row])
         for slot, begin in zip(start.rows[self.row], begins, strict=True):
             keys = []
             for token in tokens_of(slot):
