@@ -66,6 +66,10 @@ def check_prefix(prefix: Path, spec: Spec) -> None:
     """Raise DataError where Megatron's files cannot be written under a prefix, or cannot say what the data is."""
     from runtime.data.errors import DataError
 
+    if spec.data.fim or any(each.fim for each in spec.data.sources):
+        raise DataError(
+            "--megatron: `fim` arranges documents where they are read, and files would not have it: -s fim=0"
+        )
     if spec.data.chat is not None:
         raise DataError("--megatron: Megatron's files do not say which tokens of a conversation the loss is on")
     if not prefix.parent.is_dir():
@@ -78,8 +82,13 @@ def write_megatron(prepared: Prepared, prefix: Path) -> list[Path]:
     """Copy the shards of prepared data, which have Megatron's format, to `PREFIX.train.bin` and so on.
 
     A file appears whole or not at all, .idx behind .bin; files of these names are replaced. Splits without documents
-    are left out. Returns the paths.
+    are left out. Returns the paths. Raises DataError where data is in such files already.
     """
+    from runtime.data.errors import DataError
+
+    if sources := prepared.meta.get("token_files"):
+        named = ", ".join(filter(None, sources))
+        raise DataError(f"--megatron: the data{named and f' of {named}'} is in Megatron's files already")
     written = []
     with TemporaryDirectory(prefix=".megatron-", dir=prefix.parent) as aside:
         for path in sorted(prepared.folder.glob("*.bin")):

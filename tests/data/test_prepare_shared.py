@@ -28,6 +28,7 @@ from runtime.data.errors import DataError
 from runtime.data.given import Given
 from runtime.data.prepare import Prepared
 from tests.cli.forms import parsed
+from tests.data import megatron
 from tests.data.conftest import CORPUS
 from tests.progress import Watch
 
@@ -222,3 +223,19 @@ def test_megatron_files_hold_the_tokens_of_the_text(
     texts = [json.loads(line)["text"] for line in (folder / "text/lines.jsonl").read_text("utf-8").splitlines()]
     assert {ids[-1] for ids in found} == {bpe.token_to_id("<|endoftext|>")}
     assert sorted(bpe.decode(ids[:-1]) for ids in found) == sorted(texts)
+
+
+def test_megatron_files_are_not_written_of_what_they_would_not_hold(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--cache", str(tmp_path / "cache"), "--megatron", str(tmp_path / "web")]
+    assert main(["data", "prepare", str(folder / "run.dsc"), "-s", "data.fim=0.5", *words]) == 2
+    assert "`fim` arranges documents where they are read" in capsys.readouterr().err
+    tokens = tmp_path / "ids"
+    megatron.write(tokens, [[[1, 2, 3, 0]], [[4, 5, 0]], [[6, 7, 8, 9, 0]]])
+    spec = (folder / "run.dsc").read_text("utf-8")
+    head, _, rest = spec.partition("  data {")
+    (tmp_path / "ids.dsc").write_text(head + '  data { source = "ids", end_id = 0 }' + rest.partition("}")[2], "utf-8")
+    assert main(["data", "prepare", str(tmp_path / "ids.dsc"), *words]) == 2
+    assert "--megatron: the data is in Megatron's files already" in capsys.readouterr().err
+    assert not list(tmp_path.glob("web*"))
