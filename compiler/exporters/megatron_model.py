@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler.exporters.ledger import Ledger
-from compiler.exporters.planned import ExportError, latent_attention, layers_of
+from compiler.exporters.planned import ExportError, latent_attention, layers_of, says_sizes
 from compiler.exporters.python_text import Code
 from dsl.schema import Moe, Rope, Spec
 from dsl.schema.attention import YarnScaling
@@ -18,14 +18,7 @@ def model_settings(spec: Spec, ledger: Ledger) -> Settings:
     """The arguments. ExportError for a model that Megatron's cannot be."""
     model, attention = spec.model, latent_attention(spec, SYSTEM)
     layers, mtp = layers_of(spec, SYSTEM), spec.model.mtp
-    ledger.say("model.vocab", "model.hidden", "model.init_std", "model.norm_eps", "model.layers.?", "model.layers.??")
-    ledger.say(
-        "model.attention.kind",
-        "model.attention.heads",
-        "model.attention.query_rank",
-        "model.attention.kv_rank",
-        "model.attention.head_dim.*",
-    )
+    says_sizes(ledger)
     ledger.say("model.layers.*.ffn.kind", "model.layers.*.ffn.inner", "model.tied")
     if mtp is not None and len(mtp.weight) > 1:
         ledger.lose("model.mtp.weight", f"it has one value in Megatron: {mtp.weight[0].value:g}")

@@ -196,3 +196,15 @@ def says_runs(ledger: Ledger) -> None:
         "offload",
         "train.checkpoint.failure",
     )
+
+
+def says_sizes(ledger: Ledger) -> None:
+    """Say the sizes of a model with latent attention, which every system has."""
+    ledger.say("model.vocab", "model.hidden", "model.init_std", "model.norm_eps", "model.layers.?", "model.layers.??")
+    ledger.say(
+        "model.attention.kind",
+        "model.attention.heads",
+        "model.attention.query_rank",
+        "model.attention.kv_rank",
+        "model.attention.head_dim.*",
+    )

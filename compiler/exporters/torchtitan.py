@@ -19,6 +19,7 @@ from compiler.exporters.planned import (
     layers_of,
     ramped,
     says_runs,
+    says_sizes,
 )
 from compiler.exporters.python_text import Call, Code, free_name, rendered
 from compiler.exporters.torchtitan_module import TEMPLATE
@@ -59,14 +60,7 @@ def _model(spec: Spec, attention: Mla, layers: Layers, ledger: Ledger) -> dict[s
         raise ExportError("torchtitan's deepseek_v3 has shared experts, this model has none", "write `shared = 1`")
     if moe.score == "sqrt_softplus":
         raise ExportError("torchtitan has no scores sqrt_softplus", "write `score = sigmoid` or `score = softmax`")
-    ledger.say("model.vocab", "model.hidden", "model.init_std", "model.norm_eps", "model.layers.?", "model.layers.??")
-    ledger.say(
-        "model.attention.kind",
-        "model.attention.heads",
-        "model.attention.query_rank",
-        "model.attention.kv_rank",
-        "model.attention.head_dim.*",
-    )
+    says_sizes(ledger)
     for key in ("kind", "inner", "experts", "shared", "top_k", "score", "normalize", "scale", "groups", "top_groups"):
         ledger.say(f"model.layers.*.ffn.{key}")
     ledger.lose("model.layers.*.ffn.max_nodes", "groups of experts bound the nodes of a token here too", changes=False)
