@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -16,9 +15,8 @@ import numpy.typing as npt
 
 from runtime.build import Build
 from runtime.launch.heartbeat import Board
-from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import Supervision
 from runtime.trainer import Trainer
+from tests.training.ledger import main
 from tests.training.samples import RandomSamples
 
 STEPS = 5
@@ -74,15 +72,5 @@ def watched(build: Build, rank: int, board: Board) -> dict[str, object]:
     }
 
 
-def main(folder: Path, world: int) -> int:
-    def target(rank: int, world: int, board: Board) -> None:
-        text = json.dumps(watched(Build.open(folder / "build"), rank, board))
-        (folder / f"rank_{rank}.json").write_text(text)
-
-    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=120))
-    print(outcome)
-    return outcome.exit_code
-
-
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), watched))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,14 @@ def measured(build: Build, rank: int, board: Board) -> dict[str, Any]:
     return {"peak": ledger.peak, "rows": ledger.rows, "host_bytes": trainer.executor.host.num_bytes}
 
 
-def main(folder: Path, world: int) -> int:
+Measure = Callable[[Build, int, Board], dict[str, Any]]  # by a rank
+
+
+def main(folder: Path, world: int, measure: Measure = measured) -> int:
+    """Launch the build of a folder; each rank leaves there what it measured."""
+
     def target(rank: int, world: int, board: Board) -> None:
-        text = json.dumps(measured(Build.open(folder / "build"), rank, board))
+        text = json.dumps(measure(Build.open(folder / "build"), rank, board))
         (folder / f"rank_{rank}.json").write_text(text)
 
     outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=120))
