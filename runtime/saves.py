@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,6 +40,7 @@ from runtime.trainer import Trainer
 
 LAST_COPY_S = 1800.0  # in which the last checkpoint of a run is copied to its places
 STOP_COPY_S = 300.0  # and the one before a stop
+SWITCH_S = 1e-4  # for which a thread keeps Python's lock at most: training waits for it, by default 5 ms
 MUST_WAIT = "the save of step {} waited for that of step {}: writing one takes longer than the steps between two saves"
 
 
@@ -78,6 +80,7 @@ class Saves:
             checkpoints, trainer.rank, world, self._meeting.barrier, keep, self._held, elsewhere
         )
         self.failing: dict[str, int] = {}  # places that the newest copy did not come to → the step of the first of them
+        sys.setswitchinterval(SWITCH_S)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copy = snapshot.Copy()
         self._begun: _Save | None = None

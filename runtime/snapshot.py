@@ -63,11 +63,12 @@ class Copy:
 
 
 def _room_of(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the same shapes on the host, one allocation for each dtype and device."""
+    """Tensors of the same shapes on the host, one allocation for each dtype and device: there they lie by name, as in
+    the file of a checkpoint."""
     room: dict[str, Tensor] = {}
     kinds = {(each.dtype, each.device) for each in values.values()}
     for dtype, device in sorted(kinds, key=str):
-        alike = {name: each for name, each in values.items() if (each.dtype, each.device) == (dtype, device)}
+        alike = {name: each for name, each in sorted(values.items()) if (each.dtype, each.device) == (dtype, device)}
         sizes = [each.numel() for each in alike.values()]
         flats = host_zeros(sum(sizes), dtype, device).split(sizes)
         room |= {name: flat.view(each.shape) for (name, each), flat in zip(alike.items(), flats, strict=True)}

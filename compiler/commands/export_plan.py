@@ -16,6 +16,7 @@ from compiler.exporters.planned import Exported, ExportError, Planned
 from compiler.stage_placement import BIDIRECTIONAL
 from dsl.diagnostics import plural, visible
 from dsl.layout import stages_of_layout
+from dsl.schedules import PLAIN
 from runtime.actions import is_copy
 from runtime.outcome import refusal_code
 
@@ -72,7 +73,7 @@ def _planned(run: Run) -> Planned:
         from compiler.schedules import SCHEDULES
 
         replaced = run.name or "a file"
-        plain = SCHEDULES["1f1b"] if len(stages) == run.num_ranks else None
+        plain = SCHEDULES[PLAIN] if len(stages) == run.num_ranks else None
         if plain is None:
             raise ExportError(f"{replaced} has copies to the host, which is not exported", "choose another schedule")
         schedule = plain.generate(run.num_ranks, run.num_micro_batches)

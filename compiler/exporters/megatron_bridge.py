@@ -142,7 +142,7 @@ def _precision(spec: Spec, ledger: Ledger) -> tuple[Settings, Settings]:
 def _run(planned: Planned, optimizer: Settings, ledger: Ledger) -> dict[str, Settings]:
     """What is set of the parts of a configuration."""
     spec, train = planned.spec, planned.spec.train
-    found, adamw = ramped(planned, ledger, SYSTEM), train.optimizer
+    found, adam = ramped(planned, ledger, SYSTEM), train.optimizer
     if train.batch.start != train.batch.end:
         ledger.lose("train.batch", f"it does not grow in this recipe, which says {train.batch.end}")
     ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed", "train.optimizer.*")
@@ -163,16 +163,16 @@ def _run(planned: Planned, optimizer: Settings, ledger: Ledger) -> dict[str, Set
         "optimizer": {
             "lr": found.peak,
             "min_lr": found.least,
-            "weight_decay": adamw.weight_decay,
-            "adam_beta1": adamw.beta1,
-            "adam_beta2": adamw.beta2,
-            "adam_eps": adamw.eps,
-            "clip_grad": adamw.clip or 0.0,
+            "weight_decay": adam.weight_decay,
+            "adam_beta1": adam.beta1,
+            "adam_beta2": adam.beta2,
+            "adam_eps": adam.eps,
+            "clip_grad": adam.clip or 0.0,
             "use_distributed_optimizer": spec.parallel.zero > 0,
             **optimizer,
         },
         "scheduler": _scheduler(found)
-        | {"start_weight_decay": adamw.weight_decay, "end_weight_decay": adamw.weight_decay},
+        | {"start_weight_decay": adam.weight_decay, "end_weight_decay": adam.weight_decay},
         "ddp": {
             "use_distributed_optimizer": spec.parallel.zero > 0,
             "grad_reduce_in_fp32": spec.precision.gradients == "fp32",

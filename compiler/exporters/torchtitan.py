@@ -192,14 +192,14 @@ def _lost_mtp(spec: Spec, ledger: Ledger) -> tuple[str, ...]:
 
 def _optimizer(spec: Spec, found: Ramped) -> Call:
     """AdamW in two groups: what is decayed, and norms and biases, which are not."""
-    adamw = spec.train.optimizer
-    kwargs = {"lr": found.peak, "betas": (adamw.beta1, adamw.beta2), "eps": adamw.eps}
+    adam = spec.train.optimizer
+    kwargs = {"lr": found.peak, "betas": (adam.beta1, adam.beta2), "eps": adam.eps}
 
     def group(pattern: str, decay: float) -> Call:
         settings = {"pattern": pattern, "optimizer_name": "AdamW", "optimizer_kwargs": kwargs | {"weight_decay": decay}}
         return Call("ParamGroupConfig", settings)
 
-    groups: dict[str, Any] = {"param_groups": [group(UNDECAYED, 0.0), group(".*", adamw.weight_decay)]}
+    groups: dict[str, Any] = {"param_groups": [group(UNDECAYED, 0.0), group(".*", adam.weight_decay)]}
     if spec.precision.moments == "bf16":
         groups["implementation"] = "fused_opt_states_bf16"
     return Call("OptimizersContainer.Config", groups)

@@ -257,9 +257,7 @@ def _write_shard(
 
     def chunks() -> Iterator[bytes | memoryview]:
         yield head
-        for entry in entries:
-            tensor = tensors[entry]
-            yield _bytes(tensor if isinstance(tensor, Tensor) else tensor.values)
+        yield from _joined(each if isinstance(each := tensors[entry], Tensor) else each.values for entry in entries)
 
     with files.open_folder(folder) as opened:
         try:
@@ -272,10 +270,29 @@ def _write_shard(
             raise
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    """The elements of a tensor in memory order, without a copy where it is contiguous and on the CPU."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+def _joined(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
+    """The bytes of these tensors in turn; those that lie behind each other in memory are one piece.
+
+    Each piece is a few calls that give up Python's lock and take it again, which a training thread beside it waits for.
+    """
+    begun: Tensor | None = None  # flat bytes
+    for tensor in tensors:
+        new = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        if begun is not None and _follows(new, begun):
+            size = (begun.numel() + new.numel(),)
+            begun = begun.new_empty(0).set_(begun.untyped_storage(), begun.storage_offset(), size)
+            continue
+        if begun is not None:
+            yield begun.numpy().data
+        begun = new
+    if begun is not None:
+        yield begun.numpy().data
+
+
+def _follows(tensor: Tensor, other: Tensor) -> bool:
+    """Whether flat bytes begin in the same allocation where others end."""
+    same = tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return same and tensor.storage_offset() == other.storage_offset() + other.numel()
 
 
 def _read_note(folder: int, rank: int) -> Shard:
