@@ -14,6 +14,7 @@ from typing import Literal
 AUTO = "auto"  # no row: it is searched for (compiler/solver), and its stages are placed as `dsl.stages` says
 DEFAULT = "dualpipe"  # of a run that names none and has several pipeline ranks
 PLAIN = "1f1b"  # asks nothing of the sizes: the default on one rank, and what hints offer
+PLAIN_CHUNKED = "interleaved"  # the same of several stages a rank
 DEFAULT_CHUNKS = 2  # stages a rank, of a schedule that lets one choose
 
 StageForm = Literal["loop(1)", "loop(chunks)", "v", "bidirectional"]  # compiler/stage_placement.py says each

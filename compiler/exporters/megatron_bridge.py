@@ -13,6 +13,7 @@ from compiler.exporters.megatron_model import model_settings
 from compiler.exporters.planned import Exported, Planned, Ramped, ramped, says_runs
 from compiler.exporters.python_text import Code, free_name, rendered
 from compiler.stage_placement import loop
+from dsl.schedules import PLAIN, PLAIN_CHUNKED
 from dsl.schema import Spec
 
 VERSION = "0.3.1"
@@ -65,7 +66,7 @@ def _parallel(planned: Planned, ledger: Ledger) -> Settings:
     ledger.lose("parallel.route", "set `moe_token_dispatcher_type` and its backend", changes=False)
     ledger.lose("parallel.placement", "Megatron places experts by number", changes=False)
     ledger.say("parallel.zero")
-    runs = "1f1b" if chunks == 1 else "interleaved"
+    runs = PLAIN if chunks == 1 else PLAIN_CHUNKED
     if planned.spec.schedule.name != runs and parallel.pipeline > 1:
         ledger.lose("schedule.*", f"Megatron runs {runs} on these stages")
     if planned.schedule.stage_placement != loop(chunks):
