@@ -1,7 +1,7 @@
 # make train: from a fresh clone to a trained quickstart.
 # make check: lint, types, and what pins the language, plans, schedules, proofs and goldens; about a minute.
 # make test: all that must hold before landing; some 27 minutes on two cores.  make soak: the rest, some three hours.
-# These times are of two idle cores; tests/tiers.py says which test is where.
+# These times are of two idle cores; tests/tiers.py and tests/soak.txt say which test is where.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
