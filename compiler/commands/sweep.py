@@ -43,7 +43,7 @@ from compiler.commands.common import (
 )
 from compiler.commands.output_files import replace
 from compiler.commands.sweep_variants import SweepError, Variant, variants
-from dsl.diagnostics import SpecError
+from dsl.diagnostics import Diagnostic, SpecError
 from runtime.options import run_name
 from runtime.outcome import printable
 from runtime.streams import open_streams, tell
@@ -163,13 +163,15 @@ def _plan(args: argparse.Namespace, found: Sequence[Variant]) -> list[Planned] |
     from dsl.canonical import canonical
 
     planned, mistakes, tell_progress = list[Planned](), 0, progress("sweep")
-    top = args.out
+    said, top = list[Diagnostic](), args.out
     for number, variant in enumerate(found, 1):
         tell_progress(f"plan {number} of {len(found)}: {variant.name}")
         try:
             phases = phases_of(args.spec, list(variant.overrides))
         except SpecError as error:
-            refused(error.diagnostics)
+            if new := [each for each in error.diagnostics if each not in said]:  # mistakes of the spec are in all
+                refused(new)
+            said += new
             is_size = {each.code for each in error.diagnostics} == {TOO_LARGE}
             mistakes += not is_size
             planned.append(Planned(variant, Path(variant.name)))

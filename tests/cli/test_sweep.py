@@ -86,6 +86,13 @@ def test_what_does_not_fit_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
+def test_a_mistake_of_the_spec_is_said_once(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "wrong.dsc").write_text("run wrong { stepz = 4 }\n")
+    assert main(["sweep", str(tmp_path / "wrong.dsc"), "-s", "train.seed=1,2,3"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("has no key `stepz`") == 1 and "3 of 3 variants cannot be trained" in error
+
+
 def test_variants_that_break_a_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["sweep", SPEC, "-s", "train.micro_batch=3,4", "--plan"]
