@@ -102,6 +102,7 @@ CODES = {
     "E0931": "conversations are lines of files of one source, in the tokens of a tokenizer.json",
     "E0932": "the weights of sources are whole numbers in proportion, which sum to 100,000 at most",
     "E0933": "documents are filled in the middle in the tokens of a tokenizer, and token ids end by one of them",
+    "E0934": "filters are of documents of text, and leave some of them",
     "E0940": "adapters are trained beside the weights of a checkpoint",
     "E0941": "adapters are on matrices that the model has",
     "E0942": "the rank of an adapter is at most the smaller extent of the matrices that it is on",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dsl.diagnostics import MEANT, Diagnostic, Edit
 from dsl.resolve.merge import ALTERNATIVES
 from dsl.source import OVERRIDE, Source, Span
+from dsl.table import tokens
 
 WRITE = re.compile(r"write `([^`]+)`(.*)", re.DOTALL)
 GIVEN = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)  # key = value
@@ -125,7 +126,8 @@ def _label(item: Diagnostic, span: Span) -> Edit | None:
 
 def _removal(item: Diagnostic, span: Span) -> Edit | None:
     if item.hint in ("remove it", "remove the `=`", f"remove `{span.text}`") and item.code != "E0107":
-        return _removed(span)
+        begins = re.search(r"(^|[\n{,])[ \t]*$", span.source.text[: span.start])
+        return _removed(_with_block(span) if begins and span.text.isidentifier() else span)
     if item.message.endswith("is listed twice"):
         comma = re.search(r",\s*$", span.source.text[: span.start])
         return Edit(Span(span.source, comma.start(), span.end), "") if comma else None
@@ -185,6 +187,18 @@ def _missing(item: Diagnostic, span: Span) -> Edit | None:
         return Edit(place, "".join(f"{indent}{each}\n" for each in given))
     ends = "" if text[rest.end() : rest.end() + 1] == "}" else ","
     return Edit(place, f" {', '.join(given)}{ends}" + (" " if rest.end() == brace.end() else ""))
+
+
+def _with_block(span: Span) -> Span:
+    """A key with the block that follows it, to its closing brace; a span that no block follows."""
+    depth = 0
+    for token in tokens(span.source.text):
+        if token.start < span.end:
+            continue
+        depth += {"LBRACE": 1, "RBRACE": -1}.get(token.type, 0)
+        if depth <= 0:
+            return Span(span.source, span.start, token.end) if token.type == "RBRACE" and depth == 0 else span
+    return span
 
 
 def _removed(span: Span) -> Edit:

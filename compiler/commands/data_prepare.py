@@ -41,11 +41,15 @@ def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
     from runtime.data.blended import prepare_shared
     from runtime.data.prepare import PHASES
 
-    tell, said, begun = progress("data"), set[str](), monotonic()
+    tell, said, begun = progress("data"), set[str](), dict[str, float]()
 
     def show(phase: str, done: int, total: int) -> None:
-        passed = monotonic() - begun
-        rest = f", {passed * (total - done) / done:.0f} s to go" if phase == "encode" and 0 < done < total else ""
+        passed = monotonic() - begun.setdefault(phase, monotonic())
+        rest = (
+            f", {passed * (total - done) / done:.0f} s to go"
+            if phase in ("filter", "encode") and 0 < done < total
+            else ""
+        )
         tell(f"{PHASES[phase]} {100 * done // max(total, 1)}%{rest}")
 
     def note(text: str) -> None:
@@ -119,12 +123,18 @@ def document(prepared: Prepared, spec: Spec, written: Sequence[Path] = ()) -> di
         "tokenizer": {name: prepared.meta["tokenizer"][name] for name in ("sha256", "vocab")},
         "sources": [vars(row) for row in rows(prepared, spec)],
         "skipped": dict(prepared.meta["skipped"]),
+        "filters": [
+            {"source": name or f"{spec.data.source}", **facts}
+            for name, facts in prepared.meta.get("filters", {}).items()
+        ],
         "megatron": [str(path) for path in written],
     }
 
 
 def text(prepared: Prepared, spec: Spec) -> str:
     """What was prepared, a line for each source and split."""
+    from runtime.data.filters import said
+
     found = list(rows(prepared, spec))
     total = [sum(getattr(row, each) for row in found) for each in COUNTS]
     cells = [["source", "split", *COUNTS]]
@@ -139,8 +149,9 @@ def text(prepared: Prepared, spec: Spec) -> str:
         f"left out: {count:,} file{'s' if count > 1 else ''}, {reason}"
         for reason, count in prepared.meta["skipped"].items()
     ]
+    filtered = [f"{name}{name and ': '}{said(facts)}" for name, facts in prepared.meta.get("filters", {}).items()]
     done = "was there already" if prepared.reused else "prepared"
-    return "\n".join([*lines, *skipped, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
+    return "\n".join([*lines, *skipped, *filtered, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
 
 
 def show(args: argparse.Namespace, prepared: Prepared, spec: Spec, written: Sequence[Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -10,7 +11,7 @@ from compiler.dtypes import TORCH_DTYPE
 from compiler.spec_files import initial_weights_of
 from dsl import shares
 from dsl.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
-from dsl.schema import Data, Health, Lora, Model, Node, Phase, Precision, Quiet, Spec, TrainTokenizer
+from dsl.schema import Data, Filters, Health, Lora, Model, Node, Phase, Precision, Quiet, Spec, TrainTokenizer
 from dsl.schema.base import as_tree, is_left_out
 from runtime import contract
 
@@ -145,7 +146,13 @@ def data(block: Data) -> contract.Data:
         tokenizer=contract.TrainedTokenizer(tokenizer.vocab) if isinstance(tokenizer, TrainTokenizer) else tokenizer,
         validation=block.validation,
         sources=tuple(
-            contract.Source(each.name, each.files, weight, block.fim if each.fim is None else each.fim)
+            contract.Source(
+                each.name,
+                each.files,
+                weight,
+                block.fim if each.fim is None else each.fim,
+                _filters(block.filters if each.filters is None else each.filters),
+            )
             for each, weight in zip(block.sources, shares.whole([each.weight for each in block.sources]), strict=True)
         )
         if block.sources
@@ -155,7 +162,15 @@ def data(block: Data) -> contract.Data:
         column=block.column,
         fim=0.0 if block.sources else block.fim,
         end_id=block.end_id,
+        filters=None if block.sources else _filters(block.filters),
     )
+
+
+def _filters(block: Filters | None) -> contract.Filters | None:
+    """The filters of a source, None where none leaves out anything."""
+    found = contract.Filters(**dict(block)) if block else contract.Filters()
+    found = found if found.duplicates == "near" else replace(found, similarity=contract.Filters.similarity)
+    return None if found == contract.Filters() else found
 
 
 def phases(phases: Iterable[Phase]) -> tuple[contract.Phase, ...]:

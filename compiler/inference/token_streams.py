@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from compiler.inference.evaluation import Ids
 from compiler.inference.faults import InferenceError
 from dsl.schema import Spec
 from runtime.data import corpus, tokenizer, tokenizer_files
-from runtime.data.encode import BATCH_BYTES, check_vocab
+from runtime.data.encode import check_vocab
 from runtime.data.errors import DataError
 from runtime.data.given import Given
-from runtime.data.readers import documents
+from runtime.data.readers import batches, documents
 from runtime.data.samples import PADDING, RowSamples
 from runtime.data.streams import open_split
 from runtime.data.words import is_byte_level
@@ -117,9 +117,9 @@ def of_text(pattern: str, path: Path, vocab: int, progress: Callable[[str], None
             check_vocab(path, process.facts["vocab"], vocab)
             end = process.facts["end_of_document"]
             ids, num_bytes = [np.array([end])], 0
-            for documents in _batches(files):
-                progress(f"encode {documents[-1][0].name}")
-                for (_, text), found in zip(documents, process.encode(documents), strict=True):
+            for batch in batches(files, documents):
+                progress(f"encode {batch[-1][0].name}")
+                for (_, text), found in zip(batch, process.encode(batch), strict=True):
                     ids += [found, np.array([end])]
                     num_bytes += len(text.encode())
     except DataError as error:
@@ -128,20 +128,6 @@ def of_text(pattern: str, path: Path, vocab: int, progress: Callable[[str], None
         raise InferenceError(f"{error.filename}: {error.strerror}") from None
     progress("")
     return Streams((np.concatenate(ids).astype(np.int64),), num_bytes)
-
-
-def _batches(files: Sequence[corpus.SourceFile]) -> Iterator[list[tuple[corpus.SourceFile, str]]]:
-    held: list[tuple[corpus.SourceFile, str]] = []
-    size = 0
-    for file in files:
-        for text in documents(file):
-            held.append((file, text))
-            size += len(text)
-            if size >= BATCH_BYTES:
-                yield held
-                held, size = [], 0
-    if held:
-        yield held
 
 
 def _streams(rows: tuple[Ids, ...], name: str, named: Tokenizer | None) -> Streams:

@@ -234,4 +234,9 @@ def _data_facts(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         words = f"{split['files']:,} files, {labels.count(split['tokens'])} tokens, {labels.num_bytes(split['bytes'])}"
         facts.append((name, words))
     skipped = [f"{number:,} {reason}" for reason, number in sorted(data["skipped"].items())]
-    return tuple(facts + [("left out", ", ".join(skipped))] * bool(skipped))
+    facts += [("left out", ", ".join(skipped))] * bool(skipped)
+    if filters := data.get("filters", {}):
+        from runtime.data.filters import said  # with numpy, which other pages need not wait for
+
+        facts += [(f"filters {source}".strip(), said(counts)) for source, counts in filters.items()]
+    return tuple(facts)

@@ -41,6 +41,14 @@ class Tokenizer(_Form):
     vocab: Count
 
 
+class Filtered(_Form):
+    """Documents of a source before and behind its filters."""
+
+    documents: Count
+    kept: Count
+    left_out: dict[str, Count]
+
+
 class DataForm(_Form):
     """data/*/meta.json, as far as the page shows it."""
 
@@ -48,6 +56,7 @@ class DataForm(_Form):
     tokenizer: Tokenizer
     splits: dict[str, Split]
     skipped: dict[str, Count]
+    filters: dict[str, Filtered] = {}
     held_out: list[str] = []
     unigram_nats: Annotated[float, Field(ge=0, lt=1e6)] | None = None
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsl.rules.finding import Finding
-from dsl.schema import CustomAttention, Spec
+from dsl.schema import CustomAttention, Filters, Spec
 from dsl.shares import MAX_PERIOD, whole
 
 STDLIB = "python_stdlib"
+TOKEN_SUFFIXES = (".idx", ".bin")
 
 
 def conversations_can_be_read(spec: Spec) -> Iterator[Finding]:
@@ -47,6 +48,42 @@ def middles_have_tokens(spec: Spec) -> Iterator[Finding]:
         message = "fill-in-the-middle writes tokens between the parts of a document, and no tokenizer says which"
         note = (("there is no tokenizer here", "data.end_id"),)
         yield Finding("E0933", message, path, 'write `tokenizer = "tokenizer.json"` in the place of `end_id`', note)
+
+
+def filters_have_documents(spec: Spec) -> Iterator[Finding]:
+    """What is filtered is the text of documents."""
+    data = spec.data
+    for path, _, sources in _filters(spec):
+        ids = next((named for named, files in sources.items() if files.endswith(TOKEN_SUFFIXES)), "")
+        if data.chat is not None:
+            message, note = "filters are of documents, and these are conversations", ("the conversations", "data.chat")
+        elif ids or data.tokenizer is None:
+            message = "filters read the text of documents, and these are token ids"
+            note = ("the token ids", ids or "data.end_id")
+        else:
+            continue
+        yield Finding("E0934", message, path, "remove `filters`", (note,))
+
+
+def lengths_leave_documents(spec: Spec) -> Iterator[Finding]:
+    """Some length passes the filters."""
+    for path, filters, _ in _filters(spec):
+        if filters.shortest is not None and filters.longest is not None and filters.shortest > filters.longest:
+            message = f"no document has {filters.shortest:,} characters at least and {filters.longest:,} at most"
+            note = (("the shortest that is kept", f"{path}.shortest"),)
+            yield Finding("E0934", message, f"{path}.longest", f"write `longest = {filters.shortest}`, or more", note)
+
+
+def _filters(spec: Spec) -> Iterator[tuple[str, Filters, dict[str, str]]]:
+    """The path of each block of filters, what it says, and the files that it is of, by the path of what names them."""
+    data = spec.data
+    for each in data.sources:
+        if each.filters is not None:
+            path = f"data.sources.{each.name}"
+            yield f"{path}.filters", each.filters, {f"{path}.files": each.files}
+    if data.filters is not None:
+        rest = {f"data.sources.{each.name}.files": each.files for each in data.sources if each.filters is None}
+        yield "data.filters", data.filters, rest if data.source is None else {"data.source": data.source}
 
 
 def end_is_a_token(spec: Spec) -> Iterator[Finding]:

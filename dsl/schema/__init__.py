@@ -24,7 +24,7 @@ from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
 from dsl.schema.run import Schedule, Sm, Spec
 from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate, Within
-from dsl.schema.training_data import Chat, Data, DataSource, TrainTokenizer
+from dsl.schema.training_data import Chat, Data, DataSource, Filters, TrainTokenizer
 
 __all__ = [
     "BUILT_IN",
@@ -50,6 +50,7 @@ __all__ = [
     "Dtype",
     "Ema",
     "FilePath",
+    "Filters",
     "Gqa",
     "HeadDim",
     "Health",

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax, Unless
 
+MAX_CHARACTERS = 64 << 20  # a document has no more bytes
+
 
 class TrainTokenizer(Node):
     """A byte-level BPE trained on the data, written `train(vocab)`."""
@@ -44,6 +46,63 @@ class Chat(Node):
     ] = False
 
 
+class Filters(Node):
+    """Which documents are left out, before the text is divided and encoded. A document goes through the filters in the
+    order of these keys, and the first that it does not pass is counted."""
+
+    shortest: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_CHARACTERS,
+            description="characters of a document, at least; none: any number",
+            examples=["shortest = 200"],
+        ),
+    ] = None
+    longest: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_CHARACTERS,
+            description="characters of a document, at most; none: any number",
+            examples=["longest = 100K"],
+        ),
+    ] = None
+    quality: Annotated[
+        Literal["gopher"] | None,
+        Field(description="rules on the text of a document, or none", examples=["quality = gopher"]),
+        Choices(
+            {
+                "gopher": "those of Gopher (arXiv 2112.11446, table A1) that need no list of words: on the number and "
+                "length of words, symbols, bullets, letters and repetitions"
+            }
+        ),
+    ] = None
+    duplicates: Annotated[
+        Literal["exact", "near"] | None,
+        Field(
+            description="which documents of the source are left out because one before them is alike, or none",
+            examples=["duplicates = near"],
+        ),
+        Choices(
+            {
+                "exact": "those that are equal but for white space",
+                "near": "these, and those whose similarity is at least `similarity`, by MinHash",
+            }
+        ),
+    ] = None
+    similarity: Annotated[
+        float,
+        Field(
+            ge=0.5,
+            le=1,
+            description="Jaccard similarity of the runs of five words of two documents, from which on they are near "
+            "duplicates",
+            examples=["similarity = 0.8"],
+        ),
+    ] = 0.8
+
+
 class DataSource(Node):
     """A source of a blend: its files, and how much of the samples is of it."""
 
@@ -76,6 +135,15 @@ class DataSource(Node):
             le=1,
             description="share of the documents of this source whose middle is moved to their end",
             examples=["fim = 50%"],
+        ),
+    ] = None
+    filters: Annotated[
+        Filters | None,
+        Derived("those of `data`"),
+        Quiet(),
+        Field(
+            description="which documents of this source are left out, in the place of what `data` says",
+            examples=["filters { duplicates = exact }"],
         ),
     ] = None
 
@@ -166,6 +234,14 @@ class Data(Node):
             le=16_777_215,
             description="id of the token that ends a document in files of token ids, where no tokenizer is named",
             examples=["end_id = 50256"],
+        ),
+        Quiet(),
+    ] = None
+    filters: Annotated[
+        Filters | None,
+        Field(
+            description="which documents are left out; in a blend, of the sources that have no filters themselves",
+            examples=["filters { shortest = 200, quality = gopher, duplicates = near }"],
         ),
         Quiet(),
     ] = None

@@ -103,14 +103,27 @@ class Chat:
 
 
 @dataclass(frozen=True)
+class Filters:
+    """Which documents of a source are left out. `shortest`, `longest`: characters; `similarity`: from which on two
+    documents are near duplicates."""
+
+    shortest: Amount | None = None
+    longest: Amount | None = None
+    quality: Literal["gopher"] | None = None
+    duplicates: Literal["exact", "near"] | None = None
+    similarity: Share = 0.8
+
+
+@dataclass(frozen=True)
 class Source:
-    """A source of a blend. `weight`: how many of the samples are of it, among as many as all weights sum to; `fim`:
-    that of this source."""
+    """A source of a blend. `weight`: how many of the samples are of it, among as many as all weights sum to; `fim` and
+    `filters`: those of this source."""
 
     name: Annotated[str, Pattern(r"[A-Za-z_]\w{0,254}")]
     files: Annotated[str, Pattern(".{1,4096}")]
     weight: Annotated[int, Range(0, MAX_PERIOD)]
     fim: Share = 0.0
+    filters: Filters | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,7 @@ class Data:
     `source` is None where there are several `sources`. `chat`: lines of the text are conversations; None: they are
     documents. `documents`: whether a token sees in its sequence the documents before its own. `column`: where
     the text is in a row. `fim`: share of the training documents whose middle is moved to their end. `end_id`: the id
-    that ends a document in files of token ids, where no tokenizer is named.
+    that ends a document in files of token ids, where no tokenizer is named. `fim` and `filters` are of one source.
     """
 
     source: Annotated[str, Pattern(".{1,4096}")] | None
@@ -132,6 +145,7 @@ class Data:
     sources: tuple[Source, ...] = ()
     fim: Share = 0.0
     end_id: Amount | None = None
+    filters: Filters | None = None
 
     @property
     def masks_documents(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,13 +21,14 @@ from runtime.data import encode, prepare, store
 from runtime.data.encode import Progress
 from runtime.data.errors import DataError
 from runtime.data.files import write_synced
+from runtime.data.filters import FILE
 from runtime.data.pieces import Journal
-from runtime.data.prepare import FORMAT, Prepared, Say, Task
+from runtime.data.prepare import FORMAT, Guard, Prepared, Say, Task
 from runtime.data.split import Split
 from runtime.data.token_files import TokenTask
 from runtime.data.tokenizer_files import TOKENIZER
 
-SHARDS = ("train.bin", "train.idx", "validation.bin", "validation.idx")
+OF_A_SOURCE = ("train.bin", "train.idx", "validation.bin", "validation.idx", FILE)  # files of which each has one
 
 
 def prepare_data(
@@ -63,7 +64,8 @@ def prepare_data(
         if cache is not None:
             return prepare.linked(out, blend.shared(cache, str(out)), blend.about, say)
         with _aside(out) as aside:
-            return blend.made(out, lambda name, task, about: prepare.made(task, _folder(aside / name), about))
+            part: Part = lambda name, task, about: prepare.made(task, _folder(aside / name), about)  # noqa: E731
+            return blend.made(out, part, prepare.nobody_else)
 
 
 def prepare_shared(
@@ -76,8 +78,12 @@ def prepare_shared(
     if not request.data.sources:
         task = prepare.task_of(request, spec_folder, progress, jobs)
         return prepare.shared(task, cache, prepare.about_of(request, task), purpose, say)
-    tasks = {name: prepare.task_of(one, spec_folder, progress) for name, one in _requests(request)}
+    tasks = {name: prepare.task_of(one, spec_folder, progress, jobs) for name, one in _requests(request)}
     return Blend(request, spec_folder, tasks, progress, say, jobs).shared(cache, purpose)
+
+
+# Makes the folder of a source: its name, what it is made from, and what meta.json says of who asked.
+Part = Callable[[str, Task | TokenTask, dict[str, Any]], Prepared]
 
 
 @dataclass(frozen=True)
@@ -109,27 +115,34 @@ class Blend:
         with store.shared_lock(cache, self.key, purpose, self.say):
             if (meta := store.verified(cache / self.key)) is not None:
                 return Prepared(cache / self.key, meta, reused=True)
-            return self.made(cache, lambda _, task, about: prepare.shared(task, cache, about, purpose, self.say))
+            part: Part = lambda _, task, about: prepare.shared(task, cache, about, purpose, self.say)  # noqa: E731
+            return self.made(cache, part, prepare.guard_of(cache, purpose, self.say))
 
-    def made(self, where: Path, part: Callable[[str, Task | TokenTask, dict[str, Any]], Prepared]) -> Prepared:
-        """Make the folder in `where`; `part` gives that of a source. Under the lock of `key`, or of a run."""
-        with store.journal(where, self.key, self.key) as journal, TemporaryDirectory() as aside:
+    def made(self, where: Path, part: Part, guard: Guard) -> Prepared:
+        """Make the folder in `where`; `part` gives that of a source. Under the lock of `key`, or of a run; `guard`: of
+        the locks of others."""
+        with store.journal(where, self.key) as journal, TemporaryDirectory() as aside:
             tokenizer = self.request.data.tokenizer
             if isinstance(tokenizer, TrainedTokenizer):
-                tokenizer = self._trained(tokenizer.vocab, Path(aside), journal)
+                passed = {name: self._passed(name, task, where, guard) for name, task in self.tasks.items()}
+                tokenizer = self._trained(passed.values(), tokenizer.vocab, Path(aside), journal)
             parts = {}
             for name, one in _requests(self.request, tokenizer):
                 task = self.tasks[name]
                 if isinstance(task, Task):  # of text: with the tokenizer that is known now
                     task = prepare.task_of(one, self.spec_folder, self.progress, self.jobs)
-                parts[name] = part(name, task, prepare.about_of(one, task))
+                parts[name] = part(name, self._passed(name, task, where, guard), prepare.about_of(one, task))
             meta = store.publish(where, self.key, lambda at: _put_together(parts, at) | self.about)
         return Prepared(where / self.key, meta, reused=all(each.reused for each in parts.values()))
 
-    def _trained(self, vocab: int, folder: Path, journal: Journal) -> str:
+    def _passed(self, name: str, task: Task | TokenTask, where: Path, guard: Guard) -> Task | TokenTask:
+        """The task of a source, of what passes its filters."""
+        return task.passed(where, guard, lambda text: self.say(f"{name}: {text}"))
+
+    def _trained(self, tasks: Collection[Task | TokenTask], vocab: int, folder: Path, journal: Journal) -> str:
         """The file of a tokenizer that is trained on the training documents of all sources, whatever their weights."""
-        texts = [task for task in self.tasks.values() if isinstance(task, Task)]
-        assert len(texts) == len(self.tasks), "token ids were refused: they are of no tokenizer that is trained here"
+        texts = [task for task in tasks if isinstance(task, Task)]
+        assert len(texts) == len(tasks), "token ids were refused: they are of no tokenizer that is trained here"
         files = tuple(file for task in texts for file in task.files)
         seed = max(task.divided.seed for task in texts)
         limit = max(task.divided.limit for task in texts)  # what any source holds out
@@ -155,7 +168,7 @@ def _requests(request: DataRequest, tokenizer: str | None = None) -> Iterator[tu
     data = request.data
     for each in data.sources:
         one = replace(data, source=each.files, sources=(), tokenizer=tokenizer or data.tokenizer, fim=each.fim)
-        yield each.name, replace(request, data=one)
+        yield each.name, replace(request, data=replace(one, filters=each.filters))
 
 
 def _folder(folder: Path) -> Path:
@@ -168,7 +181,7 @@ def _put_together(parts: Mapping[str, Prepared], folder: Path) -> dict[str, Any]
     files: dict[str, Any] = {}
     for name, part in parts.items():
         for file, fingerprint in part.meta["files"].items():
-            target = f"{name}.{file}" if file in SHARDS else file
+            target = f"{name}.{file}" if file in OF_A_SOURCE else file
             if target not in files:
                 store.link(part.folder / file, folder / target)
                 files[target] = fingerprint
@@ -184,6 +197,7 @@ def _put_together(parts: Mapping[str, Prepared], folder: Path) -> dict[str, Any]
         "unigram_nats": None,  # it depends on the weights
         **_by_source("token_files", metas),
         **_by_source("infill", metas),
+        **_by_source("filters", metas),
     }
 
 

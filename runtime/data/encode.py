@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from runtime.data.chat import Settings, rows
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular, write_synced
 from runtime.data.given import Given
-from runtime.data.pieces import Journal, in_order
-from runtime.data.readers import SourceFile, documents
+from runtime.data.pieces import Journal, journaled
+from runtime.data.readers import Batch, SourceFile, batches, documents
 from runtime.data.row_shards import RowReader, RowWriter
 from runtime.data.shards import Reader, Writer
 from runtime.data.split import Split, rank
@@ -30,10 +29,7 @@ from runtime.data.tokenizer_files import TOKENIZER
 from runtime.data.words import Encoder
 
 MAX_TRAINING_BYTES = 1 << 30  # of text a BPE is trained on; more changes no merge worth having
-BATCH_BYTES = 1 << 20
 Progress = Callable[[str, int, int], None]
-Document = tuple[SourceFile, str]
-Batch = Sequence[Document]
 Ids = npt.NDArray[np.int64]
 Piece = tuple[list[Ids], int]  # ids of each document of a batch, and how many rows have an unaligned prompt
 Read = Callable[[SourceFile], Iterable[str]]  # the documents of a file, or its rows
@@ -144,19 +140,12 @@ def _worked(
     batches: Iterable[Batch], workers: Sequence[Callable[[Batch], Piece]], journal: Journal, stop: Callable[[], None]
 ) -> Iterator[tuple[Batch, Piece]]:
     """Batches with their ids: first those that the journal has, then others, which are added to it."""
-    rest = iter(batches)
-    for batch in rest:
-        if (found := journal.next()) is None:
-            rest = chain([batch], rest)
-            break
+    for batch, found in journaled(batches, [partial(_piece_bytes, worker) for worker in workers], journal, stop):
         yield batch, _read_piece(found)
-    for batch, piece in in_order(rest, workers, stop):
-        journal.add(_piece_bytes(piece))
-        yield batch, piece
 
 
-def _piece_bytes(piece: Piece) -> bytes:
-    ids, unaligned = piece
+def _piece_bytes(worker: Callable[[Batch], Piece], batch: Batch) -> bytes:
+    ids, unaligned = worker(batch)
     head = np.array([len(ids), unaligned, *map(len, ids)], "<i4")
     return head.tobytes() + np.concatenate([np.zeros(0, np.int64), *ids]).astype("<i4").tobytes()
 
@@ -264,7 +253,7 @@ def write_shards(
     total = max(1, sum(file.path.stat().st_size for file in files))
     done = unaligned = 0
     with train.writer, validation.writer:
-        for batch, (found, more) in tokens.encoded(_batches(files, documents if chat is None else rows)):
+        for batch, (found, more) in tokens.encoded(batches(files, documents if chat is None else rows)):
             unaligned += more
             for (file, text), ids in zip(batch, found, strict=True):
                 side = validation if divided.is_held(file, text) else train
@@ -289,21 +278,6 @@ def _held_out(files: tuple[SourceFile, ...], train: _Side, validation: _Side) ->
         if held := validation.documents.get(file.name, 0):
             trained_on = train.documents.get(file.name, 0)
             yield f"{file.name} ({held} of {held + trained_on} documents)" if trained_on else file.name
-
-
-def _batches(files: Iterable[SourceFile], read: Read) -> Iterator[list[Document]]:
-    """Documents or rows, about BATCH_BYTES at a time: enough to keep every core encoding."""
-    batch: list[Document] = []
-    held = 0
-    for file in files:
-        for text in read(file):
-            batch.append((file, text))
-            held += len(text)
-            if held >= BATCH_BYTES:
-                yield batch
-                batch, held = [], 0
-    if batch:
-        yield batch
 
 
 def unigram_nats(train: Reader | RowReader, validation: Reader | RowReader, vocab: int) -> float | None:

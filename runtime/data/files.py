@@ -32,10 +32,10 @@ def fingerprint(path: Path) -> dict[str, Any]:
         return {"bytes": os.fstat(stream.fileno()).st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
 
 
-def write_synced(path: Path, text: str) -> None:
-    """Write a new file and wait until it is on the disk."""
-    with path.open("x", encoding="utf-8") as stream:
-        stream.write(text)
+def write_synced(path: Path, content: str | bytes) -> None:
+    """Write a new file, text in UTF-8, and wait until it is on the disk."""
+    with path.open("xb") as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
         stream.flush()
         os.fsync(stream.fileno())
 

@@ -12,6 +12,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -89,6 +90,22 @@ class Journal:
 
 def _digest(number: int, content: bytes) -> bytes:
     return hashlib.sha256(b"%d\0" % number + content).digest()
+
+
+def journaled(
+    items: Iterable[Item], workers: Sequence[Callable[[Item], bytes]], journal: Journal, stop: Callable[[], None]
+) -> Iterator[tuple[Item, bytes]]:
+    """Each item with its result, in the order of the items: first those that the journal has, then others, by
+    `in_order`, which are added to it."""
+    rest = iter(items)
+    for item in rest:
+        if (found := journal.next()) is None:
+            rest = chain([item], rest)
+            break
+        yield item, found
+    for item, result in in_order(rest, workers, stop):
+        journal.add(result)
+        yield item, result
 
 
 def in_order(

@@ -11,18 +11,21 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from runtime.contract import DataRequest, TrainedTokenizer
-from runtime.data import chat, corpus, encode, store, streams, token_files, tokenizer, tokenizer_files
+from runtime.contract import DataRequest, Filters, TrainedTokenizer
+from runtime.data import chat, corpus, encode, filters, store, streams, token_files, tokenizer, tokenizer_files
 from runtime.data.chat import Settings
 from runtime.data.encode import Progress, Tokens
 from runtime.data.errors import DataError
+from runtime.data.files import write_synced
+from runtime.data.filters import Filtered
 from runtime.data.infill import OF_TRAINED, Rate
 from runtime.data.pieces import Journal
 from runtime.data.readers import COLUMN, SUFFIXES, SourceFile, documents
@@ -35,11 +38,13 @@ FORMAT = 2
 PHASES = {
     "read": "find text",
     "ids": "check token ids",
+    "filter": "filter documents",
     "tokenizer": "train tokenizer",
     "encode": "encode text",
     "divide": "divide text",
 }
 Say = Callable[[str], None]
+Guard = Callable[[str], AbstractContextManager[None]]  # holds the lock of a key
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,13 @@ def prepare(
             task.check(meta)
             return Prepared(folder, store.renamed(folder, meta, about), reused=True)
         if cache is None:
-            return made(task, out, about)
+            return made(task.passed(out, nobody_else, say), out, about)
         return linked(out, shared(task, cache, about, str(out), say), about, say)
 
 
 def made(task: Task | TokenTask, where: Path, about: dict[str, Any]) -> Prepared:
     """Make the folder of a task. Under the lock of its text."""
-    with store.journal(where, task.text_key, task.text_key) as journal:
+    with store.journal(where, task.text_key) as journal:
 
         def write(folder: Path) -> Meta:
             values = {"format": FORMAT, **task.build(where, folder, journal), **about}
@@ -112,9 +117,19 @@ def shared(task: Task | TokenTask, cache: Path, about: dict[str, Any], purpose: 
     """The folder of a task in the cache, made there unless it is there already."""
     with store.shared_lock(cache, task.text_key, purpose, say):
         if (meta := store.verified(cache / task.key)) is None:
-            return made(task, cache, about)
+            return made(task.passed(cache, guard_of(cache, purpose, say), say), cache, about)
         task.check(meta)
         return Prepared(cache / task.key, meta, reused=True)
+
+
+def nobody_else(key: str) -> AbstractContextManager[None]:
+    """No lock, in a folder whose lock is held."""
+    return nullcontext()
+
+
+def guard_of(cache: Path, purpose: str, say: Say) -> Guard:
+    """Locks of a cache that runs share."""
+    return partial(store.shared_lock, cache, purpose=purpose, say=say)
 
 
 def linked(out: Path, entry: Prepared, about: Meta, say: Say) -> Prepared:
@@ -178,6 +193,8 @@ def asked_for(request: DataRequest) -> Meta:
     asked |= {"end_id": data.end_id} if data.end_id is not None else {}
     rates = {each.name: each.fim for each in data.sources} if data.sources else {"": data.fim}
     asked |= {"fim": rates} if any(rates.values()) else {}
+    chosen = {each.name: each.filters for each in data.sources} if data.sources else {"": data.filters}
+    asked |= {"filters": {name: each and asdict(each) for name, each in chosen.items()}} if any(chosen.values()) else {}
     return asked | {"seed": request.seed, "vocab": request.vocab}
 
 
@@ -190,7 +207,7 @@ class Task:
 
     files: tuple[SourceFile, ...]
     skipped: dict[str, int]
-    divided: Split
+    fraction: float  # that is held out
     seed: int
     vocab: int
     tokenizer: int | tuple[Path, bytes]  # entries of one that is trained, or a user's
@@ -201,6 +218,28 @@ class Task:
     jobs: int = 1  # processes that encode
     special: tuple[str, ...] = ()  # tokens of a tokenizer that is trained, beside its own
     fim: Rate | None = None
+    filters: tuple[str, Filters] | None = None  # with the key of what becomes of each document
+    filtered: Filtered | None = None
+
+    @cached_property
+    def divided(self) -> Split:
+        """How the documents are divided that pass the filters."""
+        assert self.filters is None or self.filtered is not None, "documents are filtered before they are divided"
+        return split(self.files, self.fraction, self.seed, documents if self.chat is None else chat.rows)
+
+    def passed(self, where: Path, guard: Guard, say: Say) -> Task:
+        """The task of the documents that pass the filters, which are found once for all tasks of `where`. Raises
+        DataError where none does."""
+        if self.filters is None or self.filtered is not None:
+            return self
+        key, settings = self.filters
+        with guard(key):
+            if (found := filters.read(where, key)) is None:
+                with store.journal(where, key) as journal:
+                    found = filters.filtered(self.files, settings, self.jobs, journal, self.progress)
+                    filters.write(where, key, found)
+                say(filters.said(found.facts))
+        return replace(self, files=found.of(self.files), filtered=found)
 
     @property
     def places(self) -> dict[str, Any]:
@@ -218,7 +257,11 @@ class Task:
         """
         with self._tokens(where, encode.Work(self.jobs, journal, folder)) as tokens:
             found = encode.write_shards(folder, self.files, self.divided, tokens, self.progress, self.chat)
-        return found | {"split": {"seed": self.divided.seed, "limit": self.divided.limit}}
+        found["split"] = {"seed": self.divided.seed, "limit": self.divided.limit}
+        if self.filtered is not None:
+            write_synced(folder / filters.FILE, self.filtered.to_bytes())
+            found["filters"] = {"": self.filtered.facts}
+        return found
 
     @contextmanager
     def _tokens(self, where: Path, work: encode.Work) -> Iterator[Tokens]:
@@ -241,6 +284,8 @@ def task_of(request: DataRequest, spec_folder: Path, progress: Progress, jobs: i
     assert request.data.source is not None, "of several sources each is a task"
     task: Task | TokenTask
     if prefixes := corpus.token_files(request.data.source, spec_folder):
+        if request.data.filters:
+            raise DataError(f"data source {request.data.source!r}: token ids have no text to filter: remove `filters`")
         task = token_files.task_of(request, prefixes, spec_folder, progress)
     else:
         task = _task_of_text(request, spec_folder, progress, jobs)
@@ -255,11 +300,10 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
         raise DataError(f"tokenizer = train({wanted.vocab}): more tokens than the model's vocab = {request.vocab}")
     settings: Settings | None = None
     suffixes: Sequence[str] = SUFFIXES
-    read: encode.Read = documents
     if request.data.chat is not None:
         assert isinstance(wanted, str), "a rule of specs: conversations are in the tokens of a tokenizer.json"
         settings = chat.read_settings(request.data.chat, spec_folder / wanted, spec_folder)
-        suffixes, read = chat.SUFFIXES, chat.rows
+        suffixes = chat.SUFFIXES
     assert request.data.source is not None
     if wanted is None:
         raise DataError(
@@ -267,7 +311,6 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
             "place of `end_id`"
         )
     found = corpus.find(request.data.source, spec_folder, suffixes, request.data.column)
-    divided = split(found.files, fraction, request.seed, read)
     progress("read", 0, 1)
     seed = request.seed if fraction else 0  # which decides nothing where all is trained on
     division = [fraction, seed]
@@ -285,10 +328,28 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
         special = OF_TRAINED if request.data.fim else ()
         named = [{"train": wanted.vocab}, *division, *special]
     of_chat = [] if settings is None else [{"chat": settings.digest, "format": chat.FORMAT}]
-    text_key = key_of([FORMAT, tokenizers.__version__, corpus.digest(found.files), named, *of_files, *of_chat])[:16]
+    text = corpus.digest(found.files)
+    wished = request.data.filters
+    chosen = None if wished is None else (filters.key(wished, text), wished)
+    of_filters = [{"filters": chosen[0]}] if chosen else []
+    text_key = key_of([FORMAT, tokenizers.__version__, text, named, *of_files, *of_chat, *of_filters])[:16]
     key = f"{text_key}-{key_of(division)[:8]}"
-    progress("read", 1, 1)
-    skipped = dict(found.skipped)
-    return Task(
-        found.files, skipped, divided, seed, request.vocab, using, text_key, key, progress, settings, jobs, special
+    task = Task(
+        found.files,
+        dict(found.skipped),
+        fraction,
+        seed,
+        request.vocab,
+        using,
+        text_key,
+        key,
+        progress,
+        settings,
+        jobs,
+        special,
+        filters=chosen,
     )
+    if not chosen:
+        _ = task.divided  # so that a text which cannot be divided is refused at once
+    progress("read", 1, 1)
+    return task

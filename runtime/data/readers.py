@@ -10,9 +10,10 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -26,16 +27,19 @@ TABLE_SUFFIXES = (".parquet", ".arrow")
 SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *TABLE_SUFFIXES)
 MAX_DOCUMENT_BYTES = 64 << 20
 COLUMN = "text"
+BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SourceFile:
     """A file of the corpus. `name` is relative to the source's folder, with `/`. `column`: where the text of a row is,
-    a key of its object or a column of the table."""
+    a key of its object or a column of the table. `kept`: a byte for each of its documents, 0 for those that filters
+    leave out; None where all are read."""
 
     name: str
     path: Path
     column: str = COLUMN
+    kept: bytes | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_one_document(self) -> bool:
@@ -58,7 +62,27 @@ def documents(file: SourceFile) -> Iterator[str]:
         texts = texts_of_table(file.path, file.column, MAX_DOCUMENT_BYTES)
     else:
         texts = iter((read_text(file.path),))
-    return (text for text in texts if text)
+    found = (text for text in texts if text)
+    return found if file.kept is None else compress(found, file.kept)
+
+
+Document = tuple[SourceFile, str]
+Batch = Sequence[Document]
+
+
+def batches(files: Iterable[SourceFile], read: Callable[[SourceFile], Iterable[str]]) -> Iterator[list[Document]]:
+    """Documents or rows, about BATCH_BYTES at a time: enough to keep every core encoding. `read`: those of a file."""
+    batch: list[Document] = []
+    held = 0
+    for file in files:
+        for text in read(file):
+            batch.append((file, text))
+            held += len(text)
+            if held >= BATCH_BYTES:
+                yield batch
+                batch, held = [], 0
+    if batch:
+        yield batch
 
 
 def read_text(path: Path) -> str:

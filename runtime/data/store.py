@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from runtime.data import lock
+from runtime.data import lock, readers
 from runtime.data.errors import DataError
 from runtime.data.files import fingerprint, open_regular, sync_folder, write_synced
 from runtime.data.pieces import Journal
@@ -175,13 +175,14 @@ def renamed(folder: Path, meta: Meta, about: Meta) -> Meta:
 
 
 @contextmanager
-def journal(where: Path, text: str, about: str) -> Iterator[Journal]:
-    """The results of pieces of a text that an earlier process had, and those that are added. Under the lock of `text`.
+def journal(where: Path, text: str) -> Iterator[Journal]:
+    """The results of batches of a text that an earlier process had, and those that are added. Under the lock of `text`.
+    Batches of another size have other results: it then begins anew.
 
     The file goes when the block comes to its end, with those of other texts that nobody has gone on with for 14 days.
     It goes after a DataError too: the text or the tokenizer then has to be changed.
     """
-    with Journal(where / f"{PARTS}{text}", about) as found:
+    with Journal(where / f"{PARTS}{text}", f"{text} {readers.BATCH_BYTES}") as found:
         try:
             yield found
         except DataError:

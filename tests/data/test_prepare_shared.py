@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from compiler.cli import main
 from runtime.contract import DataRequest, Source
-from runtime.data import encode, pieces, store
+from runtime.data import encode, pieces, readers, store
 from runtime.data.blended import prepare_data, prepare_shared
 from runtime.data.errors import DataError
 from runtime.data.given import Given
@@ -51,7 +51,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(readers, "BATCH_BYTES", 2000)
 
 
 @pytest.mark.parametrize("data", [{}, BLEND], ids=["one", "blend"])

@@ -119,7 +119,8 @@ def test_derived_defaults_are_told() -> None:
         if any(isinstance(mark, Derived) for mark in info.metadata)
     }
     of_others = {(cls, name) for cls, fields in DEFAULTS.items() for name in fields}
-    of_data = {(schema.Data, name) for name in ("source", "tokenizer", "end_id")} | {(schema.DataSource, "fim")}
+    of_data = {(schema.Data, name) for name in ("source", "tokenizer", "end_id")}
+    of_data |= {(schema.DataSource, name) for name in ("fim", "filters")}
     assert told == of_others | {(schema.Device, name) for name in PEAK_FIELDS} | of_data
 
 
@@ -136,8 +137,8 @@ def test_every_key_of_every_block_is_told() -> None:
 
     visit(Spec)
     written_otherwise = {schema.Batch, schema.RatePhase, schema.Phase, schema.Tile, schema.TrainTokenizer}
-    # the keys of the other attention, of other nodes, and of the other feed-forward part
-    again = ("model.attention.gqa.rope", "cluster.more.node", "model.layers.ffn.moe.clamp")
+    # the keys of the other attention, of other nodes, of the other feed-forward part, and of sources
+    again = ("model.attention.gqa.rope", "cluster.more.node", "model.layers.ffn.moe.clamp", "data.sources.filters")
     told = sorted(sorted(key.name for key in block.keys) for block in blocks() if not block.path.startswith(again))
     assert told == sorted(sorted(names) for cls, names in seen.items() if cls not in written_otherwise)
 

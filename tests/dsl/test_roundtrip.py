@@ -299,6 +299,7 @@ def specs(draw: Draw) -> schema.Spec:
             tokenizer=draw(texts | st.builds(schema.TrainTokenizer, vocab=st.integers(257, 4096))),
             validation=draw(small(0.001, 0.999)),
             fim=draw(st.sampled_from([0.0, 0.1])),
+            filters=draw(st.none() | filters()),
         ),
     )
 
@@ -312,11 +313,24 @@ def sources(draw: st.DrawFn) -> dict[str, Any]:
     weights = [1 + draw(st.integers(0, 99)) / 4 for _ in names]
     each = zip(names, weights, strict=True)
     fim = st.sampled_from([None, 0.0, 0.5])
+    more = {"fim": fim, "filters": st.none() | filters()}
     return {
         "sources": tuple(
-            schema.DataSource(name=name, files=draw(texts), weight=weight, fim=draw(fim)) for name, weight in each
+            schema.DataSource(name=name, files=draw(texts), weight=weight, **draw(st.fixed_dictionaries(more)))
+            for name, weight in each
         )
     }
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> schema.Filters:
+    return schema.Filters(
+        shortest=draw(st.none() | st.integers(1, 500)),
+        longest=draw(st.none() | st.integers(500, 10**6)),
+        quality=draw(st.sampled_from([None, "gopher"])),
+        duplicates=draw(st.sampled_from([None, "exact", "near"])),
+        similarity=draw(st.sampled_from([0.5, 0.8, 1.0])),
+    )
 
 
 def reread(text: str) -> schema.Spec:

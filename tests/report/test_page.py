@@ -103,6 +103,17 @@ def test_well_formed_as_html_and_as_xml(name: str, P: int, N: int, with_run: boo
     assert len(ids) == len(set(ids))
 
 
+def test_what_filters_left_out_is_told(report_of_run: Report) -> None:
+    counts = {"documents": 5000, "kept": 4000, "left_out": {"near": 1000, "shortest": 0}}
+    assert report_of_run.run is not None
+    for names, labels in (([""], ["filters"]), (["web", "code"], ["filters web", "filters code"])):
+        data = {**report_of_run.run.data, "filters": dict.fromkeys(names, counts)}
+        text = Structure(report_html(replace(report_of_run, run=replace(report_of_run.run, data=data)))).text
+        said = "4,000 of 5,000 documents pass the filters; left out: shortest 0, near 1,000"
+        assert [text[at - 1] for at, each in enumerate(text) if each == said] == labels
+    assert "documents pass" not in report_html(report_of_run)
+
+
 def test_self_contained_without_script(report_of_run: Report) -> None:
     html = report_html(report_of_run)
     page = Structure(html)
