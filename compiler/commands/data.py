@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from compiler.commands import data_prepare
-from compiler.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, progress, reason, wrong
+from compiler.commands.common import EXIT_SPEC, add_spec_arguments, load_phases, load_spec, progress, reason, wrong
 from compiler.commands.compile import add_cache
 from dsl.diagnostics import visible
 from runtime.outcome import refusal_code
@@ -153,9 +153,13 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "show" and (given := next((f"--{each}" for each in ("jobs", "megatron") if vars(args)[each]), "")):
         return wrong(f"`dsc data show` takes no {given}", how=args.format)
 
-    chosen = load_spec(args.spec, args.set, args.format)
-    if chosen is None:
+    if args.what == "prepare":
+        phases = load_phases(args.spec, args.set, args.format)
+    else:
+        phases = None if (found := load_spec(args.spec, args.set, args.format)) is None else [found]
+    if phases is None:
         return EXIT_SPEC
+    chosen = phases[0]
     folder = args.data or chosen.path.parent
     try:
         if args.what == "prepare":
@@ -163,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
                 data_prepare.check_prefix(args.megatron, chosen.spec)
             prepared = data_prepare.prepare(args, chosen.spec, folder)
             written = [] if args.megatron is None else data_prepare.write_megatron(prepared, args.megatron)
-            data_prepare.show(args, prepared, chosen.spec, written)
+            data_prepare.show(args, prepared, [each.spec for each in phases], written)
             return 0
         with TemporaryDirectory(prefix="dsc-data-") as out:
             shown = _shown(args, chosen.spec, folder, Path(out))

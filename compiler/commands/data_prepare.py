@@ -22,17 +22,22 @@ if TYPE_CHECKING:
 
 JSON_VERSION = 1  # docs/json.md
 COUNTS = ("documents", "tokens", "bytes")
+MOST_EPOCHS = 4  # up to which text that is read again is about as good as new text (arXiv 2305.16264)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a split of a source holds; documents, tokens and bytes of its text."""
+    """What a split of a source holds; documents, tokens and bytes of its text.
+
+    `epochs`: how often the run reads it, in the mean over its tokens; None where it is not trained on, or is rows.
+    """
 
     source: str
     split: str
     documents: int
     tokens: int
     bytes: int
+    epochs: float | None
 
 
 def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
@@ -105,44 +110,57 @@ def write_megatron(prepared: Prepared, prefix: Path) -> list[Path]:
     return written
 
 
-def rows(prepared: Prepared, spec: Spec) -> Iterator[Row]:
-    """What each source holds, training and validation."""
+def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[Row]:
+    """What each source holds, training and validation, and how often the `phases` of the run read it."""
+    data = phases[0].data
     sources: Mapping[str, Any] = prepared.meta.get("sources") or {"": prepared.meta["splits"]}
     for name, splits in sources.items():
         for split, counts in splits.items():
-            if counts["documents"] or split == "train":
-                yield Row(name or f"{spec.data.source}", split, *(counts[each] for each in COUNTS))
+            if not counts["documents"] and split != "train":
+                continue
+            epochs = None
+            if split == "train" and data.chat is None and counts["tokens"]:
+                epochs = sum(_tokens_of(name, phase) for phase in phases) / counts["tokens"]
+            documents, tokens, num_bytes = (counts[each] for each in COUNTS)
+            yield Row(name or f"{data.source}", split, documents, tokens, num_bytes, epochs)
 
 
-def document(prepared: Prepared, spec: Spec, written: Sequence[Path] = ()) -> dict[str, Any]:
+def _tokens_of(source: str, phase: Spec) -> float:
+    """Tokens of a source that a phase trains on; "" is all of its data."""
+    weights = {each.name: each.weight for each in phase.data.sources}
+    return phase.train.tokens * (weights[source] / sum(weights.values()) if source else 1)
+
+
+def document(prepared: Prepared, phases: Sequence[Spec], written: Sequence[Path] = ()) -> dict[str, Any]:
     """The JSON of docs/json.md."""
+    source = f"{phases[0].data.source}"
     return {
         "version": JSON_VERSION,
         "folder": str(prepared.folder),
         "reused": prepared.reused,
         "tokenizer": {name: prepared.meta["tokenizer"][name] for name in ("sha256", "vocab")},
-        "sources": [vars(row) for row in rows(prepared, spec)],
+        "sources": [vars(row) for row in rows(prepared, phases)],
         "skipped": dict(prepared.meta["skipped"]),
-        "filters": [
-            {"source": name or f"{spec.data.source}", **facts}
-            for name, facts in prepared.meta.get("filters", {}).items()
-        ],
+        "filters": [{"source": name or source, **facts} for name, facts in prepared.meta.get("filters", {}).items()],
         "megatron": [str(path) for path in written],
     }
 
 
-def text(prepared: Prepared, spec: Spec) -> str:
+def text(prepared: Prepared, phases: Sequence[Spec]) -> str:
     """What was prepared, a line for each source and split."""
     from runtime.data.filters import said
 
-    found = list(rows(prepared, spec))
+    found = list(rows(prepared, phases))
     total = [sum(getattr(row, each) for row in found) for each in COUNTS]
-    cells = [["source", "split", *COUNTS]]
-    cells += [[printable(row.source), row.split, *(f"{getattr(row, each):,}" for each in COUNTS)] for row in found]
-    cells += [["in all", "", *(f"{each:,}" for each in total)]] if len(found) > 1 else []
+    cells = [["source", "split", *COUNTS, "epochs"]]
+    cells += [
+        [printable(row.source), row.split, *(f"{getattr(row, each):,}" for each in COUNTS), _epochs(row)]
+        for row in found
+    ]
+    cells += [["in all", "", *(f"{each:,}" for each in total), ""]] if len(found) > 1 else []
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
-        "  ".join(cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(pairs))
+        "  ".join(cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(pairs)).rstrip()
         for pairs in (list(zip(row, widths, strict=True)) for row in cells)
     ]
     skipped = [
@@ -154,9 +172,19 @@ def text(prepared: Prepared, spec: Spec) -> str:
     return "\n".join([*lines, *skipped, *filtered, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
 
 
-def show(args: argparse.Namespace, prepared: Prepared, spec: Spec, written: Sequence[Path]) -> None:
-    """Print what was prepared."""
+def _epochs(row: Row) -> str:
+    return "" if row.epochs is None else f"{row.epochs:.3g}" if row.epochs < 1000 else f"{row.epochs:,.0f}"
+
+
+def show(args: argparse.Namespace, prepared: Prepared, phases: Sequence[Spec], written: Sequence[Path]) -> None:
+    """Print what was prepared, and warn of text that the run reads again and again."""
     if args.format == "json":
-        print(json.dumps(document(prepared, spec, written), ensure_ascii=False, indent=2))
+        print(json.dumps(document(prepared, phases, written), ensure_ascii=False, indent=2))
     else:
-        print("\n".join([text(prepared, spec), *(f"written: {printable(str(path))}" for path in written)]))
+        print("\n".join([text(prepared, phases), *(f"written: {printable(str(path))}" for path in written)]))
+    for row in rows(prepared, phases):
+        if row.epochs is not None and row.epochs > MOST_EPOCHS:
+            say(
+                f"warning: {printable(row.source)} is read {row.epochs:,.1f} times; beyond {MOST_EPOCHS} text teaches "
+                "less and less (arXiv 2305.16264)\n = hint: train on fewer tokens, or give it more text"
+            )

@@ -239,3 +239,35 @@ def test_megatron_files_are_not_written_of_what_they_would_not_hold(
     assert main(["data", "prepare", str(tmp_path / "ids.dsc"), *words]) == 2
     assert "--megatron: the data is in Megatron's files already" in capsys.readouterr().err
     assert not list(tmp_path.glob("web*"))
+
+
+PHASES = """\
+import "specs/tiny.dsc"
+run both extends tiny {
+  train { batch = 8 }
+  data { sources { web { files = "web.txt", weight = 3 }, code { files = "code.txt", weight = 1 } } }
+  phase first { train { steps = 60 } }
+  phase last { train { steps = 100 }, data { sources { code { weight = 0 } } } }
+}
+"""
+
+
+def test_epochs_are_of_all_phases_and_many_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of 8 sequences of 32 tokens, five before the phases: 3 in 4 are of `web`, and all of the last 100."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "specs").symlink_to(ROOT / "specs")
+    (tmp_path / "both.dsc").write_text(PHASES, "utf-8")
+    (tmp_path / "web.txt").write_text("some words of the web, and some more\n" * 100, "utf-8")
+    (tmp_path / "code.txt").write_text("\n".join(map(str, range(3000))), "utf-8")
+    words = ["data", "prepare", "both.dsc:both", "-s", "train.sequence=32", "-s", "data.validation=0%", "--jobs", "1"]
+    assert main([*words, "--format", "json"]) == 0
+    found = capsys.readouterr()
+    rows = {row["source"]: row for row in parsed(found.out, "data_prepare")["sources"] if row["split"] == "train"}
+    assert rows["web"]["epochs"] == pytest.approx((65 * 3 / 4 + 100) * 8 * 32 / rows["web"]["tokens"])
+    assert rows["code"]["epochs"] == pytest.approx(65 / 4 * 8 * 32 / rows["code"]["tokens"])
+    assert rows["code"]["epochs"] < 4 < rows["web"]["epochs"]
+    assert f"warning: web is read {rows['web']['epochs']:,.1f} times" in found.err and "code is read" not in found.err
+    assert main(words) == 0
+    assert f"{rows['web']['epochs']:.3g}" in capsys.readouterr().out.splitlines()[1].split()
