@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -152,3 +152,16 @@ def _repeated(text: str) -> tuple[int, str]:
 def _place(shown: str, text: str, at: int) -> str:
     """file:line:column of a character."""
     return f"{shown}:{text.count(chr(10), 0, at) + 1}:{at - text.rfind(chr(10), 0, at)}"
+
+
+def object_of(value: Any, types: Mapping[str, type], what: str) -> dict[str, Any]:
+    """The value, which must be a JSON object of some of these keys."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be an object of {', '.join(types)}")
+    for key, item in value.items():
+        if key not in types:
+            raise ValueError(f"{what} has an unknown key {key[:40]!r}: use {', '.join(types)}")
+        if not isinstance(item, types[key]):
+            word = {"dict": "an object", "list": "a list", "Fraction": "a number"}[types[key].__name__]
+            raise ValueError(f'{what}: "{key}" must be {word}')
+    return dict(value)

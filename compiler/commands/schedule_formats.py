@@ -17,6 +17,7 @@ from compiler.schedules.links import ALIKE
 from compiler.schedules.measure import Measured
 from compiler.schedules.memory import gigabytes
 from compiler.schedules.torch_csv import to_torch_csv
+from compiler.schedules.weights import StageWeight, Weight
 from dsl.schedules import in_words
 
 
@@ -199,10 +200,17 @@ def costs_value(costs: Costs) -> dict[str, Any]:
             "activation": number(costs.bytes.activation),
             "beside": [number(each) for each in costs.bytes.beside],
         },
-        "stages": [number(weight) for weight in costs.stages],
+        "stages": [_weight_value(weight) for weight in costs.stages],
         "ranks": [number(weight) for weight in costs.ranks],
         "micro_batches": [number(weight) for weight in costs.micro_batches],
     }
+
+
+def _weight_value(weight: StageWeight) -> int | float | dict[str, int | float]:
+    """A stage's weight as --costs reads it: a number, or one by kind."""
+    if isinstance(weight, Weight):
+        return {kind: number(weight.of(kind)) for kind in "FIWB"}
+    return number(weight)
 
 
 def _links_value(costs: Costs) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import combinations_with_replacement
 from statistics import mean
 
 from compiler.actions.chains import Chains
@@ -22,11 +23,13 @@ from compiler.ir import Body, Instruction, Plan, Program
 from compiler.ir.received_rows import Received
 from compiler.lower.lowering import Lowering
 from compiler.schedules.costs import PAIR_KINDS, Costs
+from compiler.schedules.weights import Side, StagePairs, StageWeight, Weight, by_kind, rounded
 from compiler.topology.messages import Messages, messages_of
 from runtime.actions import COPIES
 
 Times = Mapping[Key, Node]  # segments and exchanges with the nanoseconds that they hold their lanes, by key
 KINDS = "FBIW"
+_PARTS = 1000  # of a weight and a share in a search
 
 
 # ---------------------------------------------------------------- of a schedule
@@ -35,8 +38,8 @@ KINDS = "FBIW"
 def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Costs:
     """Costs of the schedules of a plan's stages, in milliseconds; of `pairs` alone, if that is all a schedule has.
 
-    A lone action takes the time of its own order and of its message, the mean of all stages; a stage weighs the sum of
-    its four kinds of actions over the mean sum. What a pair gains is what it gains on the ranks of the most common
+    A lone action takes the time of its own order and of its message, and its stage's weight of a kind is that time over
+    the mean of all stages. What a pair gains is what it gains on the ranks of the most common
     kind. A stage that two kinds of devices run takes what it takes on the slower one.
     """
     plan = lowering.plan
@@ -46,7 +49,6 @@ def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Cost
         kinds = dict.fromkeys(lowering.kinds[rank] for rank in plan.ranks_of_stage(stage))
         times = [{kind: _time(lowering, messages, rank, (kind, stage)) for kind in KINDS} for rank in kinds]
         alone.append(max(times, key=lambda one: sum(one.values())))
-    totals = [sum(times.values()) for times in alone]
     rank = _common_rank(plan, alone)
     stages = plan.stages_of(rank)
     gained = {}
@@ -57,15 +59,79 @@ def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Cost
         if together < apart:
             lone = mean(times[first] + times[second] for times in alone)
             gained[first + second] = _ms(Fraction(lone) * together / apart)
-    F, B, I, W = (_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS)
+    F, B, I, W = means = [_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS]
+    weights = [[_ms(times[kind]) / (each or 1) for kind, each in zip(KINDS, means, strict=True)] for times in alone]
     return Costs(
         F=F,
         B=B,
         I=I,
         W=W,
         pairs=tuple(sorted(gained.items())),
-        stages=tuple(Fraction(total) / mean(map(Fraction, totals)) for total in totals),
+        stages=tuple(map(Weight.of_factors, weights)),
     )
+
+
+def costs_of_searches(lowering: Lowering) -> Costs:
+    """The costs by which schedules and orders are searched: stages weigh to a thousandth, which is more than is known.
+
+    So stages that differ by less are alike. Each pair on each rank takes what it takes there, also to a thousandth.
+    """
+    costs, plan = stage_costs(lowering), lowering.plan
+    stages = rounded(costs.stages, _PARTS)
+    shares = _shares_of_pairs(lowering, costs)
+    labels = _labels(plan, stages, shares)
+    pairs = _labelled(shares, labels)
+    if pairs is None:  # stages that are alike have unlike pairs
+        labels = [*range(1, len(stages) + 1)]
+        pairs = _labelled(shares, labels)
+    assert pairs is not None
+    of_label = tuple(by_kind(weight)._replace(label=label) for weight, label in zip(stages, labels, strict=True))
+    return replace(costs, stages=of_label, stage_pairs=StagePairs(pairs))
+
+
+def _shares_of_pairs(lowering: Lowering, costs: Costs) -> dict[tuple[Side, Side], Fraction]:
+    """By kinds and stages, the share that a pair takes of its two actions; of two ranks that run it, on the slower."""
+    plan = lowering.plan
+    messages = messages_of(lowering.rates[0].fabric, plan, plan.stage_placement)
+    found: dict[tuple[Side, Side], Fraction] = {}
+    for rank in range(plan.mesh.pp):
+        # in the order in which a search writes them: which action is first may decide which order of jobs is found
+        sides = [(kind, stage) for kind in KINDS for stage in sorted(plan.stages_of(rank))]
+        lone = {(kind, stage): costs.one(kind) * by_kind(costs.stages[stage]).of(kind) for kind, stage in sides}
+        for pair in combinations_with_replacement(sides, 2):
+            apart = sum(lone[side] for side in pair)
+            share = _ms(_time(lowering, messages, rank, *pair)) / apart if apart else Fraction(1)
+            found[pair] = max(found.get(pair, Fraction(0)), Fraction(round(_PARTS * share), _PARTS))
+    return found
+
+
+def _labels(plan: Plan, stages: Sequence[StageWeight], shares: Mapping[tuple[Side, Side], Fraction]) -> list[int]:
+    """By stage a label, the same where neither weights nor pairs differ; stages of one rank have different ones."""
+    between: dict[tuple[int, int], list[tuple[str, str, Fraction]]] = defaultdict(list)
+    for (kind, stage), (other_kind, other) in sorted(shares):
+        share = shares[(kind, stage), (other_kind, other)]
+        between[stage, other].append((kind, other_kind, share))
+        if stage != other:
+            between[other, stage].append((other_kind, kind, share))
+    keys: list[object] = []
+    for stage, weight in enumerate(stages):
+        held = sorted(plan.stages_of(plan.ranks_of_stage(stage)[0]))
+        with_others = [(held.index(other), stages[other], tuple(between[stage, other])) for other in held]
+        keys.append((held.index(stage), weight, tuple(with_others)))
+    alike = list(dict.fromkeys(keys))
+    return [alike.index(key) + 1 for key in keys]
+
+
+def _labelled(
+    shares: Mapping[tuple[Side, Side], Fraction], labels: Sequence[int]
+) -> tuple[tuple[Side, Side, Fraction], ...] | None:
+    """The shares by labels; None where these do not say them."""
+    found: dict[tuple[Side, Side], Fraction] = {}
+    for ((kind, stage), (other_kind, other)), share in shares.items():
+        one, two = sorted(((kind, labels[stage]), (other_kind, labels[other])))
+        if found.setdefault((one, two), share) != share:
+            return None
+    return tuple((*pair, share) for pair, share in sorted(found.items()))
 
 
 def copy_time(lowering: Lowering) -> Fraction:
@@ -81,7 +147,8 @@ def _time(lowering: Lowering, messages: Messages, rank: int, *actions: tuple[str
     chains = [lowering.chains(stage, rank).of(kind) for kind, stage in actions]
     rank_of = partial(plan.stage_placement.rank_of, plan.mesh.pp, 2, micro_batch=0)
     sends = [messages.sent_ns(kind, stage, len(plan.stages), rank_of) for kind, stage in actions]
-    return run_of_chains(chains, sends, lowering.orders).end
+    end = run_of_chains(chains, sends, lowering.orders).end
+    return round(end * lowering.rates[rank].pair) if len(actions) > 1 else end
 
 
 def copy_ns(chains: Chains) -> int:

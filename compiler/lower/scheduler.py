@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from compiler.lower.estimate import copy_time, stage_costs
+from compiler.lower.estimate import copy_time, costs_of_searches
 from compiler.lower.lowering import Lowering
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.schedule import Schedule
@@ -82,13 +82,12 @@ class Scheduler:
 
     @cached_property
     def _solver(self) -> Solver:
-        """The search; stages are weighed to a thousandth, which is more than is known."""
+        """The search, at the costs of the plan and under the cap of the spec."""
         from compiler.solver import Solver, default_cap
 
-        plan, costs = self._lowering.plan, stage_costs(self._lowering)
-        stages = tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages)
+        plan, costs = self._lowering.plan, costs_of_searches(self._lowering)
         cap, ranks = self._spec.schedule.cap or Fraction(default_cap(plan.mesh.pp)), plan.mesh.pp
         by = Fraction(len(plan.stages), ranks)  # the spec's caps count shares of the model
         caps = tuple(each * by for each in cap) if isinstance(cap, tuple) else cap * by
         copy = copy_time(self._lowering) if self._spec.schedule.host_copies else None
-        return Solver(replace(costs, stages=stages, O=copy, R=copy), caps)
+        return Solver(replace(costs, O=copy, R=copy), caps)

@@ -19,6 +19,7 @@ from typing import Any
 
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.weights import by_kind
 from compiler.textfile import TextFileError, read_text
 from runtime.actions import Action, actions_of
 from runtime.run_copy import PROGRAM
@@ -170,7 +171,7 @@ def json_of_costs(costs: Costs) -> str:
     table["pairs"] = {kinds: float(time) for kinds, time in costs.pairs}
     table["latency"] = float(costs.latency)
     if costs.stages:
-        table["stages"] = [float(weight) for weight in costs.stages]
+        table["stages"] = [float(by_kind(weight).F) for weight in costs.stages]  # of all kinds
     return json.dumps(table, indent=2) + "\n"
 
 

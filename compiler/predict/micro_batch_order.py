@@ -13,10 +13,11 @@ from dataclasses import replace
 from fractions import Fraction
 
 from compiler.lower import Lowering
-from compiler.lower.estimate import stage_costs
+from compiler.lower.estimate import copy_time, costs_of_searches
 from compiler.predict.flops import flops_per_token
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import has_copies
 from dsl.schema import Spec
 
 _EFFORT = 0.1  # of the search for the largest batch: a second or two; others take the best of its starts
@@ -40,7 +41,7 @@ def micro_batch_orders(spec: Spec, lowering: Lowering, schedules: Mapping[str, S
     trained = {name: each for name, each in schedules.items() if name.startswith("train")}
     if spec.schedule.order != "cost":
         return {}
-    costs = costs_of_orders(lowering)
+    costs = costs_of_orders(lowering, *trained.values())
     largest = max(each.num_micro_batches for each in trained.values())
     return {
         name: order_of(lowering, schedule, costs, _EFFORT if schedule.num_micro_batches == largest else 0.0)
@@ -48,10 +49,10 @@ def micro_batch_orders(spec: Spec, lowering: Lowering, schedules: Mapping[str, S
     }
 
 
-def costs_of_orders(lowering: Lowering) -> Costs:
-    """Costs of the plan's actions, by which orders are searched and judged."""
-    costs = stage_costs(lowering)
-    return replace(costs, stages=tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages))
+def costs_of_orders(lowering: Lowering, *schedules: Schedule) -> Costs:
+    """Costs of the plan's actions, and of the copies of schedules that have some, by which orders are searched."""
+    copy = copy_time(lowering) if any(map(has_copies, schedules)) else None
+    return replace(costs_of_searches(lowering), O=copy, R=copy)
 
 
 def order_of(lowering: Lowering, schedule: Schedule, costs: Costs, effort: float = _EFFORT) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def gain_on(samples: AnySamples, spec: Spec, lowering: Lowering, schedule: Sched
 
     from runtime.data.order import put_by_cost
 
-    costs, share, batch = costs_of_orders(lowering), attention_share(lowering), spec.train.batch.end
+    costs, share, batch = costs_of_orders(lowering, schedule), attention_share(lowering), spec.train.batch.end
     order = order_of(lowering, schedule, costs)
     drawn: list[float] = []
     ordered: list[float] = []

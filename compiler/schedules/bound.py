@@ -26,6 +26,7 @@ from compiler.schedules.costs import Costs
 from compiler.schedules.linear_program import Row, least
 from compiler.schedules.rank_states import QUICK, SmallPipeline
 from compiler.schedules.waits import Item, Slot, Times, Waits, steps_of
+from compiler.schedules.weights import Weight
 from compiler.stage_placement import StagePlacement
 from runtime.actions import KINDS, ActionKind
 
@@ -106,7 +107,7 @@ class _Ways:
 class Rank:
     """What the bound of one rank depends on."""
 
-    amounts: tuple[tuple[Fraction, int], ...]  # (weight, micro-batches of the stages of that weight)
+    amounts: tuple[tuple[Weight, int], ...]  # (weight, micro-batches of the stages of that weight)
     fill: Fraction
     first_backward: Fraction
     tail_forward: Fraction
@@ -117,7 +118,7 @@ class Rank:
     @staticmethod
     def of(ways: _Ways, rank: int) -> Rank:
         waits, slots = ways.waits, ways.waits.slots[rank]
-        amounts: Counter[Fraction] = Counter()
+        amounts: Counter[Weight] = Counter()
         for slot in slots:
             amounts[waits.weight(slot)] += waits.counts[slot[0]]
         return Rank(
@@ -149,7 +150,7 @@ class Rank:
 
     def shares(self, costs: Costs) -> Fraction:
         """All work, every action at the best share of its time that a pair gives it."""
-        return costs.least_work() * sum(weight * n for weight, n in self.amounts)
+        return sum((costs.least_work(weight) * n for weight, n in self.amounts), Fraction(0))
 
 
 def _ramps(ways: _Ways, rank: int) -> Fraction:

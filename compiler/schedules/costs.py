@@ -6,7 +6,7 @@ The costs are those of one action of the schedule at hand: one stage, one micro-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations_with_replacement
@@ -15,16 +15,26 @@ from typing import Any
 
 from compiler.schedules.exact import exact
 from compiler.schedules.links import ALIKE, Links
-from compiler.schedules.memory import UNKNOWN, Bytes, parse_bytes
-from compiler.textfile import json_of
-from runtime.actions import COPIES, KINDS, Action, Step
+from compiler.schedules.memory import UNKNOWN, Bytes, bytes_of_json
+from compiler.schedules.weights import (
+    NO_PAIRS,
+    ONE,
+    StagePairs,
+    StageWeight,
+    Weight,
+    by_kind,
+    cut_anew,
+    parse_stage_weights,
+    parse_weights,
+)
+from compiler.textfile import json_of, object_of
+from runtime.actions import COPIES, KINDS, Action, Step, actions_of
 
 PAIR_KINDS = tuple(sorted("".join(sorted(pair)) for pair in combinations_with_replacement(KINDS, 2)))  # BB, BF, …
 TABLES = Path(__file__).parent / "tables"
 UNIT_OF_SHIPPED = "ms"
 MOST_PARTS = 1000  # of an activation, some of which are kept for W: memory is counted in whole parts
 MOST_OVERLAP = 10  # times what they take apart, of two actions at a time: more is another unit, or a slip
-_MOST_WEIGHTS = 4096
 MOST_BYTES = 1 << 20  # of a table
 
 
@@ -34,11 +44,12 @@ class Costs:
 
     `B` None means I + W. `pairs` has (kinds, time) with the kinds in alphabetical order ("BF", "FF", "IW"); a pair that
     is not there takes the sum of its two actions. `stages`, `ranks` and `micro_batches` are factors of the actions of a
-    stage, of a pipeline rank and on a micro-batch; empty means 1 for all. `latency` is what a message takes to the next
-    stage on another rank. `keeps` is the share of an activation that is held from the end of its I to the end of its W.
-    `links` says where messages take another time than `latency`, and `bytes` what an activation takes, and what ranks
-    hold beside activations. `O` and `R` are the times of the copies of one activation to the host and back; None where
-    nothing can be copied. A copy takes the same time on all stages, ranks and micro-batches, as activations are alike.
+    stage (one for all, or one by kind), of a pipeline rank and on a micro-batch; empty means 1 for all. `latency` is
+    what a message takes to the next stage on another rank. `keeps` is the share of an activation that is held from the
+    end of its I to the end of its W. `links` says where messages take another time than `latency`, and `bytes` what an
+    activation takes, and what ranks hold beside activations. `O` and `R` are the times of the copies of one activation
+    to the host and back; None where nothing can be copied. A copy takes the same time on all stages, ranks and
+    micro-batches, as activations are alike. `stage_pairs`: what pairs of labelled stages take, instead of `pairs`.
     """
 
     F: Fraction = Fraction(1)
@@ -47,7 +58,7 @@ class Costs:
     B: Fraction | None = None
     pairs: tuple[tuple[str, Fraction], ...] = ()
     latency: Fraction = Fraction(0)
-    stages: tuple[Fraction, ...] = ()
+    stages: tuple[StageWeight, ...] = ()
     ranks: tuple[Fraction, ...] = ()
     micro_batches: tuple[Fraction, ...] = ()
     keeps: Fraction = Fraction(1)
@@ -55,6 +66,7 @@ class Costs:
     links: Links = ALIKE
     O: Fraction | None = None
     R: Fraction | None = None
+    stage_pairs: StagePairs = NO_PAIRS
 
     def __post_init__(self) -> None:
         assert all(kinds in PAIR_KINDS for kinds, _ in self.pairs), self.pairs
@@ -84,25 +96,24 @@ class Costs:
 
     def quickest(self, kind: str) -> Fraction:
         """The least time of a step that has an action of a kind and weight 1: alone, or in a pair."""
-        return min(self.one(kind), *(self.two(kind + other) for other in KINDS))
+        least = min(self.one(kind), *(self.two(kind + other) for other in KINDS))
+        return min(least, self.one(kind) * self.stage_pairs.least(kind))
 
-    def least_work(self) -> Fraction:
-        """What a micro-batch of weight 1 takes of a rank, every action at the best share of its time in a pair."""
+    def least_work(self, weight: Weight = ONE) -> Fraction:
+        """What a stage of a weight takes on a micro-batch, every action at the best share of its time in a pair."""
         least = {}
         for kind in KINDS:
             sums = {other: self.one(kind) + self.one(other) for other in KINDS}
-            shares = (self.two(kind + other) / both for other, both in sums.items() if both)
-            least[kind] = self.one(kind) * min(Fraction(1), *shares)
+            shares = [self.two(kind + other) / both for other, both in sums.items() if both]
+            if weight.label:
+                shares = [self.stage_pairs.least(kind, weight.label)]
+            least[kind] = self.one(kind) * weight.of(kind) * min(Fraction(1), *shares)
         return least["F"] + min(least["B"], least["I"] + least["W"])
 
-    def weight(self, stage: int, rank: int) -> Fraction:
-        """The factor of a stage's actions on a rank, on a micro-batch of weight 1."""
-        return (self.stages[stage] if self.stages else Fraction(1)) * (self.ranks[rank] if self.ranks else Fraction(1))
-
-    def _weight(self, action: Action, rank: int) -> Fraction:
-        """The factor of an action on a rank."""
-        weight = self.weight(action.stage, rank)
-        return weight * self.micro_batches[action.micro_batch] if self.micro_batches else weight
+    def weight(self, stage: int, rank: int) -> Weight:
+        """The factors of a stage's actions on a rank, on a micro-batch of weight 1."""
+        weight = by_kind(self.stages[stage]) if self.stages else ONE
+        return weight.longer(self.ranks[rank]) if self.ranks else weight
 
     def of(self, step: Step, rank: int) -> Fraction:
         """Time of a step on a pipeline rank.
@@ -111,17 +122,31 @@ class Costs:
         larger of the two takes, or where the table's pair is below that (a lone action waits for its own
         communication), that much of it.
         """
+        if isinstance(step, Action) and step.kind in COPIES:
+            return self.one(step.kind)
+        parts, least = self.parts(step, rank)
+        if self.micro_batches:
+            by = [self.micro_batches[action.micro_batch] for action in actions_of(step)]
+            parts, least = ([time * m for time, m in zip(times, by, strict=True)] for times in (parts, least))
+        return max(sum(parts, Fraction(0)), *least)
+
+    def parts(self, step: Step, rank: int) -> tuple[list[Fraction], list[Fraction]]:
+        """What each action adds to a step at micro-batches of weight 1, and the least that it lets the step take."""
+        actions = actions_of(step)
+        weights = [self.weight(action.stage, rank) for action in actions]
+        ones = [self.one(action.kind) for action in actions]
+        lone = [one * weight.of(action.kind) for one, weight, action in zip(ones, weights, actions, strict=True)]
         if isinstance(step, Action):
-            time = self.one(step.kind)
-            return time if step.kind in COPIES else time * self._weight(step, rank)
-        pair = (step.first, step.second)
-        time = self.two(step.first.kind + step.second.kind)
-        lone = [self.one(action.kind) for action in pair]
-        weights = [self._weight(action, rank) for action in pair]
-        if weights[0] == weights[1] or not sum(lone):
-            return time * weights[0]
-        weighted = sum(one * weight for one, weight in zip(lone, weights, strict=True)) * time / sum(lone)
-        return max(weighted, *(min(one, time) * weight for one, weight in zip(lone, weights, strict=True)))
+            return lone, lone
+        if any(weight.label for weight in weights):
+            a, b = ((action.kind, weight.label) for action, weight in zip(actions, weights, strict=True))
+            share = self.stage_pairs.share(a, b)
+            return [share * time for time in lone], [min(time, share * sum(lone)) for time in lone]
+        time = self.two(actions[0].kind + actions[1].kind)
+        share = time / sum(ones) if sum(ones) else Fraction(0)
+        factors = [weight.of(action.kind) for weight, action in zip(weights, actions, strict=True)]
+        least = [min(one, time) * factor for one, factor in zip(ones, factors, strict=True)]
+        return [share * time for time in lone], least
 
     def frees(self, kind: str) -> Fraction:
         """The share of an activation that the end of an action of a kind frees."""
@@ -143,7 +168,8 @@ class Costs:
 
     def gains(self) -> frozenset[str]:
         """The kinds of pairs that take less than their two actions one after the other, alphabetical."""
-        return frozenset(kinds for kinds, time in self.pairs if time < self.one(kinds[0]) + self.one(kinds[1]))
+        gain = {kinds for kinds, time in self.pairs if time < self.one(kinds[0]) + self.one(kinds[1])}
+        return self.stage_pairs.gains | gain
 
     def recut(self, had: int, wanted: int) -> Costs:
         """Costs of the same model cut into `wanted` stages in the place of `had`, each that much larger or smaller.
@@ -153,7 +179,7 @@ class Costs:
         if had == wanted:
             return self
         by = Fraction(had, wanted)
-        stages = tuple(_share_of(self.stages, by * k, by * (k + 1)) for k in range(wanted if self.stages else 0))
+        stages = cut_anew(self.stages, wanted) if self.stages else ()
         O, R = (None if time is None else time * by for time in (self.O, self.R))
         return replace(self.longer(by), stages=stages, bytes=self.bytes.longer(by), O=O, R=R)
 
@@ -174,13 +200,6 @@ class Costs:
         ):
             if weights and count is not None and len(weights) != count:
                 raise ValueError(f"the costs have weights of {len(weights)} {what}, the schedule has {count}")
-
-
-def _share_of(weights: Sequence[Fraction], start: Fraction, end: Fraction) -> Fraction:
-    """The mean of weights over [start, end), where the k-th holds over [k, k + 1)."""
-    bounds = [(max(start, Fraction(k)), min(end, Fraction(k + 1))) for k in range(len(weights))]
-    parts = (weight * (b - a) for weight, (a, b) in zip(weights, bounds, strict=True) if a < b)
-    return sum(parts, Fraction(0)) / (end - start)
 
 
 def any_pairs(costs: Costs) -> Costs:
@@ -229,7 +248,7 @@ def costs_of_json(text: str, shown: str = "table") -> Costs:
     forms = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
     more: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list}
     more |= {"latency": object, "keeps": Fraction, "bytes": dict} | dict.fromkeys(COPIES, object)
-    table = _object(value, forms | more, "the table")
+    table = object_of(value, forms | more, "the table")
     one, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
     if missing := {"F", "I", "W"} - one.keys():
         raise ValueError(f"the table has no {', '.join(sorted(missing))}")
@@ -240,11 +259,11 @@ def costs_of_json(text: str, shown: str = "table") -> Costs:
         _costs(one, pairs | measured),
         latency=latency,
         links=links,
-        stages=_weights(table.get("stages", []), "stages"),
-        ranks=_weights(table.get("ranks", []), "ranks"),
-        micro_batches=_weights(table.get("micro_batches", []), "micro_batches"),
+        stages=parse_stage_weights(table.get("stages", []), one),
+        ranks=parse_weights(table.get("ranks", []), "ranks"),
+        micro_batches=parse_weights(table.get("micro_batches", []), "micro_batches"),
         keeps=_share(table.get("keeps", Fraction(1))),
-        bytes=_bytes(table.get("bytes", {})),
+        bytes=bytes_of_json(table.get("bytes", {})),
         O=O,
         R=R,
     )
@@ -273,9 +292,9 @@ def _pairs(said: Mapping[str, Any]) -> dict[str, Fraction]:
 
 
 def _of_lanes(value: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
-    lanes = _object(value, {"compute": dict, "communication": dict, "overlap": Fraction}, '"lanes"')
-    compute = _object(lanes.get("compute"), dict.fromkeys("FIW", Fraction), '"compute"')
-    moved = _object(lanes.get("communication"), dict.fromkeys("FB", Fraction), '"communication"')
+    lanes = object_of(value, {"compute": dict, "communication": dict, "overlap": Fraction}, '"lanes"')
+    compute = object_of(lanes.get("compute"), dict.fromkeys("FIW", Fraction), '"compute"')
+    moved = object_of(lanes.get("communication"), dict.fromkeys("FB", Fraction), '"communication"')
     if missing := {"F", "I", "W"} - compute.keys() or {"F", "B"} - moved.keys():
         raise ValueError(f'"lanes" has no {", ".join(sorted(missing))}')
     compute["B"] = compute["I"] + compute["W"]
@@ -332,7 +351,7 @@ def _latency(value: Any) -> tuple[Fraction, Links]:
     """A number; an object of `inside` a `node` of so many ranks and `between` nodes; or an object with a `table`."""
     if isinstance(value, Fraction):
         return value, ALIKE
-    said = _object(value, {"inside": Fraction, "node": Fraction, "between": Fraction, "table": list}, '"latency"')
+    said = object_of(value, {"inside": Fraction, "node": Fraction, "between": Fraction, "table": list}, '"latency"')
     inside, node, between = (said.get(key, Fraction(0)) for key in ("inside", "node", "between"))
     table = said.get("table", [])
     if table and (node or between):
@@ -349,48 +368,7 @@ def _latency(value: Any) -> tuple[Fraction, Links]:
     return (links.least(len(rows), inside) if rows else inside), links
 
 
-def _bytes(value: Any) -> Bytes:
-    said = _object(value, {"activation": object, "beside": object}, '"bytes"')
-    if said in ({}, {"activation": 0, "beside": []}):  # the second is what is printed where nobody knows
-        return UNKNOWN
-    for key, what in (("activation", "what an activation takes"), ("beside", "what a rank holds beside activations")):
-        if said.get(key, []) == []:
-            raise ValueError(f'"bytes" has no "{key}", {what}: write it too, as "{key}": "30GB", or 0')
-    each = said["beside"] if isinstance(said["beside"], list) else [said["beside"]]
-    found = Bytes(_amount(said["activation"]), tuple(map(_amount, each)))
-    if not found.activation:
-        raise ValueError('"bytes": "activation" is 0: write what an activation takes, as "2GB", or leave "bytes" out')
-    return found
-
-
-def _amount(value: Any) -> Fraction:
-    if isinstance(value, str):
-        return parse_bytes(value)
-    if not isinstance(value, Fraction):
-        raise ValueError('"bytes" has numbers of bytes, or texts as "80GB"')
-    return value
-
-
 def _share(keeps: Fraction) -> Fraction:
     if keeps > 1 or keeps.denominator > MOST_PARTS:
         raise ValueError(f"keeps {float(keeps):g} is no share: write a number from 0 to 1 with up to 3 decimals")
     return keeps
-
-
-def _weights(values: list[Any], key: str) -> tuple[Fraction, ...]:
-    if len(values) > _MOST_WEIGHTS or not all(isinstance(each, Fraction) and each for each in values):
-        raise ValueError(f'"{key}" must be a list of at most {_MOST_WEIGHTS} numbers above 0')
-    return tuple(values)
-
-
-def _object(value: Any, types: Mapping[str, type], what: str) -> dict[str, Any]:
-    """The value, which must be a JSON object of some of these keys."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} must be an object of {', '.join(types)}")
-    for key, item in value.items():
-        if key not in types:
-            raise ValueError(f"{what} has an unknown key {key[:40]!r}: use {', '.join(types)}")
-        if not isinstance(item, types[key]):
-            word = {"dict": "an object", "list": "a list", "Fraction": "a number"}[types[key].__name__]
-            raise ValueError(f'{what}: "{key}" must be {word}')
-    return dict(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from compiler.schedules.bound import lower_bound
@@ -11,6 +11,7 @@ from compiler.schedules.one_copy_bound import one_copy_bound
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, simulate
 from compiler.schedules.unequal import bound_of_unequal
+from runtime.actions import Action, Pair
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Measured:
     @property
     def one_copy_bound(self) -> Fraction:
         """No schedule of these sizes within the cap ends sooner, on any placement with one copy of every stage."""
-        schedule, cap = self.schedule, Fraction(self.cap, self.stages_a_rank)
-        costs = self.costs.recut(schedule.num_stages, schedule.num_ranks)
-        return one_copy_bound(schedule.num_ranks, schedule.num_micro_batches, costs, cap)
+        schedule = self.schedule
+        sizes = schedule.num_ranks, schedule.num_micro_batches, schedule.num_stages
+        return one_copy_bound(*sizes, self.costs, self.cap)
 
     @property
     def makespan(self) -> Fraction:
@@ -47,14 +48,15 @@ class Measured:
     @property
     def excess(self) -> Fraction:
         """The makespan less the steady state: an F&B of every stage and micro-batch of the rank that has most."""
+        alike = replace(self.costs, micro_batches=())
         steady = max(
             sum(
-                self.costs.weight(s, rank) * _load(self.schedule, self.costs, rank, s)
+                alike.of(Pair(Action("F", s, 0), Action("B", s, 1)), rank) * _load(self.schedule, self.costs, rank, s)
                 for s in self.schedule.stages_of(rank)
             )
             for rank in range(self.schedule.num_ranks)
         )
-        return self.makespan - steady * self.costs.two("FB")
+        return self.makespan - steady
 
     @property
     def peak_activations(self) -> Fraction:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
+from compiler.textfile import object_of
 from dsl import units
 
 GIGA = 10**9
@@ -54,6 +56,29 @@ class Bytes:
 
 
 UNKNOWN = Bytes()
+
+
+def bytes_of_json(value: Any) -> Bytes:
+    """What JSON says of activations and of what is beside them; ValueError says what is wrong."""
+    said = object_of(value, {"activation": object, "beside": object}, '"bytes"')
+    if said in ({}, {"activation": 0, "beside": []}):  # the second is what is printed where nobody knows
+        return UNKNOWN
+    for key, what in (("activation", "what an activation takes"), ("beside", "what a rank holds beside activations")):
+        if said.get(key, []) == []:
+            raise ValueError(f'"bytes" has no "{key}", {what}: write it too, as "{key}": "30GB", or 0')
+    each = said["beside"] if isinstance(said["beside"], list) else [said["beside"]]
+    found = Bytes(_amount(said["activation"]), tuple(map(_amount, each)))
+    if not found.activation:
+        raise ValueError('"bytes": "activation" is 0: write what an activation takes, as "2GB", or leave "bytes" out')
+    return found
+
+
+def _amount(value: Any) -> Fraction:
+    if isinstance(value, str):
+        return parse_bytes(value)
+    if not isinstance(value, Fraction):
+        raise ValueError('"bytes" has numbers of bytes, or texts as "80GB"')
+    return value
 
 
 def parse_bytes(text: str) -> Fraction:

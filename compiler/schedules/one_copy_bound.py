@@ -15,7 +15,8 @@ Costs and cap are those of 1/P of the model; a stage takes 1/v of them. What rem
   all ranks these are at least N · P / 2 ways of the model there and back, for P · cap activations.
 
 If stages have unequal weights, any rank may have the heavy ones: what remains is all work, shared by the ranks, at the
-best share that a pair gives each action, and the way of one micro-batch.
+best share that a pair gives each action, and the way of one micro-batch. Both are sums over the stages that the weights
+are of: those of a mean stage may be more, where a B takes less than its I and W on some stages alone.
 """
 
 from __future__ import annotations
@@ -25,32 +26,43 @@ from fractions import Fraction
 
 from compiler.schedules.bound import Rank
 from compiler.schedules.costs import Costs
+from compiler.schedules.weights import Weight, by_kind
 
 
-def one_copy_bound(num_ranks: int, num_micro_batches: int, costs: Costs, cap: int | Fraction | None) -> Fraction:
+def one_copy_bound(
+    num_ranks: int, num_micro_batches: int, num_stages: int, costs: Costs, cap: int | Fraction | None
+) -> Fraction:
     """No schedule ends sooner that has one copy of every stage, v stages of equal size a rank, and holds at most `cap`.
 
-    Costs and cap are those of 1/P of the model. ValueError where the weights do not fit the sizes.
+    Costs and cap are those of one of `num_stages` stages. ValueError where the weights do not fit the sizes.
     """
     P, N = num_ranks, num_micro_batches
-    costs.check(P, P)
+    costs.check(P, num_stages)
     if costs.micro_batches:  # all are taken to be as short as the shortest
         costs = replace(costs.longer(min(costs.micro_batches)), micro_batches=())
     ranks = costs.ranks or (Fraction(1),) * P
-    stages = costs.stages or (Fraction(1),) * P
-    there, back = costs.quickest("F"), min(costs.quickest("B"), costs.quickest("I"))
     messages = costs.links.visit_all(P, costs.latency)
-    if len(set(stages)) > 1:
-        shared = N * costs.least_work()
-        way = (there + back) * sum(stages) * min(ranks) + 2 * messages
-        return max(way, shared * sum(stages) / sum(1 / weight for weight in ranks))
-    weight, equal = stages[0], P > 1 and len(set(ranks)) == 1
-    whole = weight * sum(ranks)
+    weights = [*map(by_kind, costs.stages or (Fraction(1),))]
+    if len(set(weights)) > 1:
+        way = sum((time for weight in weights for time in _there_and_back(costs, weight)), Fraction(0))
+        work = sum(map(costs.least_work, weights), Fraction(0))
+        return max(way * min(ranks) + 2 * messages, N * work / sum(1 / rank for rank in ranks))
+    costs = costs.recut(num_stages, P)  # of alike stages
+    cap = cap * Fraction(P, num_stages) if cap else cap
+    weight, equal = weights[0], P > 1 and len(set(ranks)) == 1
+    there, back = _there_and_back(costs, weight)
+    whole = sum(ranks)
     end = costs.links.least(P, costs.latency) if equal else Fraction(0)
-    held = Fraction(N * P, 2) * (there + back) * weight * min(ranks)
+    held = Fraction(N * P, 2) * (there + back) * min(ranks)
     each = (
-        Rank(((weight * rank, N),), end, there * whole + messages, back * whole + messages, end, cap, Fraction(0))
+        Rank(((weight.longer(rank), N),), end, there * whole + messages, back * whole + messages, end, cap, Fraction(0))
         for rank in {*ranks}
     )
     memory = held / cap if cap and not costs.offloads else Fraction(0)
     return max((there + back) * whole + 2 * messages, memory, *(rank.bound(costs) for rank in each))
+
+
+def _there_and_back(costs: Costs, weight: Weight) -> tuple[Fraction, Fraction]:
+    """The least time of a stage's forward, and of the backward that the stage before waits for."""
+    back = min(costs.quickest("B") * weight.B, costs.quickest("I") * weight.I)
+    return costs.quickest("F") * weight.F, back

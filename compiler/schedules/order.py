@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
-from runtime.actions import Pair, Step, actions_of
+from runtime.actions import COPIES, Step, actions_of, is_copy
 
 Floats = NDArray[np.float64]
 _CHAINS = 64  # orders that are annealed at once: numpy times them together
@@ -97,40 +98,65 @@ def _moved(order: list[int], rng: random.Random) -> list[int]:
 
 
 class _Timed:
-    """A schedule's steps, in an order in which each comes behind what it waits for, and what they take by weights."""
+    """A schedule's steps, in an order in which each comes behind what it waits for, and what they take by weights.
+
+    Copies of each way are done in a lane of the rank: a row of its own.
+    """
+
+    # its rank, length (of a copy, in time), (what it waits for, delay), and which copy it is, if it is one
+    Step: TypeAlias = "tuple[int, _Length | float, list[tuple[int, float]], str]"
 
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self.weights = np.array([float(weight) for weight in costs.micro_batches])
         self.num_ranks, last = schedule.num_ranks, schedule.num_stages - 1
         plain = replace(costs, micro_batches=())
-        ticks = simulate(schedule, Costs()).ticks  # every step takes some time, so that starts are such an order
+        one = Fraction(1)
+        ticks = simulate(schedule, Costs(O=one, R=one)).ticks  # all take some time, so that starts are such an order
         starts = [(start, rank, k) for rank, row in enumerate(ticks) for k, (start, _) in enumerate(row)]
-        self.steps: list[tuple[int, _Length, list[tuple[int, float]]]] = []  # rank, length, (waits for, delay)
+        self.steps: list[_Timed.Step] = []
         made: dict[tuple[bool, int, int], int] = {}  # (backward, stage, micro-batch) -> the step
+        fetched: dict[tuple[int, int], int] = {}  # (stage, micro-batch) -> the copy back
         for number, (_, rank, k) in enumerate(sorted(starts)):
             step, waits = schedule.actions[rank][k], []
+            if is_copy(step):
+                stage, micro_batch = actions_of(step)[0].stage, actions_of(step)[0].micro_batch
+                if str(step)[0] == "R":
+                    fetched[stage, micro_batch] = number
+                    self.steps.append((rank, float(plain.one("R")), [], "R"))
+                else:
+                    self.steps.append((rank, float(plain.one("O")), [(made[False, stage, micro_batch], 0.0)], "O"))
+                continue
             handed = [action for action in actions_of(step) if action.kind != "W"]
             for action in handed:
                 back = action.kind != "F"
                 before = action.stage + (1 if back else -1)
+                if back and (action.stage, action.micro_batch) in fetched:
+                    waits.append((fetched[action.stage, action.micro_batch], 0.0))
                 if 0 <= before <= last:
                     source = schedule.rank_of(before, action.micro_batch)
                     delay = float(plain.message(source, rank)) if source != rank else 0.0
                     waits.append((made[back, before, action.micro_batch], delay))
             made |= {(action.kind != "F", action.stage, action.micro_batch): number for action in handed}
-            self.steps.append((rank, _Length.of(step, rank, plain), waits))
+            self.steps.append((rank, _Length.of(step, rank, plain), waits, ""))
 
     def scores(self, orders: Sequence[Sequence[int]]) -> Floats:
         """The makespan of each order, and a little of the mean end of the ranks."""
         weights = self.weights[np.array(orders).T]  # [position, order]
         ends: list[Floats] = []
         now = [np.zeros(len(orders)) for _ in range(self.num_ranks)]
-        for rank, length, waits in self.steps:
-            start = now[rank]
+        lanes: dict[tuple[str, int], Floats] = {(copy, r): zeros for copy in COPIES for r, zeros in enumerate(now)}
+        for rank, length, waits, copy in self.steps:
+            start = lanes[copy, rank] if copy else now[rank]
             for one, delay in waits:
                 start = np.maximum(start, ends[one] + delay if delay else ends[one])
-            now[rank] = start + length(weights)
-            ends.append(now[rank])
+            if isinstance(length, _Length):
+                end = now[rank] = start + length(weights)
+            elif copy == "O":  # behind which the rank waits for its end
+                end = lanes[copy, rank] = start + length
+                now[rank] = np.maximum(now[rank], end)
+            else:
+                end = lanes[copy, rank] = np.maximum(start, now[rank]) + length
+            ends.append(end)
         every = np.array(now)
         return np.asarray(every.max(axis=0) + _MEAN * every.mean(axis=0))
 
@@ -148,16 +174,9 @@ class _Length:
 
     @staticmethod
     def of(step: Step, rank: int, costs: Costs) -> _Length:
-        actions = actions_of(step)
-        weights = [costs.weight(action.stage, rank) for action in actions]
-        lone = [costs.one(action.kind) for action in actions]
-        time = costs.two("".join(action.kind for action in actions)) if isinstance(step, Pair) else lone[0]
-        share = time / sum(lone) if sum(lone) else Fraction(0)
-        return _Length(
-            tuple(action.micro_batch for action in actions),
-            tuple(float(share * one * weight) for one, weight in zip(lone, weights, strict=True)),
-            tuple(float(min(one, time) * weight) for one, weight in zip(lone, weights, strict=True)),
-        )
+        parts, least = costs.parts(step, rank)
+        micro_batches = tuple(action.micro_batch for action in actions_of(step))
+        return _Length(micro_batches, tuple(map(float, parts)), tuple(map(float, least)))
 
     def __call__(self, weights: Floats) -> Floats:
         if len(self.shares) == 1:

@@ -23,8 +23,6 @@ def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batche
     for m in range(num_micro_batches):
         sides.setdefault(placement.direction(num_micro_batches, m), []).append(m)
     forward, whole, inward, weights_only = map(costs.quickest, KINDS)
-    backward, last = min(whole, inward), min(whole, inward + weights_only)  # the last is of stage 0
-    least = costs.least_work()
     num_stages = placement.num_stages(num_ranks)
     work, begin, ways = [Fraction(0)] * num_ranks, [MOST] * num_ranks, []
     for side in sides.values():
@@ -36,10 +34,12 @@ def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batche
                 (costs.message(a, b) if a != b else Fraction(0) for a, b in pairwise(ranks)), initial=Fraction(0)
             )
         ]
-        heads = [*accumulate(stages, initial=Fraction(0))]
+        heads = [*accumulate((forward * weight.F for weight in stages), initial=Fraction(0))]
+        backs = [min(whole * weight.B, inward * weight.I) for weight in stages]
+        last = min(whole * stages[0].B, inward * stages[0].I + weights_only * stages[0].W)  # of stage 0
         for stage, rank in enumerate(ranks):
-            begin[rank] = min(begin[rank], heads[stage] * forward * min(weights) + hops[stage])
-            work[rank] += stages[stage] * sum(weights)
-        way = heads[-1] * forward + (heads[-1] - stages[0]) * backward + stages[0] * last
+            begin[rank] = min(begin[rank], heads[stage] * min(weights) + hops[stage])
+            work[rank] += costs.least_work(stages[stage]) * sum(weights)
+        way = heads[-1] + sum(backs[1:]) + last
         ways.append(way * max(weights) + 2 * hops[-1])
-    return max(*ways, *(first + least * each for first, each in zip(begin, work, strict=True) if each))
+    return max(*ways, *(first + each for first, each in zip(begin, work, strict=True) if each))

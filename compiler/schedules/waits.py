@@ -25,6 +25,7 @@ from functools import cached_property
 from itertools import combinations_with_replacement
 
 from compiler.schedules.costs import Costs
+from compiler.schedules.weights import Weight
 from compiler.stage_placement import StagePlacement
 from runtime.actions import KINDS, Action, ActionKind, Pair
 
@@ -69,12 +70,12 @@ class Waits:
             found[rank].append(slot)
         return found
 
-    def weight(self, slot: Slot) -> Fraction:
-        """The factor of the costs of a slot's actions."""
+    def weight(self, slot: Slot) -> Weight:
+        """The factors of the costs of a slot's actions."""
         return self.costs.weight(slot[1], self.rank[slot])
 
     @cached_property
-    def weights(self) -> list[list[Fraction]]:
+    def weights(self) -> list[list[Weight]]:
         """The different weights of each rank's slots."""
         return [sorted({self.weight(slot) for slot in slots}) for slots in self.slots]
 
@@ -278,7 +279,7 @@ def _after(row: Sequence[int], k: int, sign: int, apart: int, quickest: int) -> 
 
 
 def steps_of(
-    kinds: Sequence[ActionKind], weights: Sequence[Fraction], costs: Costs
+    kinds: Sequence[ActionKind], weights: Sequence[Weight], costs: Costs
 ) -> Iterator[tuple[tuple[Item, ...], Fraction]]:
     """The lone actions of some kinds and all weights, and the pairs that gain, with their times."""
     one = [(kind, k) for kind in kinds for k in range(len(weights))]

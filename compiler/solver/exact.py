@@ -24,7 +24,7 @@ from compiler.schedules.schedule import ScheduleError
 from compiler.schedules.simulate import simulate
 from compiler.schedules.waits import Waits
 from compiler.solver.line import line_of
-from compiler.solver.problem import FIRST, Problem, schedule_of_slots
+from compiler.solver.problem import FIRST, Problem, alike, schedule_of_slots
 from compiler.solver.tokens import MOST_CHUNKS, B, F, I, Slots, W, chunk_of, kind_of, slot_of, tokens_of
 
 MOST_TIME = 2**48  # sums of times are whole numbers of 64 bits
@@ -231,7 +231,8 @@ class _Row:
         model, begin, times = self.model, self.begin, self.times
         for one, other in combinations(self.split, 2):
             first, second = ((B + chunk_of(token), k) for token, k in (one, other))
-            if all(times[kind + chunk_of(one[0])] == times[kind + chunk_of(other[0])] for kind in (F, B, I, W)):
+            a, b, count = chunk_of(one[0]), chunk_of(other[0]), len(self.problem.counts[self.row])
+            if all(alike(times, kind + a, kind + b, count) for kind in (F, B, I, W)):
                 in_order = model.new_bool_var("")
                 both = self.split[one], self.split[other]
                 model.add(begin[first] <= begin[second]).only_enforce_if(in_order)

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 
 from compiler.schedules.costs import Costs
 from compiler.schedules.numbering import numbered
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.slots import Home, Slot, homes
-from compiler.solver.tokens import B, F, I, Slots, W, chunk_of, kind_of, slot_of, tokens_of
+from compiler.schedules.weights import Weight
+from compiler.solver.tokens import NUM_TOKENS, B, F, I, Slots, W, chunk_of, kind_of, slot_of, tokens_of
 from compiler.stage_placement import BIDIRECTIONAL, StagePlacement
 from runtime.actions import Action, ActionKind, Pair, actions_of
 
@@ -117,7 +118,7 @@ def make_problem(
     rows = P // 2 if folded else P
     caps = tuple(min(of_rank[row], of_rank[P - 1 - row]) for row in range(rows)) if folded else tuple(of_rank)
     gains = costs.gains()
-    tables: dict[tuple[Fraction, ...], dict[int, Fraction]] = {}  # rows of equal weights have one
+    tables: dict[tuple[Weight, ...], dict[int, Fraction]] = {}  # rows of equal weights have one
     keys = [tuple(costs.weight(stage, row) for stage, _ in homes(placement, P, row)) for row in range(rows)]
     for row, key in enumerate(keys):
         if key not in tables:
@@ -149,7 +150,7 @@ def make_problem(
         tuple(tuple(int(time / unit) for time in row) for row in messages),
         tuple(times[key] for key in keys),
         tuple(offered[key] for key in keys),
-        all(len(set(key)) == 1 for key in keys),
+        all(alike(table, W, W + chunk, len(key)) for key, table in times.items() for chunk in range(len(key))),
         (),
         (),
         (),
@@ -214,14 +215,23 @@ def _times(stages: Sequence[int], row: int, costs: Costs) -> dict[int, Fraction]
     return result
 
 
+def alike(table: dict[int, int], one: int, other: int, num_chunks: int) -> bool:
+    """Whether two tokens of a row take as long as each other, alone and in each pair with a third."""
+    partners = [(token + chunk,) for token in (F, B, I, W) for chunk in range(num_chunks)]
+    return all(table[slot_of((one, *rest))] == table[slot_of((other, *rest))] for rest in [(), *partners])
+
+
 def _is_offered(slot: int, table: dict[int, Fraction], gains: frozenset[str]) -> bool:
     tokens = tokens_of(slot)
     if any(token > W for token in tokens):
         return False
     if len(tokens) == 1:
         return True
-    kinds = "".join(sorted(map(kind_of, tokens)))
-    return kinds in gains and table[slot] < sum(table[token] for token in tokens)
+    if "".join(sorted(map(kind_of, tokens))) not in gains:
+        return False
+    chunks = range(sum(token >= W for token in table if token < NUM_TOKENS))  # a W in a slot may be any chunk's
+    pairs = product(*([W + chunk for chunk in chunks] if token == W else [token] for token in tokens))
+    return any(table[slot_of(pair)] < sum(table[token] for token in pair) for pair in pairs)
 
 
 def _kind(token: int) -> ActionKind:

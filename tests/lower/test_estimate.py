@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import combinations_with_replacement
 
 import pytest
 
 from compiler.actions.lanes import best_order, end_of
 from compiler.actions.order import jobs_of
-from compiler.lower.estimate import stage_costs
+from compiler.lower import Lowering
+from compiler.lower.estimate import costs_of_searches, stage_costs
+from compiler.plan import make_plan
+from compiler.predict.times import step_times
+from compiler.rates.rank_rates import rank_rates
 from compiler.schedules.dualpipe import dualpipe
+from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
+from compiler.schedules.weights import by_kind
+from dsl.load import load
+from runtime.actions import KINDS, Action, Pair, Step, actions_of
 from tests.lower.stages import chain, deepseek_v3, pair_kinds, small
 
 # ms of four MoE layers on H800, DeepSeek's public profile: a lone action is its compute and all its communication.
@@ -33,8 +42,10 @@ def test_costs_are_those_of_the_stages() -> None:
     pair = jobs_of([chain(deepseek_v3(), 5, "F"), chain(deepseek_v3(), 10, "B")])
     alone = [jobs_of([chain(deepseek_v3(), 5, kind)]) for kind in "FB"]
     gain = end_of(pair, best_order(pair)) / sum(end_of(jobs, best_order(jobs)) for jobs in alone)
+    gain *= lowering.rates[5].pair  # what the plan adds to a pair
     assert float(costs.two("FB") / (costs.one("F") + costs.one("B"))) == pytest.approx(gain, rel=0.01)
-    assert float(sum(costs.stages)) == pytest.approx(16)
+    for factors in zip(*(weight.factors for weight in costs.stages), strict=True):  # of each kind
+        assert float(sum(factors)) == pytest.approx(16)
     assert costs.latency == 0
     assert costs.gains() == {"BF"}
 
@@ -57,3 +68,32 @@ def test_costs_time_a_schedule() -> None:
     costs = stage_costs(lowering)
     alone = 2 * (costs.one("F") + costs.one("I") + costs.one("W"))
     assert simulate(schedule, costs).makespan > alone
+
+
+@pytest.mark.parametrize("placement", ["bidirectional", "v"])
+def test_a_search_has_the_times_of_the_plan(placement: str) -> None:
+    """Each kind on each stage and each pair on each rank takes that, messages and all, to a thousandth of a weight."""
+    spec = load("specs/quickstart.dsc", overrides=["schedule.name=auto", f"schedule.placement={placement}"])
+    lowering = Lowering(make_plan(spec), rank_rates(spec))
+    costs, plan = costs_of_searches(lowering), lowering.plan
+    steps: list[list[Step]] = []
+    for rank in range(2):
+        sides = [(kind, stage) for kind in KINDS for stage in sorted(plan.stages_of(rank))]
+        pairs = combinations_with_replacement(sides, 2)
+        steps.append([Action(*side, 0) for side in sides] + [Pair(Action(*a, 0), Action(*b, 3)) for a, b in pairs])
+    every = Schedule("all", 2, 4, plan.stage_placement, tuple(map(tuple, steps)))
+    times = step_times(lowering, every)
+    for rank, row in enumerate(steps):
+        for step in row:
+            mean = sum(costs.one(action.kind) for action in actions_of(step))
+            assert abs(costs.of(step, rank) - times.of(step, rank)) < max(mean, times.of(step, rank)) / 500, step
+    assert len({weight.label for weight in map(by_kind, costs.stages)}) == len(plan.stages)
+
+
+def test_stages_that_are_alike_have_one_label() -> None:
+    lowering = deepseek_v3()
+    labels = [by_kind(weight).label for weight in costs_of_searches(lowering).stages]
+    assert len({*labels[1:8]}) == len({*labels[8:15]}) == 1 and len({*labels}) == 4
+    for rank in range(16):
+        held = lowering.plan.stages_of(rank)
+        assert len({labels[stage] for stage in held}) == len(held)

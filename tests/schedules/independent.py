@@ -6,12 +6,13 @@ It shares no code with the product: neither its reader, nor its placements, cost
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 Cell = tuple[str, int, int]  # kind, stage, micro-batch
 Times = Mapping[str, Fraction]  # F, I, W, B, pairs such as BF, and O and R, of one of the schedule's stages
+Weights = Sequence[Mapping[str, Fraction]]  # by stage, the factor of each kind
 
 
 class Judged(NamedTuple):
@@ -21,7 +22,7 @@ class Judged(NamedTuple):
     peaks: tuple[int, ...]
 
 
-def judge(text: str, times: Times, latency: Fraction = Fraction(0)) -> Judged:
+def judge(text: str, times: Times, latency: Fraction = Fraction(0), weights: Weights = ()) -> Judged:
     """AssertionError where the order is not legal, or where ranks wait for each other for ever."""
     head, *lines = text.strip().splitlines()
     match = re.fullmatch(r"# \S+ ranks=(\d+) micro_batches=(\d+) placement=(v|bidirectional|loop\((\d+)\))", head)
@@ -71,7 +72,7 @@ def judge(text: str, times: Times, latency: Fraction = Fraction(0)) -> Judged:
                     at[rank], moved = at[rank] + 1, True
                     continue
                 start = max([now[rank], *(ends[need] + delay for need, delay in needs)])
-                now[rank] = start + _time(step, times)
+                now[rank] = start + _time(step, times, weights)
                 spans.append((start, now[rank], rank, step))
                 ends |= dict.fromkeys(step, now[rank])
                 at[rank], moved = at[rank] + 1, True
@@ -135,6 +136,13 @@ def _needs(cell: Cell, stages: int, split: set[tuple[int, int]], away: set[tuple
     return [("R" if (stage, m) in away else "F", stage, m), *behind]
 
 
-def _time(step: tuple[Cell, ...], times: Times) -> Fraction:
+def _time(step: tuple[Cell, ...], times: Times, weights: Weights) -> Fraction:
     kinds = "".join(sorted(kind for kind, *_ in step))
-    return times.get(kinds, sum((times[kind] for kind in kinds), Fraction(0)))
+    apart = sum((times[kind] for kind in kinds), Fraction(0))
+    time = times.get(kinds, apart)
+    factors = [weights[stage][kind] if weights else Fraction(1) for kind, stage, _ in step]
+    if len(set(factors)) == 1:
+        return factors[0] * time
+    each = [times[kind] for kind, *_ in step]  # a pair saves the same share, and is no shorter than its longer action
+    shared = time / apart * sum(a * b for a, b in zip(each, factors, strict=True))
+    return max(shared, *(min(a, time) * b for a, b in zip(each, factors, strict=True)))

@@ -113,8 +113,8 @@ def test_one_activation_too_few_is_seen() -> None:
 
 def one_copy(case: Case, cap: Fraction | None = None) -> Fraction:
     stages, P = case.placement.num_stages(case.num_ranks), case.num_ranks
-    cap = Fraction(case.cap, case.placement.stages_per_rank) if cap is None else cap
-    return one_copy_bound(P, case.num_micro_batches, case.costs.recut(stages, P), cap)
+    cap = case.cap if cap is None else cap * case.placement.stages_per_rank
+    return one_copy_bound(P, case.num_micro_batches, stages, case.costs, cap)
 
 
 def test_the_one_copy_bound_is_below_all_with_one_copy() -> None:
@@ -126,7 +126,7 @@ def test_the_one_copy_bound_is_below_all_with_one_copy() -> None:
 @pytest.mark.parametrize("costs", [Costs(), parse_costs("F=2,I=3,W=1,FB=4"), shipped("deepseek-v3-low")])
 def test_the_one_copy_bound_is_below_that_of_every_placement(costs: Costs) -> None:
     for P, N, cap in ((4, 8, 4), (4, 6, 1), (8, 24, 5), (3, 5, 2)):
-        least = one_copy_bound(P, N, costs, cap)
+        least = one_copy_bound(P, N, P, costs, cap)
         assert least >= N * (costs.F + costs.I + costs.W) * (costs.two("BF") / (costs.F + costs.one("B")))
         for placement in (V, *(loop(v) for v in (1, 2, 3))):
             v = placement.stages_per_rank
@@ -136,7 +136,7 @@ def test_the_one_copy_bound_is_below_that_of_every_placement(costs: Costs) -> No
 
 def test_what_the_cap_costs_one_copy() -> None:
     """A rank with room for 2 of 4 waits for the first backward; with room for 1, memory takes more than work."""
-    bounds = [one_copy_bound(4, 8, Costs(), cap) for cap in (4, 2, 1)]
+    bounds = [one_copy_bound(4, 8, 4, Costs(), cap) for cap in (4, 2, 1)]
     assert bounds[0] < bounds[1] < bounds[2] and bounds[2] >= Fraction(8 * 4, 2) * 2
 
 

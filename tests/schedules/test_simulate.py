@@ -14,6 +14,7 @@ from compiler.schedules import SCHEDULES
 from compiler.schedules.costs import PAIR_KINDS, Costs, parse_costs, shipped
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import peak_activations, simulate
+from compiler.schedules.weights import StageWeight, Weight
 from runtime.actions import Action, actions_of
 
 
@@ -106,7 +107,7 @@ def test_agrees_with_a_plain_simulator(name: str) -> None:
 
 
 def random_costs(rng: random.Random, stages: int, ranks: int) -> Costs:
-    """Any table of pairs, uneven stages and ranks, latency."""
+    """Any table of pairs, uneven stages, now and then by kind, uneven ranks, latency."""
     F, I, W = (Fraction(rng.randint(1, 9), rng.choice((1, 3))) for _ in range(3))
     costs = Costs(F, I, W, rng.choice((None, Fraction(rng.randint(1, 9)))))
     kinds = [pair for pair in PAIR_KINDS if rng.random() < 0.5]
@@ -115,9 +116,19 @@ def random_costs(rng: random.Random, stages: int, ranks: int) -> Costs:
         costs,
         pairs=pairs,
         latency=Fraction(rng.randint(0, 2), 2),
-        stages=tuple(Fraction(rng.randint(2, 4), 3) for _ in range(stages if rng.random() < 0.5 else 0)),
+        stages=random_weights(rng, stages),
         ranks=tuple(Fraction(rng.randint(2, 4), 3) for _ in range(ranks if rng.random() < 0.5 else 0)),
     )
+
+
+def random_weights(rng: random.Random, stages: int) -> tuple[StageWeight, ...]:
+    """None, or one weight a stage, for all kinds or by kind."""
+    count, by_kind = rng.choice(((0, False), (0, False), (stages, False), (stages, True)))
+
+    def factor() -> Fraction:
+        return Fraction(rng.randint(2, 4), 3)
+
+    return tuple(Weight.of_factors(factor() for _ in "FBIW") if by_kind else factor() for _ in range(count))
 
 
 # ---------------------------------------------------------------- what is refused
