@@ -9,7 +9,6 @@ from compiler.commands.schedule_answer import Answer, Entry
 from compiler.commands.schedule_input import WrongError, searching
 from compiler.schedules.measure import measure
 from compiler.schedules.order import best_order, ordered
-from compiler.schedules.simulate import has_copies
 
 
 def in_best_order(answer: Answer) -> Answer:
@@ -31,10 +30,6 @@ def _ordered(entry: Entry, progress: Callable[[str], None]) -> Entry:
     if measured is None:
         return entry
     schedule, costs = measured.schedule, measured.costs
-    if has_copies(schedule):
-        raise WrongError(
-            f"--order moves no copies, and {entry.name} has O and R: leave these out of the file, or of the costs"
-        )
     order = best_order(schedule, costs, report=lambda share: progress(f"order for {entry.name}: {share:.0%}"))
     best = measure(schedule, ordered(costs, order), measured.cap)
     return replace(entry, measured=best, order=tuple(order), unordered=measured.makespan)

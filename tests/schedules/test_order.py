@@ -16,6 +16,11 @@ from pathlib import Path
 import pytest
 
 from compiler.cli import main
+from compiler.lower import Lowering
+from compiler.lower.estimate import copy_time
+from compiler.plan import make_plan
+from compiler.predict.micro_batch_order import costs_of_orders, micro_batch_orders
+from compiler.rates.rank_rates import rank_rates
 from compiler.schedules import SCHEDULES
 from compiler.schedules.costs import Costs, costs_of_json, parse_costs
 from compiler.schedules.measure import measure
@@ -23,7 +28,9 @@ from compiler.schedules.order import _Timed, best_order, ordered
 from compiler.schedules.simulate import simulate
 from compiler.schedules.unequal import bound_of_unequal
 from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, loop
+from dsl.load import load
 from runtime.actions import Action, Pair
+from tests.schedules.offloading import offloading
 from tests.schedules.test_simulate import plain, random_costs
 from tests.schedules.tiny import best_makespan
 
@@ -63,6 +70,30 @@ def test_agrees_with_a_plain_simulator_and_the_bound_is_below(name: str) -> None
         exact = simulate(schedule, ordered(costs, order))
         ends = [rank[-1][1] for rank in exact.spans]
         assert score == pytest.approx(float(exact.makespan + Fraction(1, 5) * sum(ends) / len(ends)))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "zb1p", "zbv", "dualpipe"])
+def test_an_order_is_timed_with_its_copies(name: str) -> None:
+    rng = random.Random(name)
+    schedule = offloading(name, 4, 10, Fraction(4, 5))
+    costs = random_costs(rng, schedule.num_stages, 4)
+    costs = replace(costs, micro_batches=weights(10, 0.6, 4), O=Fraction(3), R=Fraction(5))
+    order = rng.sample(range(10), 10)
+    exact = simulate(schedule, ordered(costs, order))
+    ends = [rank[-1][1] for rank in exact.spans]
+    score = _Timed(schedule, costs).scores([order])[0]
+    assert score == pytest.approx(float(exact.makespan + Fraction(1, 5) * sum(ends) / len(ends)))
+    best = best_order(schedule, costs, effort=0.02)
+    assert simulate(schedule, ordered(costs, best)).makespan < simulate(schedule, costs).makespan
+
+
+def test_a_run_of_a_file_with_copies_has_an_order() -> None:
+    spec = load("specs/laptop-gqa.dsc", overrides=["schedule.order=cost", "data.documents=masked"])
+    lowering = Lowering(make_plan(spec), rank_rates(spec))
+    schedule = offloading("gpipe", 2, 8, Fraction(1, 2))
+    orders = micro_batch_orders(spec, lowering, {"train_8": schedule})
+    assert sorted(orders["train_8"]) == [*range(8)] != list(orders["train_8"])
+    assert costs_of_orders(lowering).O is None and copy_time(lowering) == costs_of_orders(lowering, schedule).O
 
 
 @pytest.mark.parametrize("placement", [loop(1), BIDIRECTIONAL], ids=str)
