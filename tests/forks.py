@@ -33,13 +33,16 @@ from tests import progress
 ROOT = Path(__file__).parents[1]
 FIXED = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 READ_AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "KMP_", "ATEN_", "TORCH", "TRITON", "CUDA", "DSC_")
+# What is not the environment of who starts a process: pytest's name of the test, and a folder that torch names when it
+# first traces. A server that was started before that would else never be forked again.
+NOT_GIVEN = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 RUNS_FIRST = "FORKS_RUN_FIRST"  # a module whose `install` each fork calls before it runs its own: tests/reliability
 MAX_DESCRIPTOR = 1 << 16
 
 
 def environment() -> dict[str, str]:
     """The environment of what is started now."""
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"} | FIXED
+    return {name: value for name, value in os.environ.items() if name not in NOT_GIVEN} | FIXED
 
 
 def run(module: str, words: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,10 @@ import gc
 import pkgutil
 from importlib import import_module
 
-MODULES = ("torch", "safetensors.torch", "tokenizers", "compiler.build", "runtime.launch.launcher", "runtime.loop")
+MODULES = (
+    *("torch", "safetensors.torch", "tokenizers", "networkx", "compiler.build", "compiler.topology.device_graph"),
+    *("runtime.launch.launcher", "runtime.loop", "runtime.starts", "runtime.checkpoint.restore"),
+)
 
 gc.disable()  # as where a run imports them (runtime/train.py)
 for name in MODULES:

@@ -1,4 +1,4 @@
-"""Limits against hangs: who waits for nothing is ended, who works slowly or prints seldom is not."""
+"""Limits against hangs: who waits for nothing is ended, who works slowly or prints seldom is not. Where forks serve."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tests.progress import HangError, run
 from tests.runtime.processes import is_gone, wait_for
 
@@ -48,3 +49,22 @@ def test_what_goes_on_is_not(code: str) -> None:
     """A process that works for longer than the patience is not ended."""
     done = python(code, patience_s=2 if code is WORKING else 5, work_s=0.02 if code is WORKING else 1000)
     assert done.returncode == 0
+
+
+def test_a_module_is_run_in_a_fork_unless_libraries_would_read_another_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tracing, which names a folder in the environment of this process, does not end that."""
+
+    def started() -> forks.Started:
+        process = forks.start("compiler.cli", ["--help"], tmp_path, tmp_path / "out", tmp_path / "err")
+        assert process.wait(60) == 0 and (tmp_path / "out").read_text("utf-8").startswith("usage: dsc")
+        return process
+
+    for name in ("out", "err"):
+        (tmp_path / name).touch()
+    forks.server()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert isinstance(started(), forks.Fork)
+    monkeypatch.setenv("TORCH_LOGS", "+dynamo")
+    assert isinstance(started(), subprocess.Popen)
