@@ -11,7 +11,7 @@ NATIVE := hatch_build.py runtime/native/compile_cpp.py $(wildcard runtime/native
 EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train check pins test tools kernels bench gpu study-balance study-fp8 soak census reliability lint docs extension bless clean
+.PHONY: train check pins test tier tools kernels bench gpu study-balance study-fp8 soak census reliability lint docs extension bless clean
 
 train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
@@ -29,8 +29,12 @@ check: $(FOR_TESTS)
 pins: $(FOR_TESTS)
 	$(PYTEST) --tier check
 
-test: tools lint
+# mypy takes one core for about a minute: the tests begin beside it.
+test: tools $(FOR_TESTS)
 	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null
+	@$(MAKE) --no-print-directory -j 2 lint tier
+
+tier: $(FOR_TESTS)
 	$(PYTEST) --tier test
 
 # A C++ compiler and Chromium: installed where that may be, else said before anything long begins.
