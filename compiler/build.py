@@ -26,6 +26,7 @@ from compiler.kernels.calls import update as call_of_optimizer
 from compiler.lower.estimate import Overlap, overlaps_of, rank_times
 from compiler.report.page import report_html
 from compiler.report.sections import report_of
+from compiler.report.watch_file import watch_json
 from compiler.spec_files import standing_alone, texts_of_files
 from dsl.canonical import canonical
 from dsl.schema import Spec
@@ -110,6 +111,8 @@ class _Emission:
         optimizer = call_of_optimizer(spec)
         has_kernel = optimizer.op in KERNELS  # an optimizer may run on torch alone
         kernel = emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec)) if has_kernel else None
+        report = report_of(spec, lowered)
+        assert report.planned is not None
         of_few_bits = quantised(lowered.plan, num_sms(spec))
         files = {
             "spec.resolved": self.resolved,
@@ -119,8 +122,9 @@ class _Emission:
             "plan.json": plan_json(spec, lowered, self.overlaps, rows(of_few_bits)),
             "plan.txt": plan_text(spec, lowered, self.overlaps),
             "schedule.txt": lowered.main_schedule.to_text(),
-            "report.html": report_html(report_of(spec, lowered)),
+            "report.html": report_html(report),
             "train.py": train_py(spec),
+            "watch.json": watch_json(spec, report.planned),
         }
         files |= texts_of_files(spec)
         files |= {

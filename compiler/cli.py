@@ -51,6 +51,7 @@ COMMANDS = {
     "trace": "write a step of a run as Chrome trace events, for ui.perfetto.dev",
     "train": "train a spec or a build folder on this machine's processes",
     "verify": "say whether a checkpoint, a run or a build is whole, and what can load it",
+    "watch": "follow a run: a live view, lines or JSON; a dashboard and alert rules",
 }
 
 MODULES = {"import": "import_", "trace": "step_trace"}  # a word of Python, and a name that others have

@@ -31,9 +31,18 @@ MAX_FILES = 100_000
 TRIES = 20  # to read a folder that is replaced again and again meanwhile
 
 _ENTRY = re.compile(CACHE + r"/(segments|orders)/[0-9a-f]{64}\.json", re.ASCII)
-_ALWAYS = ("spec.resolved", "plan.json", "plan.txt", "schedule.txt", "train.py", "kernels.json", "report.html")
+_ALWAYS = (
+    "spec.resolved",
+    "plan.json",
+    "plan.txt",
+    "schedule.txt",
+    "train.py",
+    "kernels.json",
+    "report.html",
+    "watch.json",
+)
 _LISTED = re.compile(  # what a manifest may list
-    r"spec\.resolved|plan\.json|plan\.txt|schedule\.txt|train\.py|kernels\.json|report\.html|placement\.json|rates\.json"
+    r"spec\.resolved|plan\.json|plan\.txt|schedule\.txt|train\.py|kernels\.json|report\.html|watch\.json|placement\.json|rates\.json"
     r"|initial\.sha256|modules\.json"
     r"|(program|certificate)/(train|evaluate)_[1-9][0-9]{0,8}\.json|stages/rank_(0|[1-9][0-9]{0,5})\.py"
     r"|(segments|kernels)/[A-Za-z][A-Za-z0-9_]*\.py",

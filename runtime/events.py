@@ -33,6 +33,8 @@ Event = Literal[
     "restart",
     "bad_step",
     "fault",
+    "export",
+    "export_failed",
     "end",
 ]
 

@@ -39,6 +39,7 @@ from runtime.outcome import printable
 from runtime.phases import begins_with, check_is_not_over, going_back
 from runtime.position import Position
 from runtime.rate import batch_at, last_step, tokens_after, tokens_to_train
+from runtime.run_copy import program_digest
 from runtime.snapshot import AVERAGE
 from runtime.strict_json import tree
 
@@ -71,6 +72,7 @@ def origin(build: Build, corpus: Path, device: str) -> dict[str, Any]:
     meta = json.loads((corpus / "meta.json").read_text("utf-8"))
     return {
         "build": build.digest,
+        "programs": program_digest(build.files),
         "torch": torch.__version__.partition("+")[0],
         "ops": library.identity(),
         "device": device,
@@ -166,7 +168,7 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     differs += [difference(was, now, name) for name in ENVIRONMENT if was.get(name) != now[name]]
     if begins:
         notes.append(_beginning(checkpoint.step, build.plan, changed))
-    elif was.get("build") != now["build"]:
+    elif was.get("build") != now["build"] and was.get("programs") != now["programs"]:
         differs = differs or ["the build"]
     if was.get("data") != now["data"] or any(_OF_THE_DATA.fullmatch(path) for path, _ in changed):
         notes += _course(checkpoint.step, position, build.plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +14,9 @@ FILES = (
     "rates.json",
     "modules.json",
 )  # the first may name the others
+WATCH = "watch.json"  # what is predicted of a step, for those who watch the run
 PROGRAM = "program.sha256"  # of a run folder: the digest of the programs that it ran last
+_ORIGIN = re.compile(rb"^# from spec\.resolved:.*\n", re.MULTILINE)  # of a segment: compiler/emit/origin.py
 PROGRAM_FOLDERS = ("program", "stages", "segments", "kernels")  # of a build: what its ranks execute
 
 
@@ -25,7 +28,7 @@ def copy(build: Mapping[str, bytes], run: Path, phase: int | None = None) -> Non
     """
     for folder in (run, *([] if phase is None else [_folder(run, phase)])):
         folder.mkdir(exist_ok=True)
-        for name in FILES:
+        for name in (*FILES, WATCH):
             if name in build:
                 _replace(folder / name, build[name])
             else:
@@ -59,11 +62,13 @@ def digest(files: Mapping[str, bytes]) -> str:
 
 
 def program_digest(build: Mapping[str, bytes]) -> str:
-    """The digest of all that the ranks of a build execute: the same for specs that differ in, say, the rate alone."""
+    """The digest of all that the ranks of a build execute: the same for specs that differ in, say, the rate alone.
+    Where in the spec a segment comes from is no part of what it computes."""
     found = hashlib.sha256()
     for name in sorted(build):
         if name.partition("/")[0] in PROGRAM_FOLDERS:
-            found.update(f"{name}\n".encode() + hashlib.sha256(build[name]).digest())
+            text = _ORIGIN.sub(b"", build[name], count=1)
+            found.update(f"{name}\n".encode() + hashlib.sha256(text).digest())
     return found.hexdigest()
 
 

@@ -19,8 +19,9 @@ from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.health.record import rollbacks
 from runtime.launch.debug import LeftError, terminal_restored, watch
-from runtime.outcome import Outcome, refusal_code
+from runtime.outcome import EXIT_USAGE, Outcome, refusal_code
 from runtime.preparing import UsageError
+from runtime.sinks.beside import Exporters
 from runtime.streams import tell
 
 if TYPE_CHECKING:  # they import torch, which the process that forks ranks imports while its data is prepared
@@ -95,6 +96,16 @@ def train(build: Build, options: Options, corpus: Path) -> int:
 
     The caller holds the lock of the run folder. Raises UsageError where the run cannot begin.
     """
+    exporters, code = Exporters(build, options.run), EXIT_USAGE
+    try:
+        code = _train(build, options, corpus, exporters)
+    finally:
+        exporters.close(waits=code == 0)
+    return code
+
+
+def _train(build: Build, options: Options, corpus: Path, exporters: Exporters) -> int:
+    """The starts of `train`."""
     from runtime.events import Events
 
     restarts, events, fewer = Restarts(options.restarts), Events(options.run), Fewer(build)
@@ -106,6 +117,8 @@ def train(build: Build, options: Options, corpus: Path) -> int:
             tell(f"nothing to do: {over}")
             return 0
         num_rollbacks = len(rollbacks(options.run))
+        if options.debug is None and options.profile is None and options.slots is None:
+            exporters.begin()
         try:
             outcome, step = _start(build, options, loop)
         except LeftError as left:

@@ -4,11 +4,13 @@ The clock is the host's. On a CPU that is what the rank does. On a GPU the host 
 wait where the device waits. So the parts of communication are told apart on CPUs alone; on a GPU they are in `compute`.
 
 The parts of all ranks travel with the sum of the gradient norm: each rank has places of its own in that vector. What
-they say is the time from one such sum to the next, so the update of a step counts to the next row.
+they say is the time from one such sum to the next, so the update of a step counts to the next row. The most memory that
+each rank has held travels with them.
 """
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from torch import Tensor
 Part = Literal["compute", "message", "exchange", "sum", "data", "validation", "checkpoint", "other"]
 PARTS: tuple[Part, ...] = get_args(Part)
 COMMUNICATION: tuple[Part, ...] = ("message", "exchange", "sum")
+NUMBERS = len(PARTS) + 1  # of a rank: its seconds by parts, and bytes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +43,7 @@ class StepTime:
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._rank, self._world, self._clock = rank, world, clock
-        self._on_cpu = device is None or device.type == "cpu"
+        self._device, self._on_cpu = device, device is None or device.type == "cpu"
         self._ns = dict.fromkeys(PARTS, 0)
         self._part: Part = "other"
         self._since: int | None = None
@@ -80,28 +83,36 @@ class StepTime:
 
     def beside(self, total: Tensor) -> Tensor:
         """A number of this rank that is to be summed over the world, and behind it the seconds of this rank since the
-        last row, in its places among zeros: float64 [1 + world · parts]. The host does not wait for the device."""
+        last row and the most bytes that it has held, in its places among zeros: float64 [1 + world · NUMBERS]. The host
+        does not wait for the device."""
         self.enter(self._part)
         self._sent = tuple(self._ns.values())
-        seconds = torch.empty(len(PARTS), dtype=torch.float64, pin_memory=not self._on_cpu)
-        seconds.copy_(torch.tensor(self._since_row(), dtype=torch.float64))
-        both = total.new_zeros(1 + self._world * len(PARTS))
+        numbers = torch.empty(NUMBERS, dtype=torch.float64, pin_memory=not self._on_cpu)
+        numbers.copy_(torch.tensor([*self._since_row(), float(self._peak_bytes())], dtype=torch.float64))
+        both = total.new_zeros(1 + self._world * NUMBERS)
         both[:1].copy_(total)
-        both[1:].view(self._world, -1)[self._rank].copy_(seconds, non_blocking=True)
+        both[1:].view(self._world, -1)[self._rank].copy_(numbers, non_blocking=True)
         return both
 
-    def row(self, seconds: Sequence[float]) -> dict[str, Any]:
+    def row(self, numbers: Sequence[float]) -> dict[str, Any]:
         """What a row of the metrics says, of what was summed over the world behind the number of `beside`. The next row
         begins with that sum."""
         self._counted = self._sent
-        size = len(PARTS)
-        ranks = [dict(zip(PARTS, seconds[at : at + size], strict=True)) for at in range(0, len(seconds), size)]
+        of_ranks = [numbers[at : at + NUMBERS] for at in range(0, len(numbers), NUMBERS)]
+        ranks = [dict(zip(PARTS, each[:-1], strict=True)) for each in of_ranks]
         parts = [part for part in PARTS if self._on_cpu or part not in COMMUNICATION]
         return {
             "spent_s": {part: round(sum(each[part] for each in ranks) / len(ranks), 6) for part in parts},
             "spent_most_s": {part: round(max(each[part] for each in ranks), 6) for part in parts},
             "slowest_rank": max(range(len(ranks)), key=lambda rank: ranks[rank]["compute"]),
+            "memory_bytes": max(int(each[-1]) for each in of_ranks),
         }
+
+    def _peak_bytes(self) -> int:
+        """The most bytes that the rank has held so far: of its device, or on a CPU of its process."""
+        if self._on_cpu:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # it is in KiB
+        return torch.cuda.max_memory_allocated(self._device)
 
     def _since_row(self) -> list[float]:
         return [(now - before) / 1e9 for now, before in zip(self._sent, self._counted, strict=True)]

@@ -34,6 +34,7 @@ from runtime.options import DEBUG_SUFFIX, EXIT_EARLIER, EXIT_REPLACED, FOREVER_S
 from runtime.outcome import EXIT_RETRY, printable, refusal_code
 from runtime.preparing import Preparation, UsageError, preparing
 from runtime.room import cannot_save, lack
+from runtime.sinks.beside import Exporters
 from runtime.slots import Slots
 from runtime.starts import train
 from runtime.streams import open_streams, tell
@@ -310,10 +311,14 @@ def _join(build: Build, options: Options) -> int:
     except (UsageError, DataError, OSError) as error:
         ranks.refuse(str(error), error.code if isinstance(error, UsageError) else refusal_code(error))
     view = loop.progress() if place.rank == 0 else None
+    exporters = Exporters(build, options.run)
+    if view is not None and options.profile is None:
+        exporters.begin()
     code = ranks.train(partial(loop.rank, view=view), BACKENDS[loop.device])
     if view is not None:
         kind = "stopped" if code else "finished"
         Events(options.run).write("end", outcome=kind, exit_code=code, step=view.step, reason="")
+    exporters.close(waits=code == 0)
     return code
 
 

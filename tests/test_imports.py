@@ -29,6 +29,7 @@ RUNTIME_MODULES = (  # for the compiler
     "rate",  # of a step, which exporters compare with that of another system
     "strict_json",
     "streams",
+    "watch",  # following a run, and how it is shown
 )
 MAY_IMPORT = {
     "dsl": lambda name: name.startswith("dsl"),

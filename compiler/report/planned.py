@@ -75,6 +75,7 @@ class Planned:
     ranks: tuple[RankMemory, ...]
     stages: tuple[StageDrawn, ...]
     network: Network
+    flops: Flops  # of training on a token
     goodput: Goodput | None = None  # beside failures; None where nothing is known of them
     mfu: Flops | None = None  # share of the BF16 peak; None where a device has none
 
@@ -82,7 +83,7 @@ class Planned:
 def planned_of(found: Timed, prediction: Prediction) -> Planned:
     """`prediction`: of the timed plan."""
     drawn = _stages(found, prediction.stages), network_of(found)
-    return Planned(prediction.step, prediction.ranks, *drawn, prediction.goodput, prediction.mfu)
+    return Planned(prediction.step, prediction.ranks, *drawn, prediction.flops, prediction.goodput, prediction.mfu)
 
 
 def _stages(found: Timed, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:

@@ -18,6 +18,7 @@ from dsl.schema.base import (
 )
 from dsl.schema.cluster import Cluster, Device, Machine, More
 from dsl.schema.health import Health, Spike
+from dsl.schema.metrics import Metrics
 from dsl.schema.model import Balance, Clamp, Custom, Dense, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
@@ -60,6 +61,7 @@ __all__ = [
     "Llama3Scaling",
     "Lora",
     "Machine",
+    "Metrics",
     "Mla",
     "Model",
     "Moe",

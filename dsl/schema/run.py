@@ -12,6 +12,7 @@ from dsl.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, 
 from dsl.schema.adapter import Lora
 from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax, Within
 from dsl.schema.cluster import Cluster
+from dsl.schema.metrics import Metrics
 from dsl.schema.model import Model, Moe
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import Precision
@@ -243,6 +244,14 @@ class Spec(Node):
             examples=["data { source = python_stdlib, tokenizer = train(4096) }"],
         ),
     ]
+    metrics: Annotated[  # last, so that no line of a resolved spec moves by it
+        Metrics | None,
+        Quiet(),
+        Field(
+            description="where the numbers of the run go besides its folder; none: nowhere",
+            examples=["metrics { tensorboard = true, prometheus = 9400 }"],
+        ),
+    ] = None
 
     @property
     def row_alignment(self) -> int:

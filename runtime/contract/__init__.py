@@ -11,6 +11,7 @@ is a field here, in the order of the file. No torch.
 | `certificate/*.json` | Certificate |
 | `kernels.json` | KernelList |
 | `manifest.json` | Manifest |
+| `watch.json` | Watch |
 """
 
 from runtime.contract.held import Bias, Bucket, Host, OptimizerState, Parameter, Quantised, StateTensor
@@ -60,6 +61,7 @@ from runtime.contract.recipe import (
     Validation,
     Within,
 )
+from runtime.contract.watch import Link, Metrics, Watch
 
 __all__ = [
     "MAX_PERIOD",
@@ -86,9 +88,11 @@ __all__ = [
     "Initial",
     "KernelList",
     "Layers",
+    "Link",
     "Manifest",
     "Mesh",
     "Message",
+    "Metrics",
     "Model",
     "MoeLayer",
     "NodeKind",
@@ -114,6 +118,7 @@ __all__ = [
     "Train",
     "TrainedTokenizer",
     "Validation",
+    "Watch",
     "Within",
     "check_programs",
     "node_kind",

@@ -35,6 +35,7 @@ NO_PATHS = {
     "cluster.rates.rows",
     "schedule.actions",
     "schedule.batch_sizes",
+    "metrics.jsonl",
 }
 NO_PATHS |= {f"schedule.{figure}" for figure in ("bubble", "micro_batches", "stages", "steps")}
 PUBLISHED = "compiler/weights/"  # names of published tensors and files begin with `model.` too

@@ -33,7 +33,7 @@ EVERY = 3  # steps between checkpoints
 LIMIT_S = 120.0  # only against a run that hangs
 CORPUS = ("bisect", "contextlib", "copy", "fnmatch", "heapq", "shlex", "string", "textwrap")
 # What may differ between two runs that are equal.
-TIMINGS = ("tokens_per_s", "step_s", "time", "spent_s", "spent_most_s", "slowest_rank")
+TIMINGS = ("tokens_per_s", "step_s", "time", "spent_s", "spent_most_s", "slowest_rank", "memory_bytes")
 
 TINY = """
 run {name} {{
@@ -53,6 +53,7 @@ run {name} {{
     {more}
   }}
   data {{ source = "{source}", tokenizer = train(300), validation = 30% }}
+  {metrics}
 }}
 cluster here {{ nodes = 1, node {{ devices = {devices}, device cpu {{ cores = 1, memory = 4GB }} }} }}
 """
@@ -95,7 +96,7 @@ model tiny {{
 FOUR_RANKS = dict(name="tiny", pipeline=2, expert=2, zero=0, schedule="dualpipe", devices=4)
 ONE_RANK = dict(FOUR_RANKS, pipeline=1, expert=1, schedule="1f1b", devices=1)
 USUAL = dict(model=V3, precision="fp32", batch=8, steps=6, rate="2e-3", decay=0.1, source="corpus/*.py", top_k=2)
-USUAL |= dict(validate="", more="", tensor="", keep=100)
+USUAL |= dict(validate="", more="", metrics="", tensor="", keep=100)
 
 
 def spec_text(settings: dict[str, Any]) -> str:

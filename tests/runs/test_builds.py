@@ -98,7 +98,8 @@ def test_modules_are_those_that_were_verified(place: Place) -> None:
     (run / "placement.json").write_text("of an earlier build")
     run_copy.copy(build.files, run)
     assert (run / "spec.resolved").read_bytes() == build.files["spec.resolved"]
-    assert sorted(path.name for path in run.iterdir()) == ["program.sha256", "schedule.txt", "spec.resolved"]
+    names = ["program.sha256", "schedule.txt", "spec.resolved", "watch.json"]
+    assert sorted(path.name for path in run.iterdir()) == names
     assert run_copy.digest(run_copy.of_run(run)) == run_copy.digest(build.files)
 
 

@@ -149,7 +149,7 @@ def all_of(master: int) -> str:
     return data.decode()
 
 
-def test_a_terminal_gets_one_live_line(tmp_path: Path, terminal: tuple[TextIO, int]) -> None:
+def test_a_terminal_gets_a_live_panel(tmp_path: Path, terminal: tuple[TextIO, int]) -> None:
     stream, master = terminal
     run = Run(tmp_path, stream, total=3)
     run.rank.set_action("load checkpoint\x1b]0;owned\x07")
@@ -163,10 +163,11 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path, terminal: tuple[TextIO, i
     assert LIVE_EVERY_S < 1.0
     assert shown.count("load checkpoint") == 1
     for step in (1, 2):
-        assert shown.count(f"step {step}/3  loss 5.1234") == 1
-    assert shown.count("step 3/3  loss 5.1234  12,345 tokens/s  expert load 1.32x") == 2  # drawn, and left there
+        assert shown.count(f"step {step}/3") == 1
+    assert shown.count("step 3/3  100%") == 2  # drawn, and left there
+    assert shown.count("12,345 tokens/s") == 4
     assert "\x1b]0;" not in shown and r"\x1b]0;owned\x07" in shown
-    assert shown.count("\n") == 1 and shown.rstrip().endswith("\x1b[?25h")  # the cursor is back
+    assert shown.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
 def test_a_dumb_terminal_gets_plain_lines(

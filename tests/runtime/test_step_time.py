@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 from collections import Counter
 from statistics import fmean
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
-from runtime.step_time import COMMUNICATION, PARTS, Part, StepTime, takes
+from runtime.step_time import COMMUNICATION, NUMBERS, PARTS, Part, StepTime, takes
 from tests.runtime.step_times import SLEEP_S, SLEEPS, STEPS
 from tests.training.processes import run_module
 from tests.training.specs import spec as small
@@ -30,9 +31,9 @@ class Clock:
 
 
 def spent(time: StepTime, world: int = 1) -> dict[str, Any]:
-    square, *seconds = time.beside(torch.tensor(4.0, dtype=torch.float64)).tolist()
-    assert square == 4.0 and len(seconds) == world * len(PARTS)
-    return time.row(seconds)
+    square, *numbers = time.beside(torch.tensor(4.0, dtype=torch.float64)).tolist()
+    assert square == 4.0 and len(numbers) == world * NUMBERS
+    return time.row(numbers)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -98,16 +99,17 @@ def test_a_step_that_is_made_again_keeps_the_time_of_both() -> None:
 def test_rows_are_of_all_ranks() -> None:
     clock = Clock()
     ranks = [StepTime(rank, 3, clock=clock) for rank in range(3)]
-    total = torch.zeros(1 + 3 * len(PARTS), dtype=torch.float64)
+    total = torch.zeros(1 + 3 * NUMBERS, dtype=torch.float64)
     for rank, time in enumerate(ranks):
         with time.within("compute"):
             clock.now += (1 + rank % 2) * 10**9
         total += time.beside(torch.ones((), dtype=torch.float64))
-    square, *seconds = total.tolist()
+    square, *numbers = total.tolist()
     assert square == 3.0
-    row = ranks[0].row(seconds)
+    row = ranks[0].row(numbers)
     assert row["spent_s"]["compute"] == pytest.approx(4 / 3, abs=1e-6)
     assert row["spent_most_s"]["compute"] == 2.0 and row["slowest_rank"] == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 >= row["memory_bytes"] > 1 << 20
 
 
 def test_parts_of_communication_are_not_told_apart_on_a_gpu() -> None:
@@ -120,7 +122,7 @@ def test_parts_of_communication_are_not_told_apart_on_a_gpu() -> None:
         with time.within("data"):
             clock.now += 10**9
     time.enter("other")
-    row = time.row([(now - 0) / 1e9 for now in time._ns.values()])
+    row = time.row([*((now - 0) / 1e9 for now in time._ns.values()), 0.0])
     assert not set(COMMUNICATION) & row["spent_s"].keys()
     assert row["spent_s"] == {"compute": 1.0, "data": 1.0, "validation": 0.0, "checkpoint": 0.0, "other": 0.0}
 

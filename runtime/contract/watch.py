@@ -1,0 +1,69 @@
+"""watch.json of a build: what those who watch a run need to know of it, and where its numbers go. No rank reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from runtime.contract.numbers import Amount, Count, Share
+from runtime.strict_json import Pattern, Range, pretty, read
+
+Positive = Annotated[float, Range(0)]
+Text = Annotated[str, Pattern(".{1,2048}")]
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a planned step moves over all links of a class for one purpose, with even load on the experts."""
+
+    level: Text
+    purpose: Text
+    bytes: Amount
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Where the numbers of a run go besides its folder, as the `metrics` block says it."""
+
+    tensorboard: bool = False
+    prometheus: Annotated[int, Range(0, 65535)] | None = None  # port
+    listen: Text = LOOPBACK
+    wandb: Text | None = None  # project
+    mlflow: Text | None = None  # experiment
+    otel: Text | None = None  # endpoint
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is predicted of a step of the largest batch, as `dsc plan` shows it; bytes of a device, by pipeline rank.
+
+    `flops_per_token`: of training, attention masked. `peak_flops`: of all devices in BF16, None where one has no peak.
+    `bubble`: share of the step in which the mean rank waits in the pipeline.
+    """
+
+    run: Text
+    model: Text
+    cluster: Text
+    devices: Count
+    phase: Count
+    phases: Count
+    flops_per_token: Positive
+    peak_flops: Positive | None
+    mfu: Positive | None
+    step_s: Positive
+    tokens: Count
+    bubble: Share
+    memory_bytes: tuple[Amount, ...]
+    capacity_bytes: tuple[Amount, ...]
+    links: tuple[Link, ...]
+    metrics: Metrics | None = None
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return pretty(self)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Watch:
+        """The value of the text. Raises FormError."""
+        return read(Watch, text, "a watch file")

@@ -1,0 +1,67 @@
+"""The process of the exporters, as the supervisor of a run has it beside itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from runtime.build import Build
+from runtime.contract import Watch
+from runtime.run_copy import WATCH
+from runtime.streams import tell
+from runtime.strict_json import FormError, tree
+
+LOG = "exporters.log"
+QUIET_S = 2.0  # that nobody is told what is waited for
+
+
+class Exporters:
+    """The exporters that the build of a run asks for, from `begin` to `close`. Where they cannot be started, the run
+    goes on without."""
+
+    def __init__(self, build: Build, run: Path) -> None:
+        self._build, self._run = build, run
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> None:
+        """Start them, unless they are there."""
+        try:
+            watch = Watch.from_json(self._build.files[WATCH])
+        except (KeyError, FormError):  # of an edited build
+            return
+        if watch.metrics is None or self._process is not None:
+            return
+        run = self._run
+        with suppress(OSError):
+            (run / "logs").mkdir(parents=True, exist_ok=True)
+            with (run / "logs" / LOG).open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "runtime.sinks", str(run)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},
+                    start_new_session=True,  # Ctrl-C is for the ranks: it ends when they have
+                )
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(tree(watch)).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def close(self, *, waits: bool) -> None:
+        """Ask for the end. `waits`: until all is exported, or until it takes too long; the process ends by itself."""
+        if self._process is None:
+            return
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        if not waits:
+            return
+        try:
+            self._process.wait(QUIET_S)
+        except subprocess.TimeoutExpired:
+            tell("exporting the last numbers")
+            self._process.wait()

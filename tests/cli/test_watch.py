@@ -1,0 +1,202 @@
+"""`dsc watch`: of runs that are over, that go on, that were killed, and on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import select
+import struct
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyte
+import pytest
+
+from compiler.cli import main
+from runtime.events import Events
+from runtime.launch.run_lock import lock_folder
+from runtime.metrics import Metrics
+from tests.cli.forms import FORMS, faults
+
+FORECAST = dict(
+    run="mine", model="m", cluster="c", devices=4, phase=1, phases=1, flops_per_token=2e9, peak_flops=8e14, mfu=0.4,
+    step_s=0.5, tokens=1000, bubble=0.125, memory_bytes=[2**30, 3 * 2**30], capacity_bytes=[2**33, 2**33], links=[],
+)  # fmt: skip
+ROW = dict(
+    loss=5.1234, grad_norm=0.83, rate=2.2e-4, tokens_per_s=1e5, step_s=0.25, memory_bytes=2**31, imbalance=1.5,
+    layer_imbalance={"layers.1": 1.0, "layers.2": 1.5, "layers.3": 2.5},
+    spent_s={"compute": 0.6, "message": 0.2, "sum": 0.2},
+)  # fmt: skip
+
+
+class Run:
+    """The folder of a run of 9 steps, which a test writes."""
+
+    def __init__(self, folder: Path, resume_step: int = 0) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder, self.events = folder, Events(folder)
+        (folder / "watch.json").write_text(json.dumps(FORECAST))
+        self.events.write("start", step=resume_step, last_step=9, ranks=4, device="cpu", transport="memory", build="b")
+        self.metrics = Metrics(folder, resume_step)
+
+    def steps(self, *steps: int, **more: Any) -> None:
+        for step in steps:
+            time.sleep(0.002)  # a time has milliseconds
+            self.metrics.write({"step": step, **ROW, **more})
+
+    def end(self, outcome: str = "finished", code: int = 0, reason: str = "") -> None:
+        self.events.write("end", outcome=outcome, exit_code=code, step=9, reason=reason)
+
+    def silent_for(self, seconds: float) -> None:
+        for name in ("metrics.jsonl", "events.jsonl"):
+            os.utime(self.folder / name, (time.time() - seconds,) * 2)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "mine")
+
+
+def watched(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str]]:
+    code = main(["watch", str(run), *words])
+    return code, capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "reason"),
+    [("finished", 0, ""), ("failed", 1, "rank 2 left"), ("hung", 3, "all wait"), ("stopped", 143, "x")],
+)
+def test_a_run_that_is_over_is_shown_with_its_exit_code(
+    run: Run, capsys: pytest.CaptureFixture[str], outcome: str, code: int, reason: str
+) -> None:
+    run.steps(1, 2, validation_loss=4.5)
+    run.steps(3)
+    run.end(outcome, code, reason)
+    found, lines = watched(run.folder, capsys)
+    assert found == code
+    assert lines == [
+        "step 3/9  loss 5.1234  validation 4.5000 at step 2  100,000 tokens/s  expert load 1.50x",
+        f"{outcome} after step 9" + (f": {reason}" if reason else ""),
+    ]
+
+
+def test_a_resume_takes_the_end_back(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.steps(1, 2, 3)
+    run.end("failed", 1, "rank 0 left")
+    again = Run(run.folder, resume_step=3)
+    threading.Timer(0.4, lambda: (again.steps(4), again.end("finished"))).start()  # type: ignore[func-returns-value]
+    with_lock = lock_folder(run.folder)
+    code, lines = watched(run.folder, capsys)
+    os.close(with_lock)
+    assert code == 0 and [line[:8] for line in lines] == ["step 3/9", "finished", "step 4/9"]
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_processes_that_were_killed_are_told_from_slow_ones(
+    run: Run, capsys: pytest.CaptureFixture[str], is_held: bool
+) -> None:
+    run.steps(1, 2)
+    run.silent_for(3600)
+    lock = lock_folder(run.folder) if is_held else -1
+    if is_held:
+        threading.Timer(0.4, run.end).start()
+    code = main(["watch", str(run.folder)])
+    said = capsys.readouterr()
+    assert code == (0 if is_held else 1)
+    assert ("its processes were killed" in said.err) == (not is_held)
+    if is_held:
+        os.close(lock)
+
+
+def test_json_has_every_row_and_event(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.steps(1, 2)
+    Metrics(run.folder, 1).write({"step": 2, **ROW, "loss": float("nan")})
+    time.sleep(0.002)
+    run.end()
+    code, lines = watched(run.folder, capsys, "--format", "json")
+    items = [json.loads(line) for line in lines]
+    assert code == 0 and items[0]["kind"] == "event" and items[-1]["fields"]["event"] == "end"
+    rows = [item["fields"] for item in items if item["kind"] == "row"]
+    assert [row["step"] for row in rows] == [1, 2] and rows[-1]["loss"] is None
+    for item in items:
+        assert not faults(item, FORMS["watch"])
+
+
+def test_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, said in ((tmp_path / "no", "is not there"), (tmp_path, "has no run")):
+        assert main(["watch", str(folder)]) == 2
+        assert f"{said}\n = hint: `dsc train` writes" in capsys.readouterr().err
+
+
+def test_it_waits_for_a_run_that_has_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def begin() -> None:
+        run = Run(tmp_path / "later")
+        run.steps(1)
+        run.end()
+
+    threading.Timer(0.3, begin).start()
+    code, lines = watched(tmp_path / "later", capsys, "--wait")
+    assert code == 0 and any(line.startswith("step 1/9") for line in lines)
+
+
+# ---------------------------------------------------------------- the live view
+
+
+def seen(run: Run, columns: int, act: Callable[[], None], until: str) -> tuple[list[str], list[str], int]:
+    """The screen of a terminal in which `dsc watch` runs, when it first has `until` and at the end; the exit code."""
+    screen = pyte.Screen(columns, 24)
+    stream, pid_fd = pyte.ByteStream(screen), os.forkpty()
+    pid, terminal = pid_fd
+    if pid == 0:
+        os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "24", "PYTHONUTF8": "1"}
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "compiler.cli", "watch", str(run.folder)])
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    shown, lines, over = list[str](), list[str](), time.monotonic() + 60
+    while time.monotonic() < over:
+        if not select.select([terminal], [], [], 0.2)[0]:
+            continue
+        try:
+            data = os.read(terminal, 1 << 16)
+        except OSError:  # how a terminal says that nobody writes any more
+            break
+        stream.feed(data)
+        lines = [line.rstrip() for line in screen.display if line.strip()]
+        if not shown and any(until in line for line in lines):
+            shown = lines
+            act()
+    os.close(terminal)
+    return shown, lines, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_terminal_gets_a_live_view(run: Run) -> None:
+    run.steps(1, 2, validation_loss=4.5)
+    run.events.write("save", step=2, checkpoint="step-00000002", bytes=1, seconds=0.1, written_s=0.1)
+    lock = lock_folder(run.folder)
+
+    def go_on() -> None:
+        run.steps(3, 4)
+        run.events.write("save_failed", step=4, reason="the disk is full\x1b]0;owned\x07")
+        run.end("failed", 1, "rank 2 was killed")
+
+    (*lines, saved), last, code = seen(run, 100, go_on, "saved")
+    os.close(lock)
+    assert lines[0].endswith("step 2/9  22%  0:00:00 left  mine") and lines[0].startswith("━")
+    assert lines[1:] == [
+        "loss    5.1234  validation 4.5000  gradient norm 0.83  rate 0.00022",
+        "speed   100,000 tokens/s  step 250 ms (planned 500 ms)  MFU 25.0% (planned 40.0%)",
+        "time    compute 60%  messages 20% (bubble planned 12%)  sums 20%",
+        "load    ▁▅█  1.00x to 2.50x, most in layers.3",
+        "memory  2.0 GiB at most in a rank  planned 3.0 GiB of the 8.0 GiB of a device",
+    ]
+    assert re.fullmatch("saved   step 2  0:00:0. ago", saved)
+    assert code == 1
+    assert last[1] == last[-1].removeprefix("now     ") and last[0].endswith(r"the disk is full\x1b]0;owned\x07")
+    assert "step 4/9  44%" in last[2] and last[-1] == "now     failed after step 9: rank 2 was killed"
+    assert len(last) == 10, "nothing of an earlier picture is left"

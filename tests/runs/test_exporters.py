@@ -1,0 +1,255 @@
+"""The numbers of one run, started twice, as the readers of each exporter see them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import struct
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from mlflow.tracking import MlflowClient
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto import wandb_internal_pb2
+
+from compiler.build import compile_spec
+from dsl.load import load
+from runtime.watch.series import SERIES
+from tests.runs.place import ONE_RANK, Place, rows, untimed
+from tests.runtime.processes import wait_for
+
+STEPS, PAUSE, BACK = 20, 8, 15  # the first start ends at STEPS, and the second goes on from BACK
+WANTED = ("tensorboard", "prometheus", "wandb", "mlflow", "otel")
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """An OTLP endpoint over HTTP."""
+
+    requests: list[ExportTraceServiceRequest]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            import gzip
+
+            body = gzip.decompress(body)
+        assert self.path == "/v1/traces"
+        type(self).requests.append(ExportTraceServiceRequest.FromString(body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+class Exported(NamedTuple):
+    place: Place
+    run: Path
+    scraped: tuple[str, list[dict[str, Any]]]  # while the run stood still, and the rows that it had by then
+    gone: list[dict[str, Any]]  # rows of steps that were trained again
+    spans: list[ExportTraceServiceRequest]
+
+
+def exports(run: Path) -> dict[str, str]:
+    """Where each exporter is, as the run says it."""
+    if not (run / "events.jsonl").exists():
+        return {}
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
+    assert not [event for event in events if event["event"] == "export_failed"], events
+    return {event["exporter"]: event["where"] for event in events if event["event"] == "export"}
+
+
+@pytest.fixture(scope="module")
+def exported(new_place: Callable[[], Place]) -> Iterator[Exported]:
+    receiver = type("Here", (Receiver,), {"requests": []})
+    server = HTTPServer(("127.0.0.1", 0), receiver)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    block = f"""metrics {{
+      tensorboard = true, prometheus = 0, wandb = "here", mlflow = "mine"
+      otel = "http://127.0.0.1:{server.server_port}"
+    }}"""
+    place = new_place()
+    settings = dict(ONE_RANK, steps=STEPS, batch=4, metrics=block)
+    build, run = place.compile(settings), place.folder / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        with place.started("train", build, "--out", "run", anew=True) as running:
+            running.wait_for_step(run, PAUSE)
+            (rank,) = running.ranks(run).values()
+            os.kill(rank, signal.SIGSTOP)
+            wait_for(lambda: exports(run).keys() == {*WANTED}, "all exporters")
+            there = rows(run)
+
+            def scrape() -> str:
+                with urllib.request.urlopen(exports(run)["prometheus"], timeout=10) as answer:
+                    return str(answer.read().decode())
+
+            wait_for(lambda: f'dsc_step{{run="tiny"}} {float(there[-1]["step"])}' in scrape(), "the last row")
+            text = scrape()
+            os.kill(rank, signal.SIGCONT)
+            assert running.ends() == 0
+        before = rows(run)
+        for checkpoint in (run / "checkpoints").glob("step-*"):
+            if int(checkpoint.name.removeprefix("step-")) > BACK:
+                shutil.rmtree(checkpoint)
+        place.dsc("train", build, "--out", "run", "--resume", anew=True)
+    server.shutdown()
+    yield Exported(place, run, (text, there), before[BACK:], receiver.requests)
+    server.server_close()
+
+
+def scalars(row: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a row, as exporters name them."""
+    found = {}
+    for name, value in row.items():
+        parts = {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+        found |= {path: float(n) for path, n in parts.items() if isinstance(n, int | float) and path != "step"}
+    return found
+
+
+def single(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def test_tensorboard_has_each_step_once(exported: Exported) -> None:
+    """Also those that were trained again: EventAccumulator purges what a start gave up."""
+    accumulator = EventAccumulator(str(exported.run / "tensorboard"), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    expected: dict[str, list[tuple[int, float]]] = {}
+    for row in rows(exported.run):
+        for name, value in scalars(row).items():
+            expected.setdefault(name, []).append((row["step"], single(value)))
+    assert len(exported.gone) == STEPS - BACK and len(expected["loss"]) == STEPS
+    assert {*accumulator.Tags()["scalars"]} == expected.keys()
+    for name, points in expected.items():
+        assert [(event.step, event.value) for event in accumulator.Scalars(name)] == points, name
+
+
+def test_prometheus_reads_the_last_row_while_the_run_trains(exported: Exported) -> None:
+    text, there = exported.scraped
+    row, families = there[-1], {family.name: family for family in text_string_to_metric_families(text)}
+    assert families.keys() == {series.name.removesuffix("_total") for series in SERIES}
+    found = {}
+    for series in SERIES:
+        family = families[series.name.removesuffix("_total")]
+        assert (family.type, family.documentation) == (series.kind, series.help)
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("run") == "tiny" and labels.keys() == {*series.labels}
+            if not sample.name.endswith("_created"):
+                assert sample.name == series.name
+                found[(sample.name, *labels.values())] = sample.value
+    for name, key in (("dsc_loss", "loss"), ("dsc_gradient_norm", "grad_norm"), ("dsc_memory_bytes", "memory_bytes")):
+        assert found[(name,)] == row[key]
+    assert found[("dsc_last_step",)] == STEPS and found[("dsc_running",)] == found[("dsc_finite",)] == 1
+    for layer, ratio in row["layer_imbalance"].items():
+        assert found[("dsc_expert_load_ratio", layer)] == ratio
+    for part in row["spent_s"]:
+        total = math.fsum(each["spent_s"][part] for each in there)
+        assert found[("dsc_spent_seconds_total", part)] == pytest.approx(total, rel=1e-9)
+    assert found[("dsc_trained_tokens_total",)] == row["tokens"]
+    assert ("dsc_mfu_ratio",) not in found, "a CPU has no peak"
+    assert exports(exported.run)["prometheus"].startswith("http://127.0.0.1:")
+
+
+def test_mlflow_has_every_number(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = MlflowClient((exported.run / "mlruns").resolve().as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert found.info.status == "FINISHED" and found.info.run_name == "tiny"
+    for name in ("loss", "validation_loss", "layer_imbalance/layers.1"):
+        points = {(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)}
+        written = [*rows(exported.run), *exported.gone]
+        assert points == {(row["step"], scalars(row)[name]) for row in written if name in scalars(row)}
+
+
+def log_records(data: bytes) -> Iterator[bytes]:
+    """Records of a file of W&B: behind 7 bytes of its own, a log of LevelDB, which is blocks of 32 KiB of pieces of
+    records (https://github.com/google/leveldb/blob/main/doc/log_format.md)."""
+    assert data[:4] == b":W&B"
+    at, whole, kept = 7, 32768, b""
+    while at + 7 <= len(data):
+        if whole - at % whole < 7:
+            at += whole - at % whole
+            continue
+        size, kind = struct.unpack_from("<HB", data, at + 4)
+        kept += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last piece
+            yield kept
+            kept = b""
+
+
+def test_wandb_has_every_number(exported: Exported) -> None:
+    points, keys = set(), set()
+    for path in exported.run.glob("wandb/offline-run-*/run-*.wandb"):
+        for data in log_records(path.read_bytes()):
+            record = wandb_internal_pb2.Record.FromString(data)
+            if record.WhichOneof("record_type") == "run":
+                keys.add((record.run.project, record.run.run_id))
+            if record.WhichOneof("record_type") == "history":
+                named = ((each.key or "/".join(each.nested_key), each.value_json) for each in record.history.item)
+                items = {name: json.loads(value) for name, value in named}
+                points.add((items["step"], items["loss"]))
+    assert points == {(row["step"], row["loss"]) for row in (*rows(exported.run), *exported.gone)}
+    assert [project for project, _ in keys] == ["here"], "both starts are of one run"
+
+
+def test_spans_are_those_of_the_steps(exported: Exported) -> None:
+    spans = [
+        span
+        for request in exported.spans
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    starts = {span.span_id: span for span in spans if span.name == "start"}
+    assert len(starts) == 2 and len({span.trace_id for span in starts.values()}) == 2
+    steps = [span for span in spans if span.name.startswith("step ")]
+    written = [*exported.gone, *rows(exported.run)]
+    assert sorted(span.name for span in steps) == sorted(f"step {row['step']}" for row in written)
+    lengths = {round(row["step_s"] * 1e9) for row in written}
+    for span in steps:
+        parent = starts[span.parent_span_id]
+        assert span.trace_id == parent.trace_id
+        length = span.end_time_unix_nano - span.start_time_unix_nano
+        assert min(abs(length - each) for each in lengths) < 1_000, "a time of a row has milliseconds"
+    losses = {next(a.value.double_value for a in span.attributes if a.key == "dsc.loss") for span in steps}
+    assert losses == {row["loss"] for row in written}
+    assert {span.name for span in spans} - {f"step {n}" for n in range(1, STEPS + 1)} == {"start", "save"}
+
+
+def test_exporters_change_nothing_of_what_is_trained(exported: Exported, tmp_path: Path) -> None:
+    """Builds differ in what says where numbers go, a run goes on under another block, and its bits are the same."""
+    spec = exported.place.write(dict(ONE_RANK, steps=STEPS, batch=4))
+    plain = dict(compile_spec(load(spec), segments=exported.place.segments).files)
+    (exported.place.folder / "build/tiny").is_dir()
+    with_block = {
+        str(path.relative_to(exported.place.folder / "build/tiny")): path.read_text("utf-8")
+        for path in (exported.place.folder / "build/tiny").rglob("*")
+        if path.is_file()
+    }
+    differ = {name for name, text in plain.items() if with_block[name] != text and not name.startswith("segments/")}
+    assert differ == {"spec.resolved", "watch.json", "manifest.json"} and plain.keys() == with_block.keys()
+    exported.place.compile(dict(ONE_RANK, steps=STEPS, batch=4))
+    shutil.copytree(exported.run, tmp_path / "run")
+    for checkpoint in (tmp_path / "run/checkpoints").glob("step-*"):
+        if int(checkpoint.name.removeprefix("step-")) > BACK:
+            shutil.rmtree(checkpoint)
+    done = exported.place.dsc("train", "build/tiny", "--out", tmp_path / "run", "--resume")
+    assert "not bit for bit" not in done.stdout + done.stderr
+    assert untimed(tmp_path / "run") == untimed(exported.run)
+    again = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text("utf-8").splitlines()]
+    starts = [at for at, event in enumerate(again) if event["event"] == "start"]
+    assert not [event for event in again[starts[-1] :] if event["event"] == "export"]

@@ -1,0 +1,100 @@
+"""The dashboard as Grafana's SDK reads it, the queries and rules as PromQL, and the names of series."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard, Panel, RowPanel
+
+from compiler.cli import main
+from runtime.watch.dashboard import ALERTS
+from runtime.watch.series import SERIES
+
+NAMES = {series.name for series in SERIES}
+UNITS = ("seconds", "bytes", "ratio", "total", "info")
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> str:
+    assert main(["watch", request.param]) == 0
+    return capsys.readouterr().out
+
+
+def inside(whole: Any, part: Any) -> bool:
+    """Whether all that a part says is in the whole."""
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(key in whole and inside(whole[key], each) for key, each in part.items())
+    if isinstance(part, list):
+        return len(whole) == len(part) and all(inside(a, b) for a, b in zip(whole, part, strict=True))
+    return bool(whole == part)
+
+
+def selectors(node: Any) -> Iterator[str]:
+    """Names of the series that a query reads."""
+    yield from re.findall(r"\b(dsc_\w+)", node.prettify())
+
+
+@pytest.mark.parametrize("printed", ["--dashboard"], indirect=True)
+def test_grafana_reads_the_whole_dashboard(printed: str) -> None:
+    """Its SDK, which is made of Grafana's schema, reads it, and writes back everything that is there."""
+    register_default_plugins()
+    form = json.loads(printed)
+    found = Dashboard.from_json(form)
+    assert inside(json.loads(json.dumps(found, cls=JSONEncoder)), form)
+    panels = [panel for panel in found.panels or () if isinstance(panel, Panel)]
+    rows = [panel for panel in found.panels or () if isinstance(panel, RowPanel)]
+    assert len(panels) == len(SERIES) and len(rows) == len({series.group for series in SERIES})
+    assert len({panel["id"] for panel in form["panels"]}) == len(form["panels"])
+    drawn = [panel for panel in form["panels"] if panel["type"] != "row"]
+    for panel, series in zip(drawn, SERIES, strict=True):
+        (target,) = panel["targets"]
+        expression = target["expr"].replace("$__rate_interval", "5m")
+        assert {*selectors(promql_parser.parse(expression))} == {series.name}
+        assert ("rate(" in expression) == (series.kind == "counter")
+        assert {*re.findall(r"{{(\w+)}}", target["legendFormat"])} == {"run", *series.labels}
+    cells = [
+        (x, y) for panel in form["panels"] for g in [panel["gridPos"]]
+        for x in range(g["x"], g["x"] + g["w"]) for y in range(g["y"], g["y"] + g["h"])
+    ]  # fmt: skip
+    assert len(cells) == len({*cells}) and max(x for x, _ in cells) < 24, "panels lie beside each other"
+
+
+@pytest.mark.parametrize("printed", ["--rules"], indirect=True)
+def test_rules_are_those_of_prometheus(printed: str) -> None:
+    """What promtool checks: groups, names, PromQL, durations, templates; and that they name series that there are."""
+    (group,) = yaml.safe_load(printed)["groups"]
+    assert group["name"] == "dsc" and len({rule["alert"] for rule in group["rules"]}) == len(ALERTS)
+    for rule in group["rules"]:
+        assert rule.keys() == {"alert", "expr", "for", "labels", "annotations"}
+        assert re.fullmatch("[A-Z][A-Za-z]+", rule["alert"]) and re.fullmatch(r"\d+[smh]", rule["for"])
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        used = {*selectors(promql_parser.parse(rule["expr"]))}
+        assert used and used <= NAMES
+        assert {*re.findall(r"\$(\w+)", rule["annotations"]["summary"])} <= {"labels", "value"}
+
+
+def test_names_follow_the_conventions() -> None:
+    """https://prometheus.io/docs/practices/naming/: one word in front, base units and `_total` at the end."""
+    assert len(NAMES) == len(SERIES)
+    for series in SERIES:
+        assert re.fullmatch(r"dsc(_[a-z]+)+", series.name) and series.help.endswith(".")
+        assert series.name.endswith("_total") == (series.kind == "counter")
+        if series.kind == "gauge" and series.unit != "short":  # a ratio may be above 1
+            assert series.name.endswith("_ratio") == (series.unit == "percentunit")
+        assert ("seconds" in series.name) == (series.unit == "s") or series.unit == "percentunit"
+        assert ("bytes" in series.name) == (series.unit in ("bytes", "Bps"))
+        assert all(re.fullmatch("[a-z_]+", label) and label != "run" for label in series.labels)
+
+
+@pytest.mark.parametrize("words", [["--rules", "--dashboard"], ["--rules", "runs/a"], []])
+def test_what_does_not_go_together(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", *words]) == 2
+    assert " = hint: " in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""Following what a run writes: a resume moves rows out of the file, and every row is given once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from runtime.events import Events
+from runtime.metrics import Metrics
+from runtime.watch.follow import Follower, Item
+from runtime.watch.run_state import State
+
+
+class Rows:
+    """What a reader that follows a run has of it: rows of steps that were given up are gone."""
+
+    def __init__(self, run: Path) -> None:
+        self.follower, self.rows = Follower(run), list[tuple[int, int]]()
+
+    def look(self) -> list[Item]:
+        items = self.follower.poll()
+        for item in items:
+            if item.kind == "rewind":
+                self.rows = [row for row in self.rows if row[0] <= item.step]
+            elif item.kind == "row":
+                assert not self.rows or self.rows[-1][0] < item.step
+                self.rows.append((item.step, item.fields["life"]))
+        return items
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_reader_has_the_rows_of_the_file_whenever_it_looks(tmp_path: Path, seed: int) -> None:
+    """Over random histories of steps, resumes at random steps, damaged lines and looks in between."""
+    draw, reader, late = random.Random(seed), Rows(tmp_path), Rows(tmp_path)
+    reader.look()
+    metrics, step, life = Metrics(tmp_path), 0, 0
+    clock = itertools.count()
+    expected: list[tuple[int, int]] = []
+    for _ in range(60):
+        match draw.randrange(5):
+            case 0:
+                metrics.close()
+                step, life = draw.randint(0, step), life + 1
+                metrics = Metrics(tmp_path, step)
+                expected = [row for row in expected if row[0] <= step]
+            case 1 if draw.random() < 0.5:
+                with (tmp_path / "metrics.jsonl").open("a") as file:
+                    file.write('{"step": 3, "lo\n')
+            case 2:
+                reader.look()
+            case _:
+                step += 1
+                metrics.write({"step": step, "life": life, "time": f"{next(clock):05}"})
+                expected.append((step, life))
+    metrics.write({"step": step + 1, "life": life, "time": f"{next(clock):05}"})
+    for each in (reader, late):
+        each.look()
+        assert each.rows == [*expected, (step + 1, life)]
+        assert each.look() == []
+
+
+def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    reader, path = Follower(tmp_path), tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "loss')
+    assert [item.step for item in reader.poll()] == [1]
+    with path.open("a") as file:
+        file.write('": 3.0}\n')
+    assert [item.fields for item in reader.poll()] == [{"step": 2, "loss": 3.0}]
+
+
+def test_rows_and_events_come_by_time(tmp_path: Path) -> None:
+    events, metrics = Events(tmp_path), Metrics(tmp_path)
+    for step in (1, 2, 3):
+        metrics.write({"step": step, "time": f"2026-01-31T12:00:0{step}.000Z"})
+    lines = [{"time": f"2026-01-31T12:00:0{at}.500Z", "event": "save", "step": at} for at in (1, 2)]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [(item.kind, item.step) for item in Follower(tmp_path).poll()] == [
+        ("row", 1), ("event", 1), ("row", 2), ("event", 2), ("row", 3),
+    ]  # fmt: skip
+    events.close()
+
+
+def test_pace_and_time_left_are_of_the_last_steps(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    state.take(Item("event", {"event": "start", "step": 0, "last_step": 100, "time": ""}))
+    for step in range(1, 41):
+        at = 2 * step if step > 8 else 0  # a slow beginning is not of the last 32
+        state.take(Item("row", {"step": step, "time": f"2026-01-31T12:{at // 60:02}:{at % 60:02}.000Z"}))
+    assert state.pace_s == 2.0 and state.left_s == 120.0
+
+
+def test_the_end_of_a_phase_is_not_that_of_the_run(tmp_path: Path) -> None:
+    form = dict(run="a", model="m", cluster="c", devices=1, flops_per_token=1.0, peak_flops=None, mfu=None, step_s=1.0)
+    form |= dict(tokens=1, bubble=0.0, memory_bytes=[1], capacity_bytes=[1], links=[])
+    state, end = State(tmp_path), {"event": "end", "outcome": "finished", "exit_code": 0, "step": 3, "time": ""}
+    for phase, over in ((1, False), (2, True)):
+        (tmp_path / "watch.json").write_text(json.dumps({**form, "phase": phase, "phases": 2}))
+        state.take(Item("event", {"event": "start", "step": 0, "time": ""}))
+        assert not state.is_over
+        state.take(Item("event", end))
+        assert state.is_over == over

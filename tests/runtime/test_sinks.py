@@ -1,0 +1,240 @@
+"""Exporters on rows of no run: one that fails or is slow loses nothing and keeps nobody waiting; what readers see."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from runtime.contract import Link, Metrics, Watch
+from runtime.events import Events
+from runtime.sinks import worker as workers
+from runtime.sinks.prometheus import Prometheus
+from runtime.sinks.sink import Opened, Point, Sink, numbers
+from runtime.sinks.tensorboard import TensorBoard
+from runtime.sinks.worker import Exports, Worker
+from runtime.watch.follow import Item
+from runtime.watch.run_state import State
+from runtime.watch.series import SERIES
+
+WATCH = Watch(
+    run="mine", model="m", cluster="c", devices=8, phase=1, phases=1, flops_per_token=2e9, peak_flops=8e14, mfu=0.4,
+    step_s=0.5, tokens=1000, bubble=0.125, memory_bytes=(10, 20), capacity_bytes=(100, 100),
+    links=(Link("nvlink", "experts", 5000), Link("leaf", "gradients", 70)), metrics=Metrics(prometheus=0),
+)  # fmt: skip
+
+
+def row(step: int, **more: Any) -> Item:
+    fields = {"step": step, "time": f"2026-01-31T12:00:{step:02}.000Z", "loss": 5.0 / step, "grad_norm": 1.0}
+    fields |= {"tokens": 500 * step, "tokens_per_s": 1000.0, "step_s": 0.5, "spent_s": {"compute": 0.3, "message": 0.1}}
+    return Item("row", {**fields, **more})
+
+
+class Fake:
+    """A sink that does what a test says, and keeps what it was sent."""
+
+    where = "somewhere"
+
+    def __init__(self, key: str | None = None) -> None:
+        self.key, self.sent, self.fails = key, list[int](), set[int]()
+        self.tries, self.opened, self.closed, self.before = 0, list[str | None](), 0, lambda: None
+
+    def open(self, opened: Opened) -> None:
+        self.opened.append(opened.key)
+
+    def send(self, points: Sequence[Point]) -> None:
+        self.before()
+        self.tries += 1
+        if self.tries in self.fails:
+            raise OSError("no route\nto it")
+        self.sent += [point.item.step for point in points]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Sink], Worker]]:
+    monkeypatch.setattr(workers, "RETRY_S", (0.01,))
+    started: list[Worker] = []
+
+    def begin(sink: Sink) -> Worker:
+        started.append(Worker("fake", sink, tmp_path, WATCH, Exports(tmp_path), Events(tmp_path)))
+        started[-1].start()
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.end()
+        each.join(10)
+
+
+def ended(worker: Worker) -> None:
+    worker.end()
+    worker.join(10)
+    assert not worker.is_alive()
+
+
+def events(run: Path) -> list[tuple[str, str]]:
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
+    return [(line["event"], line.get("where") or line.get("reason")) for line in lines]
+
+
+@pytest.mark.parametrize("fails", [set(), {1}, {1, 2, 3}, {2, 4}])
+def test_what_was_not_sent_is_sent_later_and_once(
+    tmp_path: Path, start: Callable[[Sink], Worker], fails: set[int]
+) -> None:
+    sink = Fake()
+    sink.fails = fails
+    worker = start(sink)
+    for step in range(1, 21):
+        worker.put([row(step)])
+        if step % 5 == 0:
+            time.sleep(0.03)
+    ended(worker)
+    assert sink.sent == [*range(1, 21)] and sink.closed == 1
+    said = events(tmp_path)
+    assert said[0] == ("export", "somewhere")
+    assert said.count(("export_failed", "no route")) == said.count(("export", "somewhere again"))
+    assert (("export_failed", "no route") in said) == bool(fails) or sink.tries < min(fails)
+
+
+def test_a_later_start_sends_what_is_left(tmp_path: Path, start: Callable[[Sink], Worker]) -> None:
+    """Rows that were noted are not sent again, those of steps trained again are; and the key is the same."""
+    first, second = Fake("its key"), Fake("its key")
+    worker = start(first)
+    worker.put([row(1), row(2), row(3)])
+    ended(worker)
+    worker = start(second)
+    again = row(3, time="2026-01-31T12:30:00.000Z")
+    rewind = Item("rewind", {"step": 2, "time": again.time})
+    worker.put([row(1), row(2), row(3), rewind, again, row(4, time=again.time)])
+    ended(worker)
+    assert (first.sent, second.sent) == ([1, 2, 3], [2, 3, 4])
+    assert (first.opened, second.opened) == ([None], ["its key"])
+
+
+def test_a_sink_that_does_not_come_back_keeps_nobody_waiting(tmp_path: Path, start: Callable[[Sink], Worker]) -> None:
+    sink, gate = Fake(), threading.Event()
+    sink.before = gate.wait  # type: ignore[assignment]
+    worker = start(sink)
+    began = time.monotonic()
+    for step in range(1, 2001):
+        worker.put([row(1 + step % 50)])
+    assert time.monotonic() - began < 1.0 and sink.sent == []
+    gate.set()
+    ended(worker)
+    assert len(sink.sent) == 2000
+
+
+def test_what_waits_is_limited(
+    tmp_path: Path, start: Callable[[Sink], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "MOST_KEPT", 10)
+    monkeypatch.setattr(workers, "MOST_AT_ONCE", 1)
+    sink, gate = Fake(), threading.Event()
+    sink.before, sink.fails = gate.wait, {1}  # type: ignore[assignment]
+    worker = start(sink)
+    worker.put([row(1)])
+    time.sleep(0.1)
+    worker.put([row(step) for step in range(2, 51)])
+    gate.set()
+    ended(worker)
+    assert sink.sent == [1, *range(41, 51)]
+    assert events(tmp_path)[-1] == ("export", "somewhere again; 39 rows and events are lost")
+
+
+def test_a_missing_library_is_said_once(tmp_path: Path, start: Callable[[Sink], Worker]) -> None:
+    class Missing(Fake):
+        def open(self, opened: Opened) -> None:
+            import a_library_that_is_not_there  # type: ignore[import-not-found]  # noqa: F401
+
+    worker = start(Missing())
+    worker.join(10)
+    assert not worker.is_alive()
+    assert events(tmp_path) == [
+        ("export_failed", "a_library_that_is_not_there is not installed: pip install 'dsc-trainer[metrics]'")
+    ]
+
+
+# ---------------------------------------------------------------- TensorBoard and Prometheus
+
+
+def sent(sink: Sink, state: State, items: Sequence[Item]) -> None:
+    points = []
+    for item in items:
+        state.take(item)
+        points.append(Point(item, numbers(item.fields, state) if item.kind == "row" else {}))
+    sink.send(points)
+
+
+def test_tensorboard_forgets_what_was_given_up(tmp_path: Path) -> None:
+    for number, steps in enumerate(([1, 2, 3, 4, 5], [4, 5, 6])):
+        state, sink = State(tmp_path, WATCH), TensorBoard()
+        sink.open(Opened(tmp_path, Metrics(), state, step=3 * number))
+        sent(sink, state, [row(step, loss=10.0 * number + step) for step in steps])
+        sent(sink, state, [row(7, loss=None)])
+        sink.close()
+        time.sleep(1.1 * (1 - number))  # the name of a file has seconds
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    points = [(event.step, event.value) for event in found.Scalars("loss")]
+    assert points[:-1] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 14.0), (5, 15.0), (6, 16.0)]
+    assert points[-1][0] == 7 and math.isnan(points[-1][1])
+    assert found.Scalars("mfu")[0].value == pytest.approx(1000 * 2e9 / 8e14)
+
+
+def scraped(sink: Prometheus) -> dict[tuple[str, ...], float]:
+    with urllib.request.urlopen(sink.where, timeout=10) as answer:
+        families = [*text_string_to_metric_families(answer.read().decode())]
+    samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_created")]
+    return {(each.name, *(v for k, v in each.labels.items() if k != "run")): each.value for each in samples}
+
+
+def test_series_follow_rows_and_events(tmp_path: Path) -> None:
+    state, sink = State(tmp_path, WATCH), Prometheus()
+    sink.open(Opened(tmp_path, Metrics(prometheus=0), state))
+    try:
+        assert scraped(sink)[("dsc_running",)] == 1
+        event = {"event": "start", "step": 0, "last_step": 9, "device": "cuda", "build": "0" * 64, "time": "…"}
+        sent(sink, state, [Item("event", event), row(1), row(2, loss=None, layer_imbalance={"layers.3": 1.5})])
+        found = scraped(sink)
+        assert math.isnan(found[("dsc_loss",)]) and found[("dsc_finite",)] == 0
+        assert found[("dsc_mfu_ratio",)] == 1000 * 2e9 / 8e14 and found[("dsc_predicted_mfu_ratio",)] == 0.4
+        assert found[("dsc_link_bytes_total", "nvlink", "experts")] == 5000  # two steps of half the largest batch
+        assert found[("dsc_link_bytes_total", "leaf", "gradients")] == 140
+        assert found[("dsc_expert_load_ratio", "layers.3")] == 1.5
+        assert found[("dsc_message_wait_ratio",)] == 0.25 and found[("dsc_predicted_bubble_ratio",)] == 0.125
+        assert found[("dsc_predicted_memory_bytes", "1")] == 20
+        assert found[("dsc_run_info", "0" * 12, "c", "cuda", "m")] == 1
+        more = [{"event": "save_failed", "step": 2}, {"event": "end", "outcome": "failed", "step": 2}]
+        sent(sink, state, [Item("event", each) for each in more])
+        found = scraped(sink)
+        assert found[("dsc_save_failures_total",)] == 1 and found[("dsc_running",)] == 0
+        shown = {name for name, *_ in found}
+        unsaid = {"validation_loss", "learning_rate", "memory_bytes", "saved_step", "save_duration_seconds"}
+        assert shown == {series.name for series in SERIES} - {f"dsc_{name}" for name in unsaid}
+    finally:
+        sink.close()
+
+
+def test_the_port_is_of_loopback_and_a_busy_one_is_an_error(tmp_path: Path) -> None:
+    first, second, state = Prometheus(), Prometheus(), State(tmp_path, WATCH)
+    first.open(Opened(tmp_path, Metrics(prometheus=0), state))
+    port = int(first.where.rpartition(":")[2].partition("/")[0])
+    assert first.where == f"http://127.0.0.1:{port}/metrics"
+    with pytest.raises(OSError, match="in use"):
+        second.open(Opened(tmp_path, Metrics(prometheus=port), state))
+    first.close()
+    with socket.create_server(("127.0.0.1", port)):
+        pass
