@@ -219,10 +219,13 @@ def lane_times(instructions: Sequence[Instruction], times: Times) -> LaneTimes:
     return LaneTimes(max((end for _, _, end in spans), default=0), *busy)
 
 
-def held(instructions: Sequence[Instruction], times: Times) -> Iterator[tuple[Instruction, int, int]]:
+def held(
+    instructions: Sequence[Instruction], times: Times, sends_ns: Sequence[int] = ()
+) -> Iterator[tuple[Instruction, int, int]]:
     """The segments and exchanges of a body, each with its start and end in nanoseconds.
 
-    Compute goes in order, exchanges in order beside it, waits where they stand.
+    Compute goes in order, exchanges in order beside it, waits where they stand. `sends_ns`: of each slot, how long its
+    message is on the link to another rank; with them the messages are there too, as exchanges that nothing waits for.
     """
     on_lanes = [i for i in instructions if i.kind == "run" or i.kind in EXCHANGES]
     nodes = [times[i.kind, i.phase, i.site] for i in on_lanes]
@@ -236,6 +239,10 @@ def held(instructions: Sequence[Instruction], times: Times) -> Iterator[tuple[In
         elif i.kind in EXCHANGES:
             start = max(link, compute)
             link = ends[key] = start + next(pace)[0]
+            yield i, start, link
+        elif i.kind == "send" and sends_ns and sends_ns[i.slot]:
+            start = max(link, compute)
+            link = start + sends_ns[i.slot]
             yield i, start, link
         elif i.kind == "run":
             start, compute = compute, compute + computed(*next(pace), link - compute)

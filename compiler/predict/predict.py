@@ -48,6 +48,8 @@ class Timed:
     tensors: Mapping[str, Tensor]
     shared: float  # by how much all is longer, since ranks share cores
     step: Step
+    times: StepTimes
+    tails: tuple[Tail, ...]  # what follows the last action, of each pipeline rank
 
     @property
     def plan(self) -> Plan:
@@ -92,7 +94,7 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     on = each[busiest.pp_rank]
     classes = rank_seconds(plan, on, balanced_rows(spec), schedule, busiest.pp_rank)
     step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), on))
-    return Timed(spec, lowering, schedule, timeline, tensors, shared, step)
+    return Timed(spec, lowering, schedule, timeline, tensors, shared, step, times, tuple(tails))
 
 
 def memories(found: Timed, program: Program | None = None) -> tuple[RankMemory, ...]:

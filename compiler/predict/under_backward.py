@@ -23,6 +23,18 @@ def left_of_reductions(
 ) -> list[float]:
     """Seconds by which the reductions of each pipeline rank go on behind the last action of all. O(steps that follow
     the start of one)."""
+    unit, done = float(timeline.unit) / 1000, [0.0] * schedule.num_ranks
+    makespan = max((row[-1][1] * unit for row in timeline.ticks if row), default=0.0)
+    for (ranks, _), (_, end) in reduction_spans(plan, schedule, times, timeline, seconds).items():
+        for rank in ranks:
+            done[rank] = max(done[rank], end)
+    return [max(0.0, each - makespan) for each in done]
+
+
+def reduction_spans(
+    plan: Plan, schedule: Schedule, times: StepTimes, timeline: Timeline, seconds: Reductions
+) -> dict[tuple[tuple[int, ...], Stages], tuple[float, float]]:
+    """When each reduction starts and ends, in seconds of the step."""
     lanes = [_Lane(schedule, times, timeline, rank) for rank in range(schedule.num_ranks)]
     starts: dict[tuple[tuple[int, ...], Stages], float] = {}
     for rank, row in enumerate(reductions_of(plan, schedule.actions)):
@@ -30,14 +42,14 @@ def left_of_reductions(
         for ranks, stages in seconds:
             if rank in ranks:
                 starts[ranks, stages] = max(starts.get((ranks, stages), 0.0), of_stages[stages])
-    done = [0.0] * schedule.num_ranks
+    done, spans = [0.0] * schedule.num_ranks, {}
     for ranks, stages in sorted(seconds, key=lambda key: (starts[key], key)):
         begin = max(starts[ranks, stages], *(done[rank] for rank in ranks))
         end = max(lanes[rank].end_of(begin, seconds[ranks, stages]) for rank in ranks)
+        spans[ranks, stages] = begin, end
         for rank in ranks:
             done[rank] = end
-    makespan = max((lane.ends[-1] for lane in lanes if lane.ends), default=0.0)
-    return [max(0.0, each - makespan) for each in done]
+    return spans
 
 
 class _Lane:
