@@ -107,8 +107,9 @@ def cut_anew(weights: Sequence[StageWeight], wanted: int) -> tuple[StageWeight, 
     """
     by = Fraction(len(weights), wanted)
     spans = [(by * k, by * (k + 1)) for k in range(wanted)]
-    if not any(isinstance(each, Weight) for each in weights):
-        return tuple(_mean(weights, *span) for span in spans)
+    factors = [each for each in weights if isinstance(each, Fraction)]
+    if len(factors) == len(weights):
+        return tuple(_mean(factors, *span) for span in spans)
     columns = [*zip(*(by_kind(each).factors for each in weights), strict=True)]
     return tuple(Weight.of_factors(_mean(column, *span) for column in columns) for span in spans)
 
