@@ -20,22 +20,24 @@ QUICK = 60_000  # steps looked at for a bound that is asked for often: some 0.1 
 _MOST_STATES = 5000  # of a rank
 _MOST_FORWARDS = 16  # of a rank: with more, there are mostly too many states
 _Runs = tuple[tuple[int, int], ...]  # of a step's F of the rank's slot s, 2 s and its number; of its B or I, 2 s + 1
-_State = tuple[int, ...]  # forwards and backwards of each slot, then the W due of each weight
+_Choice = tuple[tuple[str, int], ...]  # of a step, the kinds of its actions, each with its slot, a W with its weight
+RankStep = tuple[int, int, int, _Runs, _Choice]  # from a state, to a state, its time, what it runs
+State = tuple[int, ...]  # forwards and backwards of each slot, then the W due of each weight
 
 
 class SmallPipeline:
     """The ranks of a small pipeline, and how many steps may still be looked at: no clock decides what is shown."""
 
-    def __init__(self, waits: Waits, work: int) -> None:
+    def __init__(self, waits: Waits, work: int, most_forwards: int = _MOST_FORWARDS, most: int = _MOST_STATES) -> None:
         self.waits, self.work = waits, work
         self.ranks: list[tuple[RankStates, list[Slot]]] = []
         alike: dict[object, RankStates | None] = {}
         for rank, slots in enumerate(waits.slots):
-            if sum(waits.counts[direction] for direction, _ in slots) > _MOST_FORWARDS:
+            if sum(waits.counts[direction] for direction, _ in slots) > most_forwards:
                 continue
-            rules = _Rules(waits, rank)
+            rules = Rules(waits, rank)
             if rules.key not in alike:
-                alike[rules.key] = RankStates.of(rules, min(_MOST_STATES, self.work // 10))
+                alike[rules.key] = RankStates.of(rules, min(most, self.work // 10))
             if (states := alike[rules.key]) is not None:
                 self.ranks.append((states, slots))
                 self.work -= len(states.steps)
@@ -78,29 +80,29 @@ class SmallPipeline:
 
 @dataclass(frozen=True)
 class RankStates:
-    """The steps from state to state, those to a state before those from it. A step: from, to, time, what it runs."""
+    """The steps from state to state, those to a state before those from it."""
 
-    count: int
+    states: list[State]
     end: int  # the state in which all has run
-    steps: list[tuple[int, int, int, _Runs]]
+    steps: list[RankStep]
 
     @staticmethod
-    def of(rules: _Rules, most: int) -> RankStates | None:
+    def of(rules: Rules, most: int) -> RankStates | None:
         """None where there are more states, or no way to the end under the cap."""
         start = tuple(0 for _ in rules.end)
         numbers, steps = {start: 0}, []
-        levels: list[list[_State]] = [[] for _ in range(rules.level(rules.end) + 1)]
+        levels: list[list[State]] = [[] for _ in range(rules.level(rules.end) + 1)]
         levels[0].append(start)
         for level in levels:
             for state in level:
-                for new, time, runs in rules.next(state):
+                for new, time, runs, choice in rules.next(state):
                     if new not in numbers:
                         if len(numbers) >= most:
                             return None
                         numbers[new] = len(numbers)
                         levels[rules.level(new)].append(new)
-                    steps.append((numbers[state], numbers[new], time, runs))
-        return RankStates(len(numbers), numbers[rules.end], steps) if rules.end in numbers else None
+                    steps.append((numbers[state], numbers[new], time, runs, choice))
+        return RankStates([*numbers], numbers[rules.end], steps) if rules.end in numbers else None
 
     def windows(
         self, slots: Sequence[Slot], heads: Times, tails: Times, end: int
@@ -111,13 +113,32 @@ class RankStates:
         """
         never = end + 1
         keys = [(kind, slot) for slot in slots for kind in "FB"]
+        starts, ends, after, rests = ([[never] * len(heads[key]) for key in keys] for _ in range(4))
+        fitting = self.fitting(slots, heads, tails, end)
+        if fitting is None:
+            return None
+        for (_, _, time, runs, _), begin, rest in fitting:
+            for at, k in runs:
+                starts[at][k] = min(starts[at][k], begin)
+                ends[at][k] = min(ends[at][k], begin + time)
+                after[at][k] = min(after[at][k], rest - time)
+                rests[at][k] = min(rests[at][k], rest)
+        first, second, third, fourth = (dict(zip(keys, rows, strict=True)) for rows in (starts, ends, after, rests))
+        return first, second, third, fourth
+
+    def fitting(
+        self, slots: Sequence[Slot], heads: Times, tails: Times, end: int
+    ) -> list[tuple[RankStep, int, int]] | None:
+        """The steps on a way to the last state by `end`, each with its earliest start and the least time from its start
+        to the end of all, those behind it first; None if there is no such way."""
+        never = end + 1
+        keys = [(kind, slot) for slot in slots for kind in "FB"]
         head, tail = ([times[key] for key in keys] for times in (heads, tails))
-        starts, ends, after, rests = ([[never] * len(row) for row in head] for _ in range(4))
-        free = [never] * self.count
+        free = [never] * len(self.states)
         free[0] = 0
         possible = []
         for step in self.steps:
-            source, target, time, runs = step
+            source, target, time, runs, _ = step
             begin, behind = free[source], 0
             if begin == never:
                 continue
@@ -129,24 +150,19 @@ class RankStates:
             if begin + time + behind <= end:
                 free[target] = min(free[target], begin + time)
                 possible.append((step, begin, behind))
-        left = [never] * self.count  # from a state to the end of all
+        left = [never] * len(self.states)  # from a state to the end of all
         left[self.end] = 0
-        for (source, target, time, runs), begin, behind in reversed(possible):
+        fits = []
+        for step, begin, behind in reversed(possible):
+            source, target, time, _, _ = step
             rest = max(behind, left[target]) + time
             if begin + rest <= end:
                 left[source] = min(left[source], rest)
-                for at, k in runs:
-                    starts[at][k] = min(starts[at][k], begin)
-                    ends[at][k] = min(ends[at][k], begin + time)
-                    after[at][k] = min(after[at][k], rest - time)
-                    rests[at][k] = min(rests[at][k], rest)
-        if left[0] == never:
-            return None
-        first, second, third, fourth = (dict(zip(keys, rows, strict=True)) for rows in (starts, ends, after, rests))
-        return first, second, third, fourth
+                fits.append((step, begin, rest))
+        return fits if left[0] < never else None
 
 
-class _Rules:
+class Rules:
     """What a rank may run next."""
 
     def __init__(self, waits: Waits, rank: int) -> None:
@@ -157,18 +173,18 @@ class _Rules:
         self.due = 2 * len(slots)  # where the W that are due begin
         self.weight = [waits.weights[rank].index(waits.weight(slot)) for slot in slots]
         self.counts = [waits.counts[direction] for direction, _ in slots]
-        self.end: _State = (*(n for n in self.counts for _ in "FB"), *(0 for _ in waits.weights[rank]))
+        self.end: State = (*(n for n in self.counts for _ in "FB"), *(0 for _ in waits.weights[rank]))
         neighbours = [[s for s, (way, _) in enumerate(slots) if way == direction] for direction, _ in slots]
         self.before = [max((s for s in same if s < at), default=None) for at, same in enumerate(neighbours)]
         self.behind = [min((s for s in same if s > at), default=None) for at, same in enumerate(neighbours)]
         self.choices = [(choice, time) for items, time in waits.steps[rank] for choice in self._choices(items)]
         self.key = (*self.choices, self.cap, *self.counts, *self.before, *self.behind, *self.weight)  # of ranks alike
 
-    def level(self, state: _State) -> int:
+    def level(self, state: State) -> int:
         """A number that every step raises: 1 for F, B counts 3, I 2 and W 1."""
         return sum(state[0 : self.due : 2]) + 3 * sum(state[1 : self.due : 2]) - sum(state[self.due :])
 
-    def next(self, state: _State) -> list[tuple[_State, int, _Runs]]:
+    def next(self, state: State) -> list[tuple[State, int, _Runs, _Choice]]:
         """The steps from a state: the state behind it, its time, and what it runs."""
         held = self.whole * (sum(state[0 : self.due : 2]) - sum(state[1 : self.due : 2]))
         held += self.kept * sum(state[self.due :])
@@ -177,8 +193,8 @@ class _Rules:
             more = self.whole * sum(kind == "F" for kind, _ in items)
             room = self.cap is None or held + more <= self.cap
             if room and (new := self._after(state, items)) is not None:
-                found.append((*new, time))
-        return [(new, time, runs) for new, runs, time in found]
+                found.append((new[0], time, new[1], items))
+        return found
 
     def _choices(self, items: Sequence[Item]) -> list[tuple[tuple[str, int], ...]]:
         """A step of weights as steps of slots; a W stays of its weight."""
@@ -188,7 +204,7 @@ class _Rules:
             found = [(*one, (kind, place)) for one in found for place in places]
         return list({tuple(sorted(one)): one for one in found}.values())
 
-    def _after(self, state: _State, items: Sequence[tuple[str, int]]) -> tuple[_State, _Runs] | None:
+    def _after(self, state: State, items: Sequence[tuple[str, int]]) -> tuple[State, _Runs] | None:
         """The state behind a step and what it runs; None where an action waits for one that has not run before it."""
         new, runs = list(state), []
         for kind, at in items:

@@ -27,6 +27,7 @@ from compiler.solver.periods import COPIES, stretched
 from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots
 from compiler.solver.seeds import capped, in_groups, without_last
 from compiler.solver.tokens import MOST_CHUNKS, Slots
+from compiler.solver.two_ranks import shortest_of_two
 from compiler.solver.waves import waves
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from runtime.actions import Pair, Step, actions_of
@@ -42,6 +43,7 @@ _OF_SEVERAL = 0.5  # of the effort of a placement, for a period of several micro
 _WAVES = 2  # tried where there are more actions than that
 _SMALL = (4, 6)  # ranks and micro-batches up to which the best is proven, where so much work shows it:
 _STEPS_OF_PROOF, _SECONDS_OF_PROOF = 1_000_000, 5.0  # of the bound of each placement, and of OR-tools for all
+_STATES_OF_PROOF = 1_000_000  # of two ranks, on all placements: some 20 s
 _MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
 
@@ -219,9 +221,17 @@ def _proven(
     P, N = asked.num_ranks, asked.num_micro_batches
     for placement in bounds:
         if bounds[placement] < best.makespan:
-            sizes = placement, P, N, asked.costs_on(placement), asked.caps_on(placement, cap)
-            bounds[placement] = lower_bound(*sizes, round(_STEPS_OF_PROOF * effort))
-    work, least = _SECONDS_OF_PROOF * effort, sorted(bounds, key=bounds.__getitem__)
+            costs, caps = asked.costs_on(placement), asked.caps_on(placement, cap)
+            bounds[placement] = lower_bound(placement, P, N, costs, caps, round(_STEPS_OF_PROOF * effort))
+    least, states = sorted(bounds, key=bounds.__getitem__), round(_STATES_OF_PROOF * effort)
+    for placement in least if P == 2 else ():
+        if bounds[placement] < best.makespan:
+            within = bounds[placement], best.makespan
+            sizes = placement, N, asked.costs_on(placement), asked.caps_on(placement, cap)
+            shortest = shortest_of_two(*sizes, within, states)
+            bounds[placement], states = shortest.least, shortest.work
+            best = asked.timed("search", shortest.schedule) if shortest.schedule else best
+    work = _SECONDS_OF_PROOF * effort
     open_ones = [placement for placement in least if bounds[placement] < best.makespan]
     for at, placement in enumerate(open_ones):
         problem = make_problem(placement, P, N, asked.costs_on(placement), asked.caps_on(placement, cap))
