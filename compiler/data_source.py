@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from compiler.emit import recipe
 from dsl.diagnostics import Diagnostic
 from dsl.schema import Data, Spec
 from dsl.source import Span
@@ -20,6 +21,7 @@ from runtime.data.errors import DataError
 CODES = {
     "D0101": "the source of the data matches files that hold text",
     "D0102": "the chat template can be read, and marks what the assistant says",
+    "D0103": "a source that is filtered is text",
 }
 MORE = {
     "D0101": "A warning of `dsc check`, as the text may be elsewhere: `dsc train --data DIR` says where the paths of "
@@ -29,12 +31,14 @@ MORE = {
     "D0102": "A warning of `dsc check`, where tokenizer and rows are there: `dsc train` refuses the first row that the "
     "template cannot be used for. The loss of a row of `messages` is on what the template puts between "
     "`{% generation %}` and `{% endgeneration %}`. A template without them would leave the row without a loss.",
+    "D0103": "A warning of `dsc check`, where the files are there: `dsc train` refuses to filter files of token ids, "
+    "in which there is no text to judge. In a blend, `filters { }` in a source says that it has none.",
 }
 
 
 def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Diagnostic, ...]:
-    """The warning that the source of a spec in `folder` matches nothing, or that its chat template cannot be used for
-    its rows; empty where all is right."""
+    """The warning that a source of a spec in `folder` matches nothing, or cannot be filtered, or that its chat template
+    cannot be used for its rows; empty where all is right."""
     reasons = {
         path: corpus.why_nothing(pattern, folder, _suffixes(spec.data)) for path, pattern in spec.data.patterns.items()
     }
@@ -45,6 +49,14 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
             for path, reason in reasons.items()
             if reason
         )
+    request = recipe.data(spec.data)
+    filters = [each.filters for each in request.sources] or [request.filters]
+    for (path, pattern), chosen in zip(spec.data.patterns.items(), filters, strict=True):
+        if chosen and corpus.token_files(pattern, folder):
+            message = f"{pattern!r} is files of token ids, which have no text to filter"
+            hint = "write `filters { }` in this source" if request.sources else "remove `filters`"
+            at = origins.get(path) if request.sources else origins.get("data.filters")
+            return (Diagnostic("D0103", message, at, hint, severity="warning"),)
     message, hint = _template_fault(spec.data, folder)
     if not message:
         return ()

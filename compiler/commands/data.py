@@ -4,7 +4,7 @@ dsc data show chat.dsc                            the first row, and what become
 dsc data show chat.dsc --row 17                   another one; rows are counted from 0
 dsc data show chat.dsc --sequence 3               rows that are packed, or documents that are masked, in a sequence
 dsc data show chat.dsc --split validation --format json
-dsc data prepare web.dsc --jobs 8                 encode the text in eight processes, and keep it for `dsc train`
+dsc data prepare web.dsc --jobs 8                 filter and encode the text in eight processes, and keep it for runs
 dsc data prepare web.dsc --format json
 dsc data prepare web.dsc --megatron out/web       and write out/web.train.bin, out/web.train.idx for Megatron-LM
 
@@ -121,7 +121,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="DIR", type=Path, help="where the paths of the data start; default: the folder of the spec"
     )
     parser.add_argument(
-        "--jobs", metavar="N", type=jobs, default=None, help="processes that encode; default: one for each core"
+        "--jobs",
+        metavar="N",
+        type=jobs,
+        default=None,
+        help="processes that filter and encode; default: one for each core",
     )
     parser.add_argument(
         "--megatron", metavar="PREFIX", type=Path, help="write the .bin and .idx of each split under this prefix, too"

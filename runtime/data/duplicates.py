@@ -13,7 +13,7 @@ import hashlib
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -27,6 +27,7 @@ from runtime.data.extra import INSTALL, extra
 MINIMA = 128
 RUN = 5  # words
 DIGEST_BYTES = 16
+AT_ONCE = 4096  # runs, of which datasketch keeps MINIMA values each
 WEIGHTS = (0.05, 0.95)  # of finding too much and too little in the index: what it finds is compared
 LIBRARY, PURPOSE = "datasketch", "to find near duplicates"
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying loses nothing: 2⁶⁴ over the golden ratio
@@ -52,26 +53,30 @@ def digest(text: str) -> bytes:
     return hashlib.blake2b(normal.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def words(text: str) -> list[str]:
+def words(text: str) -> Iterator[str]:
     """The words of which five in a row are compared."""
-    return _WORD.findall(unicodedata.normalize("NFC", text).casefold())
+    return (match[0] for match in _WORD.finditer(unicodedata.normalize("NFC", text).casefold()))
+
+
+class _Hashes(dict[str, int]):
+    """Hashes of words, 64 bits. A document of 64 MiB has millions of words, but keeps different ones alone."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = found = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+        return found
 
 
 def signature(text: str) -> Signature:
     """The minima of a document, [MINIMA]. A document of fewer than five words has one run, of all of them; one
     without words has all minima at their greatest value."""
-    found = words(text)
-    numbers: dict[str, int] = {}
-    for word in found:
-        if word not in numbers:
-            numbers[word] = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
-    hashes_W = np.array([numbers[word] for word in found], np.uint64)
-    size = min(RUN, len(found))
-    runs_G = np.zeros(len(found) - size + 1 if found else 0, np.uint64)
+    hashes_W = np.fromiter(map(_Hashes().__getitem__, words(text)), np.uint64)
+    size = min(RUN, len(hashes_W))
+    runs_G = np.zeros(len(hashes_W) - size + 1 if size else 0, np.uint64)
     for at in range(size):
         runs_G = runs_G * FACTOR + hashes_W[at : at + len(runs_G)]
-    minima = _minhash()
-    minima.update_batch(np.unique(runs_G >> np.uint64(32)).tolist())
+    minima, different_G = _minhash(), np.unique(runs_G >> np.uint64(32))
+    for first in range(0, len(different_G), AT_ONCE):
+        minima.update_batch(different_G[first : first + AT_ONCE].tolist())
     return np.asarray(minima.hashvalues, np.uint32)
 
 

@@ -77,8 +77,9 @@ class Filtered:
 
     def to_bytes(self) -> bytes:
         """A line of JSON with the sizes, and the fates, a byte each."""
-        head = {"sizes": self.sizes, "shown": self.shown, "sha256": hashlib.sha256(self.fates.tobytes()).hexdigest()}
-        return json.dumps(head).encode() + b"\n" + self.fates.tobytes()
+        head = {"sizes": self.sizes, "shown": self.shown}
+        sha256 = hashlib.sha256(json.dumps(head).encode() + self.fates.tobytes()).hexdigest()
+        return json.dumps(head | {"sha256": sha256}).encode() + b"\n" + self.fates.tobytes()
 
 
 def said(facts: Mapping[str, Any]) -> str:
@@ -195,16 +196,16 @@ def read(where: Path, key: str) -> Filtered | None:
         head, _, content = stream.read().partition(b"\n")
     try:
         values = json.loads(head)
-        if values["sha256"] != hashlib.sha256(content).hexdigest() or sum(values["sizes"]) != len(content):
-            return None
-        return Filtered(np.frombuffer(content, np.uint8), tuple(values["sizes"]), tuple(values["shown"]))
+        found = Filtered(np.frombuffer(content, np.uint8), tuple(values["sizes"]), tuple(values["shown"]))
+        return found if found.to_bytes() == head + b"\n" + content else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def write(where: Path, key: str, found: Filtered) -> None:
     """Keep a result, which appears whole or not at all. Under the lock of `key`, or of the folder."""
-    aside = where / f"{BUILDING}{key}"  # under the lock of `key`, or of the folder: what a kill leaves is removed
+    aside = where / f"{BUILDING}{key}"
+    aside.unlink(missing_ok=True)  # what a kill has left
     write_synced(aside, found.to_bytes())
     aside.replace(where / f"{FOUND}{key}")
     sync_folder(where)

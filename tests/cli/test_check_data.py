@@ -13,6 +13,7 @@ from compiler.cli import main
 from compiler.commands.explain import OF_FILES
 from runtime.data import corpus
 from runtime.data.errors import DataError
+from tests.data import megatron
 from tests.data.chats import CHATML, UNMARKED, said, write_model, write_rows
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +66,27 @@ def test_the_warning_is_at_the_source_and_is_no_error(folder: Path) -> None:
     assert dsc(folder, "check", "mine.dsc", "--format", "github")[1].startswith("::warning file=mine.dsc,line=19,")
     spec(folder, "text/**/*.txt")
     assert "warning" not in "".join(map(str, dsc(folder, "check", "mine.dsc")))
+
+
+def test_token_ids_that_would_be_filtered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    megatron.write(folder / "ids", [[[1, 2, 0]], [[3, 0]]])
+    tiny = (ROOT / "specs/tiny.dsc").read_text("utf-8")
+    one = 'source = "ids", filters { shortest = 9 }'
+    two = """sources {
+      ids { files = "ids", weight = 1 }, text { files = "text/**/*.txt", weight = 1 }
+    }
+    filters { shortest = 9 }"""
+    for source, hint, line in ((one, "remove `filters`", 19), (two, "write `filters { }` in this source", 20)):
+        (folder / "mine.dsc").write_text(tiny.replace("source = python_stdlib", source), "utf-8")
+        assert main(["check", str(folder / "mine.dsc")]) == 0
+        shown = capsys.readouterr().out
+        assert "warning[D0103]: 'ids' is files of token ids, which have no text to filter" in shown
+        assert f"mine.dsc:{line}:" in shown and hint in shown
+    none = two.replace('files = "ids",', 'files = "ids", filters { },')
+    for source in (none, 'source = "ids"', 'source = "ids", filters { }'):
+        (folder / "mine.dsc").write_text(tiny.replace("source = python_stdlib", source), "utf-8")
+        assert main(["check", str(folder / "mine.dsc")]) == 0
+        assert "warning" not in capsys.readouterr().out
 
 
 CHAT_ROWS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import tracemalloc
 import unicodedata
 from pathlib import Path
 
@@ -140,12 +141,27 @@ def test_few_words_and_none() -> None:
 def test_real_text() -> None:
     """The pages of the docs are no duplicates of each other; one with a line more is."""
     texts = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))[:12]]
-    words = [duplicates.words(text) for text in texts]
+    words = [[*duplicates.words(text)] for text in texts]
     assert max(jaccard(one, other) for one in words for other in words if one is not other) < 0.3
     seen = Seen(0.8)
     assert {seen.add(digest(text), signature(text)) for text in texts} == {""}
     assert {seen.add(digest(text), signature(f"One line more.\n{text}")) for text in texts} == {"exact"}
     assert {seen.add(digest(f"{text}!"), signature(f"One line more.\n{text}")) for text in texts} == {"near"}
+
+
+def test_a_long_document_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values of 60,000 runs at once would take 60 MB."""
+    text = " ".join(f"{number:x}" for number in range(60_000))
+    signature("warm")
+    tracemalloc.start()
+    try:
+        found = signature(text)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20e6
+    monkeypatch.setattr(duplicates, "AT_ONCE", 10**6)
+    assert (signature(text) == found).all()
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,22 @@ def test_a_run_finds_what_was_prepared_or_makes_the_same(spec_folder: Path, tmp_
         }
 
 
+def test_a_resume_needs_no_text_for_the_same_filters(spec_folder: Path, tmp_path: Path) -> None:
+    write(tmp_path / "all", "one", [text for _, text in corpus()][:40])
+
+    def run(chosen: Filters, *resumed: str) -> Prepared:
+        asked = request(chosen=chosen)
+        return prepare_data(asked, tmp_path, tmp_path / "run", lambda *_: None, resumed=resumed)
+
+    first = run(ALL)
+    other = run(replace(ALL, shortest=None), first.meta["sha256"])
+    assert not other.reused and other.folder != first.folder
+    (tmp_path / "all/one.jsonl").unlink()
+    assert run(ALL, first.meta["sha256"]).folder == first.folder
+    with pytest.raises(DataError, match=r"no .*file found"):
+        run(Filters(shortest=40), first.meta["sha256"])
+
+
 def test_filters_are_a_part_of_the_key(spec_folder: Path, tmp_path: Path) -> None:
     others = [
         None,
@@ -214,8 +230,11 @@ def test_a_text_is_filtered_once(spec_folder: Path, tmp_path: Path, monkeypatch:
     assert not asked and contents(found.folder) == wanted
     (kept,) = tmp_path.glob(f"{filters.FOUND}*")
     whole = kept.read_bytes()
-    for number, damaged in enumerate((b"{}\n", whole[:-1], whole[:-1] + b"\1", whole.replace(b"50", b"51"))):
+    for number, damaged in enumerate((b"{}\n", whole[:-1], whole[:-1] + b"\1", whole.replace(b"50", b"51", 1))):
         kept.write_bytes(damaged)
+        kept.with_name(kept.name.replace(filters.FOUND, store.BUILDING)).write_bytes(
+            whole[:9]
+        )  # of a process that died
         asked[:] = []
         again = shared(spec_folder, tmp_path, asked=replace(request(tokenizer=TrainedTokenizer(270 + number))))
         assert asked and again.meta["filters"] == first.meta["filters"] and kept.read_bytes() == whole
