@@ -17,7 +17,7 @@ from compiler.commands.common import human, progress, say
 from runtime.outcome import printable
 
 if TYPE_CHECKING:
-    from dsl.schema import Spec
+    from dsl.schema import Data, Spec
     from runtime.data.prepare import Prepared
 
 JSON_VERSION = 1  # docs/json.md
@@ -114,8 +114,8 @@ def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[Row]:
     """What each source holds, training and validation, and how often the `phases` of the run read it."""
     data = phases[0].data
     sources: Mapping[str, Any] = prepared.meta.get("sources") or {"": prepared.meta["splits"]}
-    for name, splits in sources.items():
-        for split, counts in splits.items():
+    for name in _names(data):
+        for split, counts in sources[name].items():
             if not counts["documents"] and split != "train":
                 continue
             epochs = None
@@ -123,6 +123,17 @@ def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[Row]:
                 epochs = sum(_tokens_of(name, phase) for phase in phases) / counts["tokens"]
             documents, tokens, num_bytes = (counts[each] for each in COUNTS)
             yield Row(name or f"{data.source}", split, documents, tokens, num_bytes, epochs)
+
+
+def _names(data: Data) -> list[str]:
+    """The sources in the order of the spec, "" where there is one: meta.json has them in that of the alphabet."""
+    return [each.name for each in data.sources] or [""]
+
+
+def _filtered(prepared: Prepared, data: Data) -> dict[str, Mapping[str, Any]]:
+    """What filters left out, by the sources that have some."""
+    found = prepared.meta.get("filters", {})
+    return {name: found[name] for name in _names(data) if name in found}
 
 
 def _tokens_of(source: str, phase: Spec) -> float:
@@ -133,7 +144,8 @@ def _tokens_of(source: str, phase: Spec) -> float:
 
 def document(prepared: Prepared, phases: Sequence[Spec], written: Sequence[Path] = ()) -> dict[str, Any]:
     """The JSON of docs/json.md."""
-    source = f"{phases[0].data.source}"
+    data = phases[0].data
+    source = f"{data.source}"
     return {
         "version": JSON_VERSION,
         "folder": str(prepared.folder),
@@ -141,7 +153,7 @@ def document(prepared: Prepared, phases: Sequence[Spec], written: Sequence[Path]
         "tokenizer": {name: prepared.meta["tokenizer"][name] for name in ("sha256", "vocab")},
         "sources": [vars(row) for row in rows(prepared, phases)],
         "skipped": dict(prepared.meta["skipped"]),
-        "filters": [{"source": name or source, **facts} for name, facts in prepared.meta.get("filters", {}).items()],
+        "filters": [{"source": name or source, **facts} for name, facts in _filtered(prepared, data).items()],
         "megatron": [str(path) for path in written],
     }
 
@@ -167,7 +179,7 @@ def text(prepared: Prepared, phases: Sequence[Spec]) -> str:
         f"left out: {count:,} file{'s' if count > 1 else ''}, {reason}"
         for reason, count in prepared.meta["skipped"].items()
     ]
-    filtered = [f"{name}{name and ': '}{said(facts)}" for name, facts in prepared.meta.get("filters", {}).items()]
+    filtered = [f"{name}{name and ': '}{said(facts)}" for name, facts in _filtered(prepared, phases[0].data).items()]
     done = "was there already" if prepared.reused else "prepared"
     return "\n".join([*lines, *skipped, *filtered, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
 

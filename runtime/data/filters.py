@@ -43,7 +43,7 @@ from runtime.outcome import death_text
 FORMAT = 1  # of NAMES, the rules and the hashes
 KEPT = 0
 NAMES = ("shortest", "longest", *quality.RULES, "exact", "near")  # why a document is left out: 1 is the first
-FILE = "filters.bin"  # in a folder of prepared data
+FILE = "filters.dat"  # in a folder of prepared data
 FOUND = ".filtered-"  # beside such folders, for the next one of the same text
 LENGTH = struct.Struct("<Q")
 HEAD = struct.Struct("<ii")
