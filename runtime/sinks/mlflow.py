@@ -23,7 +23,8 @@ class MLflow:
     it the numbers are in `mlruns/` of the run folder."""
 
     def __init__(self) -> None:
-        self.where, self.key = "", None
+        self.where = ""
+        self.key: str | None = None
 
     def open(self, opened: Opened) -> None:
         """Begin the run there, or go on with it."""
@@ -34,15 +35,16 @@ class MLflow:
         if URI not in os.environ:  # nothing is written outside of the run folder
             os.environ |= {URI: (opened.run.resolve() / FOLDER).as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
         self._client: Any = MlflowClient()
-        experiment = self._client.get_experiment_by_name(opened.metrics.mlflow)
-        number = experiment.experiment_id if experiment else self._client.create_experiment(opened.metrics.mlflow)
+        name = str(opened.metrics.mlflow)
+        experiment = self._client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
         if opened.key is None:
             self.key = self._client.create_run(number, run_name=opened.name).info.run_id
         else:
             self.key = opened.key
             self._client.update_run(self.key, status="RUNNING")
         self._ended = "FINISHED"
-        self.where = f"experiment {opened.metrics.mlflow}, run {self.key}"
+        self.where = f"experiment {name}, run {self.key}"
 
     def send(self, points: Sequence[Point]) -> None:
         """Log the numbers of rows; those that are not finite have no place there."""

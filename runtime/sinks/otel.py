@@ -18,7 +18,8 @@ class OpenTelemetry:
     """Sends spans to an OTLP endpoint over HTTP; needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http."""
 
     def __init__(self) -> None:
-        self.where, self.key = "", None
+        self.where = ""
+        self.key: str | None = None
 
     def open(self, opened: Opened) -> None:
         """Make the tracer; nothing is sent yet."""

@@ -13,7 +13,8 @@ class Prometheus:
     """Serves the series of the last row. Nothing is sent: Prometheus asks."""
 
     def __init__(self) -> None:
-        self.where, self.key = "", None
+        self.where = ""
+        self.key: str | None = None
         self._families: list[Any] = []  # replaced as a whole: a scrape sees one row
         self._server: Any = None
 

@@ -18,7 +18,8 @@ class TensorBoard:
     """Writes event files; needs tensorboard, and no TensorFlow."""
 
     def __init__(self) -> None:
-        self.where, self.key = "", None
+        self.where = ""
+        self.key: str | None = None
 
     def open(self, opened: Opened) -> None:
         """OSError where the folder cannot be written."""

@@ -16,7 +16,8 @@ class WandB:
     """Logs to a project; needs wandb, and what it reads from its environment: WANDB_API_KEY, WANDB_MODE."""
 
     def __init__(self) -> None:
-        self.where, self.key = "", None
+        self.where = ""
+        self.key: str | None = None
 
     def open(self, opened: Opened) -> None:
         """Begin the run there, or go on with it."""

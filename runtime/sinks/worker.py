@@ -24,6 +24,7 @@ MOST_AT_ONCE = 500  # items that are sent together
 MOST_KEPT = 100_000  # items that wait for an exporter that does not work
 RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # from one failure to the next try
 INSTALL = "pip install 'dsc-trainer[metrics]'"
+ALONE = ("wandb", "mlflow")  # libraries that are no part of it, by the name of their exporter
 
 
 class Worker(threading.Thread):
@@ -97,7 +98,8 @@ class Worker(threading.Thread):
         try:
             self._sink.open(self._opened)
         except ImportError as error:
-            self._fail(f"{error.name or error} is not installed: {INSTALL}")
+            install = f"pip install {self.name}" if self.name in ALONE else INSTALL
+            self._fail(f"{error.name or error} is not installed: {install}")
             self._is_given_up = True
             return
         self._is_open = True

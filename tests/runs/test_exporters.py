@@ -25,8 +25,9 @@ from wandb.proto import wandb_internal_pb2
 from compiler.build import compile_spec
 from dsl.load import load
 from runtime.watch.series import SERIES
-from tests.runs.place import ONE_RANK, Place, rows, untimed
-from tests.runtime.processes import wait_for
+from tests.runs.place import FOUR_RANKS, ONE_RANK, TORCHRUN, Place, rows, untimed
+from tests.runs.place import run as run_command
+from tests.runtime.processes import is_gone, wait_for
 
 STEPS, PAUSE, BACK = 20, 8, 15  # the first start ends at STEPS, and the second goes on from BACK
 WANTED = ("tensorboard", "prometheus", "wandb", "mlflow", "otel")
@@ -253,3 +254,38 @@ def test_exporters_change_nothing_of_what_is_trained(exported: Exported, tmp_pat
     again = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text("utf-8").splitlines()]
     starts = [at for at, event in enumerate(again) if event["event"] == "start"]
     assert not [event for event in again[starts[-1] :] if event["event"] == "export"]
+
+
+def scalar_steps(run: Path) -> list[int]:
+    accumulator = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return [event.step for event in accumulator.Scalars("loss")]
+
+
+def test_a_killed_supervisor_leaves_its_numbers_and_no_exporter(place: Place) -> None:
+    block = "metrics { tensorboard = true, prometheus = 0 }"
+    build, run = place.compile(dict(ONE_RANK, steps=5000, batch=4, metrics=block)), place.folder / "run"
+    with place.started("train", build, "--out", "run", anew=True) as running:
+        running.wait_for_step(run, 3)
+        wait_for(lambda: exports(run).keys() == {"tensorboard", "prometheus"}, "the exporters")
+        seen = running.seen()
+        (exporter,) = (pid for pid in seen if b"runtime.sinks" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        (supervisor,) = (pid for pid in seen if b"runtime.train" in parent_command(exporter, pid))
+        os.kill(supervisor, signal.SIGKILL)
+        assert running.ends() != 0
+        assert is_gone(exporter)
+    assert scalar_steps(run) == [row["step"] for row in rows(run)]
+
+
+def parent_command(child: int, pid: int) -> bytes:
+    """The command of a process that is the parent of another; empty of others."""
+    parent = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1]
+    return Path(f"/proc/{pid}/cmdline").read_bytes() if int(parent) == pid else b""
+
+
+def test_under_torchrun_rank_0_exports(place: Place) -> None:
+    block = "metrics { tensorboard = true }"
+    build = place.compile(dict(FOUR_RANKS, steps=4, metrics=block))
+    run_command((*TORCHRUN, "--nproc-per-node", "4", str(build / "train.py"), "--out", "run"), 0, place.folder)
+    assert scalar_steps(place.folder / "run") == [1, 2, 3, 4]
+    assert exports(place.folder / "run") == {"tensorboard": "run/tensorboard"}

@@ -154,16 +154,18 @@ def test_what_waits_is_limited(
     assert events(tmp_path)[-1] == ("export", "somewhere again; 39 rows and events are lost")
 
 
-def test_a_missing_library_is_said_once(tmp_path: Path, start: Callable[[Sink], Worker]) -> None:
+@pytest.mark.parametrize(("name", "install"), [("otel", "'dsc-trainer[metrics]'"), ("wandb", "wandb")])
+def test_a_missing_library_is_said_once(tmp_path: Path, name: str, install: str) -> None:
     class Missing(Fake):
         def open(self, opened: Opened) -> None:
             import a_library_that_is_not_there  # type: ignore[import-not-found]  # noqa: F401
 
-    worker = start(Missing())
+    worker = Worker(name, Missing(), tmp_path, WATCH, Exports(tmp_path), Events(tmp_path))
+    worker.start()
     worker.join(10)
     assert not worker.is_alive()
     assert events(tmp_path) == [
-        ("export_failed", "a_library_that_is_not_there is not installed: pip install 'dsc-trainer[metrics]'")
+        ("export_failed", f"a_library_that_is_not_there is not installed: pip install {install}")
     ]
 
 
