@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -97,12 +96,6 @@ def run(
                 kill(process.pid)
                 raise HangError(f"{error}: {' '.join(command)}\n{printed(out)}{printed(err)}") from None
         return subprocess.CompletedProcess(command, process.returncode, printed(out), printed(err))
-
-
-def run_at_once(commands: Sequence[Sequence[str]], cwd: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Run several commands at the same time, each to its end."""
-    with ThreadPoolExecutor(len(commands)) as pool:
-        return list(pool.map(lambda command: run(command, cwd), commands))
 
 
 class Process(Protocol):

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,6 +139,12 @@ class Place:
         if anew:
             return run((*DSC, *arguments), code, folder)
         return ended(forks.run("compiler.cli", arguments, folder), code)
+
+    def at_once(self, *commands: Sequence[object]) -> list[subprocess.CompletedProcess[str]]:
+        """Run several `dsc` in forks at the same time, each to its end."""
+        forks.server()
+        with ThreadPoolExecutor(len(commands)) as pool:
+            return [*pool.map(lambda each: forks.run("compiler.cli", [*map(str, each)], self.folder), commands)]
 
     @contextmanager
     def started(self, *words: object, anew: bool = False) -> Iterator[Running]:

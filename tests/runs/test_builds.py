@@ -21,8 +21,7 @@ from runtime.build import Build, BuildError, OtherBuildError
 from runtime.resume import _flat
 from runtime.room import lack
 from runtime.strict_json import tree
-from tests import progress
-from tests.runs.place import DSC, ONE_RANK, Place, rows, spec_text
+from tests.runs.place import ONE_RANK, Place, rows, spec_text
 
 RATES = ("1e-3", "4e-3")
 ROUNDS = 3
@@ -40,7 +39,7 @@ def test_two_runs_of_one_name_train_their_own_settings(place: Place, number: int
         path.write_text(spec_text(dict(ONE_RANK, rate=rate, decay=0.01 * (number + 1))), "utf-8")
     runs = [place.folder / f"run-{which}" for which in range(2)]
     words = [("train", spec.name, "--out", run.name, "--steps", "1") for spec, run in zip(specs, runs, strict=True)]
-    said = progress.run_at_once([(*DSC, *each) for each in words], place.folder)
+    said = place.at_once(*words)
     assert [done.returncode for done in said] == [0, 0], said
     for run, rate in zip(runs, RATES, strict=True):
         assert [row["rate"] for row in rows(run)] == [float(rate) / 2], said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from compiler.build import compile_spec, write_build
 from dsl.load import load
 from runtime.build import Build, BuildError
 from runtime.data.readers import SUFFIXES
-from tests import progress
+from tests import forks, progress
 from tests.runs.place import DSC, FOUR_RANKS, ONE_RANK, Place, rows, run, saved, spec_text
 
 
@@ -52,7 +51,7 @@ def test_compile_and_train(place: Place) -> None:
     assert metrics.read_bytes() == trained
 
     spec.write_text(spec_text(dict(ONE_RANK, rate="1e-3")), "utf-8")
-    done = place.dsc("train", "--out", "again", "-s", "train.steps=3", "-s", "train.seed=7", anew=True)
+    done = place.dsc("train", "--out", "again", "-s", "train.steps=3", "-s", "train.seed=7")
     assert "proven" in done.stdout and made(manifest) != compiled, "the spec has changed"
     assert [row["rate"] for row in rows(place.folder / "again")] == [0.5e-3, 1e-3, 1e-3]
     assert rows(place.folder / "again")[0]["loss"] != rows(metrics.parent)[0]["loss"], "the seed has changed"
@@ -113,7 +112,7 @@ def test_one_run_of_several(shop: Place) -> None:
     done = shop.dsc("train", code=2)
     assert "both.dsc has several runs" in done.stderr
     assert "`both.dsc:first`, `both.dsc:second`" in done.stderr.replace(f"{shop.folder}/", "")
-    done = shop.dsc("train", "both.dsc:second", "--steps", 1, anew=True)
+    done = shop.dsc("train", "both.dsc:second", "--steps", 1)
     assert done.stdout.endswith("report: runs/second/report.html\nrun: runs/second\n")
     assert [row["rate"] for row in rows(shop.folder / "runs" / "second")] == [0.5e-3]
     assert "no run `third`" in shop.dsc("train", "both.dsc:third", code=2).stderr
@@ -194,13 +193,14 @@ def test_data_that_fails_after_the_compiler_has_begun(place: Place) -> None:
 def test_compiler_and_data_are_told_in_turn(place: Place) -> None:
     """Compiler and data preparation work at once; their lines are printed one after the other."""
     place.write(ONE_RANK)
-    command = (*DSC, "train", "--steps", "1")
-    done = subprocess.run(
-        command, cwd=place.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
-    )
+    both = place.folder / "both"
+    both.touch()
+    process = forks.start("compiler.cli", ["train", "--steps", "1"], place.folder, both, both)
+    assert progress.end(process, lambda: both.stat().st_size) == 0
+    said = both.read_text("utf-8")
     named = ["tiny:", "mesh:", "proven:", "build:", "data: find text", "data: train tokenizer", "data: encode text"]
-    lines = [next(i for i, line in enumerate(done.stdout.splitlines()) if line.startswith(n)) for n in named]
-    assert lines == sorted(lines), done.stdout
+    lines = [next(i for i, line in enumerate(said.splitlines()) if line.startswith(n)) for n in named]
+    assert lines == sorted(lines), said
 
 
 # ---------------------------------------------------------------- what is refused at once
@@ -266,8 +266,8 @@ def test_a_run_folder_in_use_is_refused(place: Place) -> None:
 def test_two_runs_at_once_in_one_folder_train_once(place: Place) -> None:
     """Both find the folder empty when they start; whoever gets it second is refused, be the first done or not."""
     place.compile(ONE_RANK)
-    command = (*DSC, "train", "--out", "same", "--steps", "2")
-    first, second = sorted(progress.run_at_once([command, command], place.folder), key=lambda done: done.returncode)
+    command = ("train", "--out", "same", "--steps", 2)
+    first, second = sorted(place.at_once(command, command), key=lambda done: done.returncode)
     assert first.returncode == 0 and second.returncode in (2, 75), (first, second)
     assert re.search("holds an earlier run|another run is using", second.stderr)
     assert len(rows(place.folder / "same")) == 2 and not (place.folder / "same" / "metrics.1.jsonl").exists()

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from tests import progress
-from tests.runs.place import DSC, ONE_RANK, Place, bits, saved, spec_text, untimed
+from tests.runs.place import ONE_RANK, Place, bits, saved, spec_text, untimed
 from tests.runtime.processes import wait_for
 
 ENCODED = "data: encode text\n"
@@ -84,8 +83,7 @@ def test_runs_at_once_encode_a_text_once(place: Place) -> None:
     settings = dict(ONE_RANK, source="two/lines.jsonl")
     for name in ("left", "right"):
         (place.folder / f"{name}.dsc").write_text(spec_text(dict(settings, name=name)), "utf-8")
-    commands = [(*DSC, "train", f"{name}.dsc", "--steps", "2") for name in ("left", "right")]
-    runs = progress.run_at_once(commands, place.folder)
+    runs = place.at_once(*(("train", f"{name}.dsc", "--steps", 2) for name in ("left", "right")))
     assert [run.returncode for run in runs] == [0, 0], runs
     assert "".join(run.stderr for run in runs).count(ENCODED) == 1, runs
     left, right = (place.folder / "runs" / name for name in ("left", "right"))
