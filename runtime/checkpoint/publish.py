@@ -279,8 +279,7 @@ def _joined(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
     for tensor in tensors:
         new = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         if begun is not None and _follows(new, begun):
-            size = (begun.numel() + new.numel(),)
-            begun = begun.new_empty(0).set_(begun.untyped_storage(), begun.storage_offset(), size)
+            begun = begun.as_strided((begun.numel() + new.numel(),), (1,))
             continue
         if begun is not None:
             yield begun.numpy().data
