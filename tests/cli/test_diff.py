@@ -85,6 +85,7 @@ BLOCKS = {  # of moe-8gpu.dsc, whose device has SMs
     "sm": "sm.communication=2",
     "train": "train.seed=2",
     "data": "data.validation=10%",
+    "metrics": "metrics.tensorboard=true",
 }
 
 
