@@ -75,7 +75,7 @@ ORDER = (
     *("lower", "proof"),
     *("predict", "decide", "refit", "difference"),
     *("kernels", "emit", "report", "build"),
-    *("data_source", "templates", "importers", "exporters", "weights", "editor", "completion", "launch", "inference"),
+    *("data_source", "templates", "exporters", "importers", "weights", "editor", "completion", "launch", "inference"),
     *("commands", "cli", "reference", "api", "dsc_trainer"),
 )
 # Imports that close a cycle: inside of functions, or of a type alone.

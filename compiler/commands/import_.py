@@ -1,10 +1,16 @@
-"""`dsc import hf FILE|FOLDER [-o SPEC]`: a spec from a published model, and a checkpoint from its weights.
+"""`dsc import hf FILE|FOLDER`, `dsc import megatron-bridge FILE`: a spec from a published model, or from a plan.
 
 dsc import hf DeepSeek-V3/config.json -o v3.dsc
 dsc import hf Qwen3-30B-A3B -o qwen.dsc       weights too, if the folder has them: qwen.weights
 dsc import hf Qwen3-30B-A3B --model-only      the model alone, on standard output
+dsc import megatron-bridge recipe.py -o v3.dsc --devices 2048
+dsc import megatron-bridge pretrain.sh --vocab 129280 -D TP=1 -D PP=16
 
-The spec names the checkpoint (`train { initial = … }`), so that `dsc train` continues from the weights.
+hf: a configuration, and a checkpoint from its weights. The spec names the checkpoint (`train { initial = … }`), so that
+`dsc train` continues from the weights.
+
+megatron-bridge: a recipe in Python, or arguments of Megatron-LM in a shell script or in YAML. Nothing of it is
+executed. Every key is in a ledger, in comments of the spec and on stderr, or as JSON (docs/exchange.md).
 
 Exit codes: 0 the spec is written · 2 the configuration or the weights cannot be read, or ask for what a spec cannot
 express · 75 the disk is full
@@ -39,7 +45,8 @@ STDOUT = "-"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("format", choices=("hf",), metavar="hf", help="config.json of a Hugging Face model")
+    what = "hf: config.json of a Hugging Face model; megatron-bridge: a recipe, or arguments of Megatron-LM"
+    parser.add_argument("system", choices=("hf", "megatron-bridge"), help=what)
     parser.add_argument("path", metavar="FILE|FOLDER", type=Path, help=f"the file, or a folder with a {CONFIG}")
     parser.add_argument("-o", "--out", metavar="SPEC", default=STDOUT, help="file to write; default: standard output")
     parser.add_argument("--name", help="name of the model; default: the config's, or the folder's")
@@ -47,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lossy", action="store_true", help="write a comment for what a spec cannot express, instead of refusing it"
     )
+    parser.add_argument("--devices", type=int, metavar="N", help="of a plan: devices of the cluster")
+    parser.add_argument("--vocab", type=int, metavar="N", help="of a plan: size of the padded vocabulary")
+    text = "of a plan: a variable of the script that the file does not set"
+    parser.add_argument("-D", "--define", action="append", default=[], metavar="NAME=VALUE", help=text)
+    how = "of a plan: the ledger and the spec; default: text"
+    parser.add_argument("--format", choices=("text", "json"), default="text", help=how)
     parser.add_argument("--config-only", action="store_true", help="leave the weights of the folder where they are")
     parser.add_argument("--force", action="store_true", help="replace SPEC and its weights if they exist")
 
@@ -56,6 +69,17 @@ def run(args: argparse.Namespace) -> int:
         return wrong(f"{args.out} is not a .dsc file", "a spec is named so: -o model.dsc")
     if args.name is not None and identifier(args.name) != args.name:
         return wrong(f"`{args.name}` is no name of a model", f"write `--name {identifier(args.name)}`")
+    if args.system != "hf":
+        if args.model_only or args.config_only:
+            return wrong("--model-only and --config-only are options of hf", "leave them out", args.format)
+        from compiler.commands import import_plan  # brings what specs are checked with
+
+        text = import_plan.spec_of(args, args.name or identifier(args.path.stem))
+        if text is None:
+            return EXIT_SPEC
+        return 0 if args.format == "json" and args.out == STDOUT else _write(args.out, text, force=args.force)
+    if args.devices or args.vocab or args.define or args.format != "text":
+        return wrong("--devices, --vocab, -D and --format are of plans, not of hf", "leave them out")
     try:
         file, root = read_config(args.path)
     except SpecError as error:

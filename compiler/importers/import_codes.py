@@ -5,6 +5,8 @@ from __future__ import annotations
 CODES = {
     "I0101": "a configuration is a JSON object (RFC 8259)",
     "I0102": "a configuration gives a key once",
+    "I0103": "a configuration in Python or YAML is one",
+    "I0104": "a value of a configuration is a literal",
     "I0201": "the model type is one that a spec can describe",
     "I0202": "a configuration has the keys that its model type needs",
     "I0203": "a value has the type and lies within the bounds of its key",
@@ -16,6 +18,9 @@ CODES = {
 MORE = {
     "I0101": "NaN, Infinity, comments and trailing commas are not JSON, though some programs write them.",
     "I0102": "Other readers take the last of two values without a word.",
+    "I0103": "A recipe is parsed, and never run.",
+    "I0104": "A warning: nothing is executed, so what is computed is not known. Variables of a script may be given "
+    "with -D NAME=VALUE.",
     "I0201": "Models whose architecture differs in more than its numbers are refused, with what is in the way.",
     "I0202": "Sizes are never guessed: they have no default here, though classes of `transformers` have some.",
     "I0203": "Numbers are not converted: 64.0 is no whole number. Keys that are two names of one value agree.",

@@ -1,6 +1,7 @@
 """What an import says and writes, pinned. `pytest tests/importers/test_messages.py --bless` writes it anew.
 
 bad/NAME.json → NAME.txt: the messages of `dsc import hf`, then, if that gives a spec, those and the spec of `--lossy`.
+bad/NAME.sh, bad/NAME.yaml → NAME.txt: those of `dsc import megatron-bridge`.
 configs/NAME.json → specs/NAME.dsc: the specs of published models.
 """
 
@@ -16,6 +17,7 @@ from compiler.importers.import_codes import CODES, MORE
 
 HERE = Path(__file__).parent
 BAD = sorted(path.stem for path in (HERE / "bad").glob("*.json"))
+PLANS = sorted(path.name for kind in ("sh", "yaml") for path in (HERE / "bad").glob(f"*.{kind}"))
 GOOD = sorted(path.stem for path in (HERE / "configs").glob("*.json"))
 
 
@@ -42,6 +44,18 @@ def test_messages(name: str, bless: bool, monkeypatch: pytest.MonkeyPatch, capfd
     compare(HERE / "bad" / f"{name}.txt", text, bless)
 
 
+@pytest.mark.parametrize("name", PLANS)
+def test_messages_of_plans(
+    name: str, bless: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(HERE / "bad")
+    code = main(["import", "megatron-bridge", name])
+    written, said = capfd.readouterr()
+    assert code == 2 and not written
+    text = f"$ dsc import megatron-bridge {name}\n{said}[exit {code}]\n"
+    compare(HERE / "bad" / f"{Path(name).stem}.txt", text, bless)
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_specs(name: str, bless: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(HERE / "configs")
@@ -50,7 +64,7 @@ def test_specs(name: str, bless: bool, monkeypatch: pytest.MonkeyPatch, capfd: p
 
 
 def test_every_code_is_shown() -> None:
-    said = "".join((HERE / "bad" / f"{name}.txt").read_text("utf-8") for name in BAD)
+    said = "".join((HERE / "bad" / f"{Path(name).stem}.txt").read_text("utf-8") for name in (*BAD, *PLANS))
     assert set(re.findall(r"(?:error|warning)\[(I\d+)\]", said)) == set(CODES)
 
 

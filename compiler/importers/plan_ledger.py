@@ -1,0 +1,105 @@
+"""What an import of a plan says of each key of the other system's configuration: nothing is dropped without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from compiler.exporters.ledger import plain
+from compiler.importers.json_text import Json
+from dsl.diagnostics import Diagnostic
+from dsl.source import Span
+
+Kind = Literal["said", "approximated", "not expressible", "no effect", "unknown", "default", "assumed"]
+ORDER: tuple[Kind, ...] = ("not expressible", "approximated", "unknown", "assumed", "default", "no effect", "said")
+MOST = 1e15  # of a number
+CHANGES = ("not expressible", "approximated")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key, or what stands in for one that is not there."""
+
+    kind: Kind
+    key: str
+    value: str
+    why: str  # of what is said: the path of the spec
+    place: Span | None = None
+
+    def __str__(self) -> str:
+        return plain(f"{self.kind}: {self.key} = {self.value}: {self.why}", 400)
+
+
+class Keys:
+    """The keys of a configuration that nothing has been said of yet, and the ledger."""
+
+    def __init__(self, members: Mapping[str, Sequence[Json]]) -> None:
+        self._left = dict(members)
+        self.entries: list[Entry] = []
+        self.mistakes: list[Diagnostic] = []
+
+    def has(self, name: str) -> bool:
+        """Whether the key is written, and nothing has been said of it."""
+        return name in self._left
+
+    def take(self, name: str, path: str, default: Any, kind: type | tuple[type, ...] | None = None) -> Any:
+        """The value of a key, which the spec says at `path`; the default of the other system where it is not written.
+
+        `kind`: what it has to be; None: as the default is, where an int is a float too.
+        """
+        kinds = kind if kind is not None else (int, float) if type(default) is float else type(default)
+        found = self._left.pop(name, None)
+        if found is None:
+            if path:
+                self.entries.append(Entry("default", name, shown(default), path))
+            return default
+        first = found[0]
+        for other in found[1:]:
+            if other.value != first.value:
+                text = f"`{name}` is {shown(other.value)} here and {shown(first.value)} elsewhere"
+                self.mistakes.append(Diagnostic("I0203", text, other.span, "remove one of them"))
+        of_kind = isinstance(first.value, kinds) and (type(first.value) is not bool or kinds in (bool, object))
+        if not of_kind and first.value is not None:
+            names = {int: "a whole number", bool: "true or false", str: "a text", list: "a list"}
+            what = names.get(kinds, "a number") if isinstance(kinds, type) else "a number"
+            self.mistakes.append(Diagnostic("I0203", f"`{name}` is {what}, {shown(first.value)} is not", first.span))
+            return default
+        if type(first.value) in (int, float):
+            least = int(type(default) is int and default >= 1)  # a size, or else a count or a rate
+            if not least <= first.value <= MOST:
+                text = f"`{name}` is {shown(first.value)}, out of bounds: at least {least} and at most {MOST:.0e}"
+                self.mistakes.append(Diagnostic("I0203", text, first.span))
+                return default
+        self._say("said", name, first, path)
+        return default if first.value is None else first.value
+
+    def lose(self, name: str, why: str, harmless: Sequence[Any] = (), kind: Kind = "not expressible") -> None:
+        """Take note that a spec does not say a key; with a harmless value that has no effect."""
+        for each in self._left.pop(name, ()):
+            is_off = any(each.value == value and type(each.value) is type(value) for value in (None, *harmless))
+            self._say("no effect" if is_off else kind, name, each, "this is how it is here" if is_off else why)
+
+    def note(self, kind: Kind, key: str, value: Any, why: str) -> None:
+        """Take note of what no single key says."""
+        self.entries.append(Entry(kind, key, shown(value), why))
+
+    def rest(self) -> None:
+        """Take note of all keys that nothing was said of."""
+        for name, found in self._left.items():
+            for each in found:
+                self._say("unknown", name, each, "not known, and not in the spec")
+        self._left.clear()
+
+    def ledger(self) -> tuple[Entry, ...]:
+        """All entries: what changes the computation first, what is said last."""
+        return tuple(sorted(self.entries, key=lambda entry: ORDER.index(entry.kind)))
+
+    def _say(self, kind: Kind, name: str, found: Json, why: str) -> None:
+        self.entries.append(Entry(kind, name, shown(found.value), why, found.key or found.span))
+
+
+def shown(value: Any) -> str:
+    """A value on one line of ASCII."""
+    text = getattr(value, "text", None)
+    return plain(text if isinstance(text, str) else str(value), 80)
