@@ -38,6 +38,7 @@ NAMED_IN = {
     "dsl/reference/words.py": "an example of a spec",
     "dsl/vocabulary/tables.py": "what to write for words of other systems",
     "compiler/importers/first_run.py": "a template of specs",
+    "compiler/importers/megatron.py": "the optimizer that stands for Megatron's",
     "runtime/native/library.py": "the signature of a function in C++",
     "runtime/calibrate.py": "a function of torch that streams like an update",
 }
