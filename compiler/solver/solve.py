@@ -43,7 +43,7 @@ _OF_SEVERAL = 0.5  # of the effort of a placement, for a period of several micro
 _WAVES = 2  # tried where there are more actions than that
 _SMALL = (4, 6)  # ranks and micro-batches up to which the best is proven, where so much work shows it:
 _STEPS_OF_PROOF, _SECONDS_OF_PROOF = 1_000_000, 5.0  # of the bound of each placement, and of OR-tools for all
-_STATES_OF_PROOF = 1_000_000  # of two ranks, on all placements: some 20 s
+_STATES_OF_PROOF = 1_000_000  # of two ranks, on all placements: some 20 s, and 3 s where half an effort compiles a spec
 _MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
 
@@ -223,7 +223,7 @@ def _proven(
         if bounds[placement] < best.makespan:
             costs, caps = asked.costs_on(placement), asked.caps_on(placement, cap)
             bounds[placement] = lower_bound(placement, P, N, costs, caps, round(_STEPS_OF_PROOF * effort))
-    least, states = sorted(bounds, key=bounds.__getitem__), round(_STATES_OF_PROOF * effort)
+    least, states = sorted(bounds, key=bounds.__getitem__), round(_STATES_OF_PROOF * effort**3)
     for placement in least if P == 2 else ():
         if bounds[placement] < best.makespan:
             within = bounds[placement], best.makespan
