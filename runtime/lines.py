@@ -19,6 +19,7 @@ import math
 import os
 import stat
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -27,6 +28,7 @@ from typing import Any, BinaryIO
 
 NOT_FINITE = "not_finite"
 MOST_KEPT_BYTES = 16 << 20  # of lines that cannot be written yet: some 50,000 rows of metrics
+HALF_S = 0.02  # in which a line that is being written grows
 _PIECE_BYTES = 1 << 20  # longest line that is read whole; a longer one is damaged
 
 
@@ -170,9 +172,9 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 def _append(file: int, line: bytes, *, shared: bool) -> None:
     """Append a line in one write, so that lines of several processes do not mix. OSError leaves no half line behind."""
+    if shared and _ends_in_half(file):
+        line = b"\n" + line
     start = os.fstat(file).st_size
-    if shared and start and os.pread(file, 1, start - 1) != b"\n":
-        line = b"\n" + line  # behind half a line that another process left
     written = 0
     try:
         while written < len(line):
@@ -182,6 +184,20 @@ def _append(file: int, line: bytes, *, shared: bool) -> None:
             with suppress(OSError):
                 os.ftruncate(file, start)
         raise
+
+
+def _ends_in_half(file: int) -> bool:
+    """Whether the last line is half of one that a process left.
+
+    For an instant a file ends so, too, while another process writes: its size changes then.
+    """
+    before = -1
+    while (size := os.fstat(file).st_size) and os.pread(file, 1, size - 1) != b"\n":
+        if size == before:
+            return True
+        before = size
+        time.sleep(HALF_S)
+    return False
 
 
 def move_aside(path: Path, step: int, noun: str = "rows") -> str:
