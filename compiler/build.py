@@ -22,7 +22,7 @@ from compiler.emit.segment_cache import Segments
 from compiler.emit.stage_modules import StageModules
 from compiler.ir import Body, Program, SegmentCode
 from compiler.kernels import KERNELS, emit_kernel
-from compiler.kernels.calls import update as call_of_optimizer
+from compiler.kernels.calls import updates as calls_of_optimizer
 from compiler.lower.estimate import Overlap, overlaps_of, rank_times
 from compiler.report.page import report_html
 from compiler.report.sections import report_of
@@ -108,16 +108,21 @@ class _Emission:
 
     def _plan_files(self) -> dict[str, str]:
         spec, lowered = self.spec, self.lowered
-        optimizer = call_of_optimizer(spec)
-        has_kernel = optimizer.op in KERNELS  # an optimizer may run on torch alone
-        kernel = emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec)) if has_kernel else None
+        updates = [  # an optimizer may run on torch alone
+            (call, emit_kernel(call.op, call.arguments, num_sms(spec)) if call.op in KERNELS else None)
+            for call in calls_of_optimizer(spec)
+        ]
         report = report_of(spec, lowered)
         assert report.planned is not None
         of_few_bits = quantised(lowered.plan, num_sms(spec))
         files = {
             "spec.resolved": self.resolved,
             "kernels.json": kernels_json(
-                spec, lowered.plan, self.codes, of_few_bits, optimizer, kernel.name if kernel else None
+                spec,
+                lowered.plan,
+                self.codes,
+                of_few_bits,
+                [(call, kernel.name if kernel else None) for call, kernel in updates],
             ),
             "plan.json": plan_json(spec, lowered, self.overlaps, rows(of_few_bits)),
             "plan.txt": plan_text(spec, lowered, self.overlaps),
@@ -129,7 +134,7 @@ class _Emission:
         files |= texts_of_files(spec)
         files |= {
             f"kernels/{file.name}.py": file.source
-            for file in (kernel, *(each.kernel for each in of_few_bits.values()))
+            for file in (*(kernel for _, kernel in updates), *(each.kernel for each in of_few_bits.values()))
             if file
         }
         orders = lowered.micro_batch_orders

@@ -122,7 +122,8 @@ def _memory(spec: Spec, held: _Held) -> Memory:
     owned = held.owned / (held.ranks * p.columns)
     kept = Fraction(held.common + held.routed) / (held.ranks * p.columns)
 
-    size = bytes_per_element(spec)
+    rows = spec.train.optimizer.rows  # that which keeps least: which parameters each has is not counted here
+    size = bytes_per_element(spec, min(rows, key=lambda row: state_bytes(precision, row)))
 
     def of(itemsize: int, zero: int, divided: Fraction) -> int:
         """Bytes of state that is divided from level `zero` on."""
@@ -143,14 +144,16 @@ def sent_bytes(dtype: Dtype, precision: Precision) -> float:
     return ITEMSIZE[dtype] + (ITEMSIZE["fp32"] / (tile.rows * tile.columns) if dtype == "e4m3" and tile else 0.0)
 
 
-def bytes_per_element(spec: Spec) -> Memory:
+def bytes_per_element(spec: Spec, optimizer: Optimizer) -> Memory:
     """Bytes of one parameter; no activations. Master weights of the weights' own dtype are the weights.
+
+    `optimizer`: the row that updates it.
 
     What is offloaded, and the moving average of the weights, is in the memory of hosts. A CPU has no other memory.
     """
     precision, train = spec.precision, spec.train
     master = 0 if precision.master == precision.parameter else ITEMSIZE[precision.master]
-    kept, away = master + state_bytes(precision, train.optimizer), offloaded_bytes(spec)
+    kept, away = master + state_bytes(precision, optimizer), offloaded_bytes(spec, optimizer)
     average = ITEMSIZE[average_dtype(precision)] if train.ema else 0
     if train.validate and train.validate.ema:  # meanwhile the weights themselves are kept beside it
         average += ITEMSIZE[precision.parameter]
@@ -164,12 +167,12 @@ def bytes_per_element(spec: Spec) -> Memory:
     )
 
 
-def offloaded_bytes(spec: Spec) -> int:
-    """Bytes of what an optimizer keeps of one element in the memory of the host of an accelerator."""
+def offloaded_bytes(spec: Spec, optimizer: Optimizer) -> int:
+    """Bytes of what a row of an optimizer keeps of one element in the memory of the host of an accelerator."""
     if not spec.offload or not spec.has_hosts:
         return 0
     precision = spec.precision
-    moments = state_bytes(precision, spec.train.optimizer) if "moments" in spec.offload else 0
+    moments = state_bytes(precision, optimizer) if "moments" in spec.offload else 0
     return moments + (ITEMSIZE[precision.master] if "master" in spec.offload else 0)
 
 

@@ -17,12 +17,14 @@ from runtime.state import Bucket, Piece, State
 
 @dataclass(frozen=True)
 class Update:
-    """Elements `part` of a bucket that are updated by one call, with the weight decay `decay`. They lie in `piece`."""
+    """Elements `part` of a bucket that are updated by one call, with the weight decay `decay`. They lie in `piece`, and
+    have this `shape` if it is no vector."""
 
     bucket: Bucket
     piece: Piece
     part: slice
     decay: float
+    shape: tuple[int, ...]
 
     @property
     def kept(self) -> list[Tensor]:
@@ -72,47 +74,47 @@ class Lane:
 class Staging:
     """The way of a rank's offloaded state to its device and back. On a CPU nothing moves.
 
-    `part`: the most elements of a part; None: a part is a whole parameter. `slots`: parts that are on the device.
+    `part`: the most elements of a part that is no whole matrix. `slots`: parts that are on the device.
     """
 
     state: State
-    part: int | None
+    part: int
     slots: int
     _lanes: list[Lane] = field(default_factory=list)
     _room: list[_Slot] = field(default_factory=list)  # while a step updates
 
     @property
     def most(self) -> int | None:
-        """Elements that one call updates at most; None: any number."""
-        return self.part if self._away else None
+        """Elements that one call updates at most, of what is no matrix; None: any number."""
+        return self.part if any(map(self._away, self._pieces)) else None
 
     @property
     def slot_elements(self) -> int:
         """Elements of a part for which there is room on the device."""
-        largest = max((piece.part.stop - piece.part.start for piece in self._pieces), default=0)
-        return largest if self.part is None else min(largest, self.part)
+        sizes = [(piece.part.stop - piece.part.start, len(piece.shapes[0]) > 1) for piece in self._pieces]
+        return max((size if is_matrix else min(size, self.part) for size, is_matrix in sizes), default=0)
 
     @property
     def _pieces(self) -> list[Piece]:
         return [piece for bucket in self.state.buckets for piece in bucket.owned]
 
-    @property
-    def _away(self) -> list[int]:
-        """Which of the tensors of an update are not on the device."""
-        tensors = [(piece.master, *piece.state.values()) for piece in self._pieces[:1]]
-        return [i for each in tensors for i, t in enumerate(each) if t.device.type != self.state.device.type]
+    def _away(self, piece: Piece) -> list[int]:
+        """Which of the tensors of its updates are not on the device."""
+        tensors = piece.master, *piece.state.values()
+        return [i for i, t in enumerate(tensors) if t.device.type != self.state.device.type]
 
     def through(self, updates: Sequence[Update]) -> Iterator[tuple[Update, list[Tensor]]]:
         """Each update with its master weights and state on the device; they go back before the next one is given."""
-        away = self._away
-        if not away or not updates:
+        away = self._away(updates[0].piece) if updates else []
+        if not away:
             for update in updates:
                 yield update, update.kept
             return
         device = self.state.device
         self._lanes = self._lanes or [Lane(device), Lane(device)]
         up, down = self._lanes
-        if not self._room:
+        if not self._room or len(self._room[0].tensors) != len(away):  # parameters of another kind have other state
+            self.finish()
             self._room = [_Slot(self._new_room(updates[0], away), left=mark(device)) for _ in range(self.slots)]
         slots = self._room
 

@@ -7,6 +7,8 @@ segments read. What an update is, runtime/optimizers says.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -54,8 +56,9 @@ def update(b: Bucket, recipe: Optimizer, by: Op, rate: float, step: int, norm: f
     `step` counts from 1. `staging` brings what is offloaded to the device.
     """
     factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
+    settings = (recipe.rest if b.rest and recipe.rest else recipe).settings.values()
     for each, kept in staging.through([*updates_of(b, recipe.weight_decay, staging.most)]):
-        update_part(each, kept, by, (factor, rate, *recipe.settings.values(), each.decay, step))
+        update_part(each, kept, by, (factor, rate, *settings, each.decay, step))
 
 
 def gather_weights(bucket: Bucket, sums: Sums) -> None:
@@ -69,20 +72,21 @@ def gather_weights(bucket: Bucket, sums: Sums) -> None:
 def updates_of(b: Bucket, decay: float, most: int | None) -> Iterator[Update]:
     """The calls that update what is owned of a bucket, of at most `most` elements where a piece may be cut."""
     for piece in b.owned:
-        for of_part, begin, end in ((decay, 0, b.decayed), (0.0, b.decayed, b.padded)):
-            start, stop = max(begin, piece.part.start), min(end, piece.part.stop)
-            size = max(1, stop - start) if most is None or len(piece.shape) > 1 else most
-            for at in range(start, stop, size):
-                yield Update(b, piece, slice(at, min(at + size, stop)), of_part)
+        ends = itertools.accumulate(map(math.prod, piece.shapes), initial=piece.part.start)
+        for shape, (first, last) in zip(piece.shapes, itertools.pairwise(ends), strict=True):
+            for of_part, begin, end in ((decay, 0, b.decayed), (0.0, b.decayed, b.padded)):
+                start, stop = max(begin, first), min(end, last)
+                size = max(1, stop - start) if most is None or len(shape) > 1 else most
+                for at in range(start, stop, size):
+                    yield Update(b, piece, slice(at, min(at + size, stop)), of_part, shape)
 
 
 def update_part(each: Update, kept: Sequence[Tensor], by: Op, numbers: tuple[float, ...]) -> None:
-    """Update a part of a piece, in the piece's shape if it is all of it and no vector. `kept`: master and state."""
-    b, piece = each.bucket, each.piece
-    master, *state = kept
+    """Update a part of a piece, in its shape if it is no vector. `kept`: master and state."""
+    b, (master, *state) = each.bucket, kept
     tensors = [master, b.gradients_of(each.part), *state]
-    if each.part == piece.part and len(piece.shape) > 1:
-        tensors = [tensor.view(piece.shape) for tensor in tensors]
+    if len(each.shape) > 1:
+        tensors = [tensor.view(each.shape) for tensor in tensors]
     by(*tensors, b.weights_of(each.part) if b.mixed else None, *numbers)
 
 

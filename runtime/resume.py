@@ -336,8 +336,13 @@ def not_bit_for_bit(differs: list[str]) -> str:
 
 def expected_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     """Every tensor of a checkpoint of this plan: of its model, or of adapters alone."""
-    kinds = ("weight", *(tensor.name for tensor in plan.optimizer.state), *([AVERAGE] if plan.train.ema else []))
-    shapes = {f"{kind}/{each.name}": each.shape for kind in kinds for each in plan.parameters}
+    always = ("weight", *([AVERAGE] if plan.train.ema else []))
+    shapes = {
+        f"{kind}/{each.name}": each.shape
+        for bucket in plan.buckets
+        for kind in (*always, *(tensor.name for tensor in plan.optimizer.state_of(bucket)))
+        for each in bucket.parameters
+    }
     return shapes | {f"bias/{bias.name}": bias.shape for bias in plan.biases if not plan.frozen}
 
 
@@ -347,9 +352,10 @@ def _flat(plan: Any) -> dict[str, Any]:
     left: list[tuple[str, Any]] = [("", plan)]
     while left:
         path, value = left.pop()
-        if path == "mesh.sq":  # follows from other degrees and the micro-batch
+        # these follow from other degrees and the micro-batch, and from the kind of the optimizer
+        if path in ("mesh.sq", "train.optimizer.rest.kind"):
             continue
-        if path == "train.optimizer.settings":  # a spec says them beside the others
+        if path in ("train.optimizer.settings", "train.optimizer.rest.settings"):  # a spec says them beside the others
             path = "train.optimizer"
         if path == "model.layers":
             value = {str(i): parts for i, parts in _layers(value).items()}

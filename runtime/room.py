@@ -60,12 +60,11 @@ def checkpoint_bytes(plan: Plan) -> int:
 
     Where adapters are trained, of these alone."""
     average = [plan.train.ema.dtype] if plan.train.ema else []
-    dtypes = (plan.precision.master, *(tensor.dtype for tensor in plan.optimizer.state), *average)
-    of_element = sum(BITS[dtype] // 8 for dtype in dtypes)
-    biases = sum(math.prod(bias.shape) for bias in plan.biases if not plan.frozen)
-    return (
-        sum(each.held_elements for each in plan.parameters) * of_element + BITS[plan.precision.gradients] // 8 * biases
-    )
+    found = BITS[plan.precision.gradients] // 8 * sum(math.prod(bias.shape) for bias in plan.biases if not plan.frozen)
+    for bucket in plan.buckets:
+        dtypes = (plan.precision.master, *(tensor.dtype for tensor in plan.optimizer.state_of(bucket)), *average)
+        found += sum(each.held_elements for each in bucket.parameters) * sum(BITS[dtype] // 8 for dtype in dtypes)
+    return found
 
 
 def cannot_save(plan: Plan, run: Path, steps: int) -> tuple[str, int] | None:

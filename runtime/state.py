@@ -51,7 +51,9 @@ class Piece:
     """Elements of a bucket whose optimizer state is on this rank: a slice of it, or a whole parameter."""
 
     part: slice  # of the bucket's flat tensors
-    shape: tuple[int, ...]  # of the parameter, or flat
+    shapes: tuple[
+        tuple[int, ...], ...
+    ]  # of what is updated apart: the parameter, each of its matrices, or all of it flat
     master: Tensor  # flat, and so are the tensors of state; what is offloaded is on the CPU
     state: Mapping[str, Tensor]  # by name, in the order that the optimizer takes
     average: Tensor | None = None  # of the weights over the steps, on the CPU
@@ -82,6 +84,7 @@ class Bucket:
     sites: tuple[str, ...] = ()
     dividers: tuple[int, ...] = ()
     gathered: bool = False
+    rest: bool = False  # whether the second kind of the optimizer updates it
 
     @property
     def size(self) -> int:
@@ -285,20 +288,20 @@ def _bucket(
     def kept(what: str, extent: int, dtype: str) -> Tensor:
         return host_zeros(extent, DTYPES[dtype], device) if what in plan.host.offload else zeros(extent, dtype)
 
-    def piece(part: slice, shape: tuple[int, ...]) -> Piece:
+    def piece(part: slice, shapes: tuple[tuple[int, ...], ...]) -> Piece:
         extent = part.stop - part.start
         of_weights = parameters[_within(there, part)]
         master = kept("master", extent, precision.master) if mixed else of_weights
-        state = {each.name: kept("moments", extent, each.dtype) for each in plan.optimizer.state}
+        state = {each.name: kept("moments", extent, each.dtype) for each in plan.optimizer.state_of(planned)}
         average = torch.zeros(extent, dtype=DTYPES[plan.train.ema.dtype]) if plan.train.ema else None
-        return Piece(part, shape, master, state, average)
+        return Piece(part, shapes, master, state, average)
 
-    if plan.optimizer.unit == "matrix":
+    if plan.optimizer.is_whole(planned):
         mine = [e for i, e in enumerate(entries) if not shares or holders[planned.owners[i]] == rank]
-        owned = tuple(piece(slice(e.start, e.end), e.parameter.held_shape) for e in mine)
+        owned = tuple(piece(slice(e.start, e.end), e.parameter.updated_shapes) for e in mine)
     else:
         (part,) = shares[holders.index(rank)] if shares else (slice(0, padded),)
-        owned = (piece(part, (part.stop - part.start,)),)
+        owned = (piece(part, ((part.stop - part.start,),)),)
     return Bucket(
         name=planned.name,
         holders=holders,
@@ -316,6 +319,7 @@ def _bucket(
         sites=planned.sites,
         dividers=dividers,
         gathered=gathered,
+        rest=planned.rest,
     )
 
 

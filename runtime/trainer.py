@@ -76,16 +76,19 @@ class Trainer:
         self.quantised = quantised_weights(build, plan, tensors)
         self.quantised_at = -1  # the step behind which they were made
         self.recipe, validate = plan.train.optimizer, plan.train.validate
-        self.staging = Staging(
-            self.state, plan.host.part if plan.optimizer.unit == "element" else None, plan.host.slots
-        )
+        self.staging = Staging(self.state, plan.host.part, plan.host.slots)
         self.average = (
             MovingAverage(self.state, plan.train.ema, plan.host.part, validate is not None and validate.ema)
             if plan.train.ema
             else None
         )
         self.layers = plan.moe_layers
-        self.update = update_of(self.recipe.kind, build.path(f"kernels/{self.recipe.kind}.py"))
+        products = DTYPES[plan.precision.compute] if plan.optimizer.unit == "matrix" else None
+        rest = [(self.recipe.rest.kind, None)] if self.recipe.rest else []
+        self.updates = [  # of buckets, and of those of the rest
+            update_of(kind, build.path(f"kernels/{kind}.py"), dtype)
+            for kind, dtype in ((self.recipe.kind, products), *rest)
+        ]
         self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in plan.moe_layers}
         self.step, self.position = 0, Position()
         self.drawn = np.arange(0)  # indices of the samples of the step at hand
@@ -309,13 +312,16 @@ class Trainer:
         self.board.set_action("optimizer")
         for bucket in self.state.buckets:
             if bucket.name in owned_whole:
-                optimizer.update(bucket, self.recipe, self.update, rate, self.step, norm, self.staging)
+                self._update_bucket(bucket, rate, norm)
         for each in program.update:
             if each.name in self.buckets:
                 self.board.set_action("optimizer")
-                optimizer.update(self.buckets[each.name], self.recipe, self.update, rate, self.step, norm, self.staging)
+                self._update_bucket(self.buckets[each.name], rate, norm)
                 self._collect([each], {})
         self.staging.finish()
+
+    def _update_bucket(self, bucket: Bucket, rate: float, norm: float) -> None:
+        optimizer.update(bucket, self.recipe, self.updates[bucket.rest], rate, self.step, norm, self.staging)
 
     def _quantise(self) -> None:
         """Make the weights that products read in eight bits, once after each step; frozen ones once."""

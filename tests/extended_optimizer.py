@@ -44,15 +44,15 @@ def check_owners(spec: Spec, plan: Plan) -> list[int]:
     for bucket in plan.buckets:
         assert len(bucket.owners) == len(bucket.parameters), "every bucket here has several holders"
         for parameter, owner in zip(bucket.parameters, bucket.owners, strict=True):
-            each = spec.train.optimizer.flops(parameter.shape)
+            each = sum(map(spec.train.optimizer.flops, parameter.updated_shapes))
             flops[bucket.holders[owner]] += each
             work[bucket.holders[owner]] += each + prod(parameter.shape)
             largest = max(largest, each + prod(parameter.shape))
     assert max(work) - min(work) <= largest
     for rank in range(plan.mesh.world):
         for held in build_state(plan, rank, torch.device("cpu")).buckets:
-            shapes = {piece.shape for piece in held.owned}
-            assert shapes <= {entry.shape for entry in held.entries}
+            shapes = {piece.shapes for piece in held.owned}
+            assert shapes <= {entry.parameter.updated_shapes for entry in held.entries}
     return flops
 
 
@@ -64,7 +64,7 @@ def check_price(spec: Spec, plan: Plan, flops: list[int]) -> None:
     tensors = [precision.master, *(getattr(precision, tensor.role) for tensor in row.state)]
     each = ITEMSIZE[precision.gradients] + 2 * sum(ITEMSIZE[dtype] for dtype in tensors)
     states = [build_state(plan, rank, torch.device("cpu")) for rank in range(plan.mesh.world)]
-    owned = max(sum(prod(piece.shape) for bucket in state.buckets for piece in bucket.owned) for state in states)
+    owned = max(sum(piece.master.numel() for bucket in state.buckets for piece in bucket.owned) for state in states)
     (rates,) = found.rates
     seconds = (owned * each + elements * ITEMSIZE[precision.gradients]) / rates.rate("optimizer", "any", ())
     seconds += max(flops) / rates.rate("gemm", precision.compute, ())

@@ -52,9 +52,9 @@ def copy(tmp_path: Path, request: pytest.FixtureRequest) -> Copy:
     if request.param == "element":
         row = tmp_path / "dsl" / "schema" / "optimizers.py"
         text = row.read_text("utf-8")
-        begin, found, end = text.partition(MATRIX)
+        begin, found, end = text.rpartition(MATRIX)
         assert found
-        kept, _, last = end.partition("    @classmethod\n")
+        kept, _, last = end.partition("    def flops")
         row.write_text(begin + kept + last[last.index("# What a run may name") :], "utf-8")
     (tmp_path / "mine.dsc").write_text(SPEC, "utf-8")
     (tmp_path / "words.txt").write_text(WORDS, "utf-8")

@@ -69,6 +69,7 @@ def rows_of(data: bytes) -> dict[str, Any]:
         "without": [{"op": op, "calls": plain[op, why], "reason": why} for op, why in sorted(plain)],
         "quantised": [tree(each) for each in listed.quantised],
         "optimizer": tree(listed.optimizer),
+        "rest": tree(listed.rest) if listed.rest else None,
     }
 
 
@@ -100,8 +101,8 @@ def text(name: str, found: dict[str, Any], screen: Screen | None = None, on_cpus
 
 
 def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Iterator[RenderableType]:
-    optimizer = found["optimizer"]
-    others = {row["kernel"] for row in (*found["quantised"], optimizer)} - {row["kernel"] for row in found["kernels"]}
+    updates = [row for row in (found["optimizer"], found["rest"]) if row]
+    others = {row["kernel"] for row in (*found["quantised"], *updates)} - {row["kernel"] for row in found["kernels"]}
     num_files = len(found["kernels"]) + len(others - {None})
     yield Text(visible(f"{name}: {num_files} kernel files"), style=Style(bold=True))
     yield Text("calls and bytes are those of one micro-batch, its forward and backward", style=_quiet())
@@ -134,10 +135,10 @@ def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Itera
     for row in found["quantised"]:
         line = f"weights of few bits: {row['op']} by {row['kernel'] or 'torch'}, {row['calls']:,} calls a step"
         yield Text(_wrapped(line.split(" "), " ", width))
-    step = f"{optimizer['elements']:,} elements and {num_bytes(optimizer['bytes'])} a step"
-    by = optimizer["kernel"] or "torch"
-    line = f"optimizer: {optimizer['op']} by {by}, {step} on the pipeline rank that updates most"
-    yield Text(_wrapped(line.split(" "), " ", width))
+    for row in updates:
+        step = f"{row['elements']:,} elements and {num_bytes(row['bytes'])} a step"
+        line = f"optimizer: {row['op']} by {row['kernel'] or 'torch'}, {step} on the pipeline rank that updates most"
+        yield Text(_wrapped(line.split(" "), " ", width))
 
 
 def _numbers(row: dict[str, Any]) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from compiler.ir.received_rows import most_rows
 from compiler.lower.estimate import Overlap
 from compiler.plan.blocks import sent_rows
 from compiler.plan.stages import block_of
-from dsl.schema import Moe, Spec
+from dsl.schema import Moe, Optimizer, Spec
 from runtime import contract
 from runtime.build_files import versions
 from runtime.strict_json import pretty
@@ -54,8 +54,8 @@ def contract_plan(
         stages=tuple(tuple(s.site for s in stage.steps if isinstance(s, Use)) for stage in plan.stages),
         overlap=_overlap(overlaps),
         memory=tuple(memory.total for memory in lowered.memories),
-        buckets=tuple(_bucket(b, table) for b in plan.buckets),
-        frozen=tuple(_bucket(b, table) for b in plan.frozen),
+        buckets=tuple(_bucket(b, table, spec.train.optimizer) for b in plan.buckets),
+        frozen=tuple(_bucket(b, table, spec.train.optimizer) for b in plan.frozen),
         adapter=recipe.adapter(spec.adapter),
         biases=tuple(_bias(r) for r in plan.replicas if r.role == "bias"),
         quantised=quantised,
@@ -122,11 +122,16 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
     )
 
 
-def _bucket(bucket: Bucket, table: Mapping[str, Replica]) -> contract.Bucket:
-    rows = (table[name] for name in bucket.replicas)
-    parameters = tuple(contract.Parameter(r.name, r.tensor, r.shape, r.init, r.decay, r.uniform, r.slice) for r in rows)
+def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) -> contract.Bucket:
+    apart = optimizer.unit == "matrix"
+    parameters = tuple(
+        contract.Parameter(
+            r.name, r.tensor, r.shape, r.init, r.decay, r.uniform, r.slice, r.matrices if apart and not r.slice else ()
+        )
+        for r in (table[name] for name in bucket.replicas)
+    )
     held_by = bucket.name, tuple(bucket.holders), bucket.stages
-    return contract.Bucket(*held_by, parameters, bucket.owners, bucket.sites)
+    return contract.Bucket(*held_by, parameters, bucket.owners, bucket.sites, bucket.rest)
 
 
 def _bias(replica: Replica) -> contract.Bias:

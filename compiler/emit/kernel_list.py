@@ -4,7 +4,7 @@ bits; and the optimizer's."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.emit.quantised import Making
 from compiler.ir import Emitted, Plan, SegmentCode
@@ -23,17 +23,16 @@ def kernels_json(
     plan: Plan,
     segments: Mapping[object, SegmentCode],
     quantised: Mapping[str, Making],
-    optimizer: Call,
-    kernel: str | None,
+    updates: Sequence[tuple[Call, str | None]],
 ) -> str:
     """Segments by their key, in the order of the model. `rows`: received rows that bytes are said for.
 
-    `quantised`: what makes each weight of few bits. `optimizer`, and the `kernel` file that it has: what a step of it
-    moves, on the pipeline rank that updates most.
+    `quantised`: what makes each weight of few bits. `updates`: the calls of the rows of the optimizer, each with the
+    kernel file that it has; what a step of it moves is said of the pipeline rank that updates most.
     """
     used = Counter(use.segment.key for use in plan.uses)
     first = {use.segment.key: use for use in reversed(plan.uses)}
-    rows = balanced_rows(spec)
+    rows, (optimizer, *rest) = balanced_rows(spec), _steps(spec, plan, updates)
     return pretty(
         contract.KernelList(
             rows=rows,
@@ -49,7 +48,8 @@ def kernels_json(
                 for key, count in used.items()
             ),
             quantised=_weights(quantised),
-            optimizer=_step(spec, plan, optimizer, kernel),
+            optimizer=optimizer,
+            rest=rest[0] if rest else None,
         )
     )
 
@@ -65,9 +65,10 @@ def _weights(quantised: Mapping[str, Making]) -> tuple[contract.QuantisedWeights
     return tuple(contract.QuantisedWeights(op, kernel, why, count) for (op, kernel, why), count in calls.items())
 
 
-def _step(spec: Spec, plan: Plan, call: Call, kernel: str | None) -> contract.OptimizerStep:
-    """What a step of the optimizer moves, on the device that updates most."""
-    elements = max(kept_elements(spec, plan).owned.values())
-    moved = elements * update_bytes(spec.precision, spec.train.optimizer)
-    why = None if kernel else reason(call.op, call.arguments)
-    return contract.OptimizerStep(call.op, kernel, why, elements, moved)
+def _steps(spec: Spec, plan: Plan, updates: Sequence[tuple[Call, str | None]]) -> Iterator[contract.OptimizerStep]:
+    """What a step of each row of the optimizer moves, on the device that updates most."""
+    kept = kept_elements(spec, plan)
+    for (call, kernel), row, owned in zip(updates, spec.train.optimizer.rows, (kept.owned, kept.rest), strict=False):
+        elements = max(owned.values(), default=0)
+        why = None if kernel else reason(call.op, call.arguments)
+        yield contract.OptimizerStep(call.op, kernel, why, elements, elements * update_bytes(spec.precision, row))

@@ -73,7 +73,8 @@ def _layers(block: Model) -> Iterator[contract.Layers]:
 
 def train(spec: Spec) -> contract.Train:
     block, average = spec.train, spec.train.ema
-    batch, optimizer, checkpoint, validate = block.batch, block.optimizer, block.checkpoint, block.validate
+    batch, checkpoint, validate = block.batch, block.checkpoint, block.validate
+    optimizer, *rest = block.optimizer.rows
     return contract.Train(
         sequence=block.sequence,
         micro_batch=block.micro_batch,
@@ -84,6 +85,7 @@ def train(spec: Spec) -> contract.Train:
             settings=optimizer.settings(),
             weight_decay=optimizer.weight_decay,
             clip=optimizer.clip,
+            rest=contract.UpdateOfRest(rest[0].kind, rest[0].settings()) if rest else None,
         ),
         rate=tuple(contract.RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in block.rate),
         seed=block.seed,
@@ -125,10 +127,12 @@ def cluster(spec: Spec) -> tuple[contract.NodeKind, ...]:
 
 
 def optimizer_state(spec: Spec) -> contract.OptimizerState:
-    """What the optimizer of a run keeps, by the row of its kind."""
-    row = spec.train.optimizer
-    state = (contract.StateTensor(each.name, TORCH_DTYPE[getattr(spec.precision, each.role)]) for each in row.state)
-    return contract.OptimizerState(tuple(state), row.unit)
+    """What the optimizer of a run keeps, by the rows of its kind."""
+    state, *rest = (
+        tuple(contract.StateTensor(each.name, TORCH_DTYPE[getattr(spec.precision, each.role)]) for each in row.state)
+        for row in spec.train.optimizer.rows
+    )
+    return contract.OptimizerState(state, spec.train.optimizer.unit, *rest)
 
 
 def host(spec: Spec, memories: Iterable[Memory]) -> contract.Host:

@@ -10,7 +10,7 @@ from typing import Any
 
 from compiler.exporters.ledger import Ledger, comments
 from compiler.exporters.megatron_model import model_settings
-from compiler.exporters.planned import Exported, Planned, Ramped, ramped, says_runs
+from compiler.exporters.planned import Exported, Planned, Ramped, ramped, says_runs, told_of_optimizer
 from compiler.exporters.python_text import Code, free_name, rendered
 from compiler.stage_placement import loop
 from dsl.schedules import PLAIN, PLAIN_CHUNKED
@@ -143,10 +143,10 @@ def _precision(spec: Spec, ledger: Ledger) -> tuple[Settings, Settings]:
 def _run(planned: Planned, optimizer: Settings, ledger: Ledger) -> dict[str, Settings]:
     """What is set of the parts of a configuration."""
     spec, train = planned.spec, planned.spec.train
-    found, adam = ramped(planned, ledger, SYSTEM), train.optimizer
+    found, adam = ramped(planned, ledger, SYSTEM), told_of_optimizer(spec, ledger, SYSTEM)
     if train.batch.start != train.batch.end:
         ledger.lose("train.batch", f"it does not grow in this recipe, which says {train.batch.end}")
-    ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed", "train.optimizer.*")
+    ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
     ledger.lose("train.ema.*", "Megatron keeps no moving average of the weights here", changes=False)
     ledger.lose("train.health.*", "Megatron answers a bad loss in another way")
     ledger.lose("train.initial", "give the weights to `checkpoint.pretrained_checkpoint`, in Megatron's form")

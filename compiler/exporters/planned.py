@@ -11,7 +11,7 @@ from compiler.exporters.ledger import Ledger, Loss
 from compiler.schedules.schedule import Schedule
 from dsl import ramp
 from dsl.canonical import rate_text
-from dsl.schema import Dense, Mla, Moe, RatePhase, Spec
+from dsl.schema import AdamW, Dense, Mla, Moe, RatePhase, Spec
 from runtime.rate import learning_rate
 
 SAMPLES = 1000  # steps at which a rate is compared with that of the export
@@ -48,6 +48,19 @@ class ExportError(ValueError):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+
+def told_of_optimizer(spec: Spec, ledger: Ledger, system: str) -> AdamW:
+    """The optimizer that another system is told, which is AdamW: that of the rest, where matrices have another."""
+    optimizer, *rest = spec.train.optimizer.rows
+    if rest:
+        why = f"{system} is told AdamW for all parameters, with the settings of the others"
+        for name in ("kind", *optimizer.settings()):
+            ledger.lose(f"train.optimizer.{name}", why)
+    ledger.say("train.optimizer.*")
+    found = [optimizer, *rest][-1]
+    assert isinstance(found, AdamW), "no other system is told of another one"
+    return found
 
 
 # ---------------------------------------------------------------- the learning rate

@@ -20,6 +20,7 @@ from compiler.exporters.planned import (
     ramped,
     says_runs,
     says_sizes,
+    told_of_optimizer,
 )
 from compiler.exporters.python_text import Call, Code, free_name, rendered
 from compiler.exporters.torchtitan_module import TEMPLATE
@@ -148,7 +149,7 @@ def _config(planned: Planned, ledger: Ledger) -> dict[str, Any]:
     train, found = spec.train, ramped(planned, ledger, SYSTEM)
     if train.batch.start != train.batch.end:
         ledger.lose("train.batch", f"a batch does not grow in torchtitan: it is told {train.batch.end}")
-    ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed", "train.optimizer.*")
+    ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
     ledger.lose("train.ema.*", "torchtitan keeps no moving average of the weights here", changes=False)
     ledger.lose("train.health.*", "torchtitan has no such answer to a bad loss")
     ledger.lose("train.initial", "give the weights to `checkpoint.initial_load_path`, in torchtitan's form")
@@ -159,7 +160,7 @@ def _config(planned: Planned, ledger: Ledger) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model_spec": Code("model_spec()"),
         "loss": Call("CrossEntropyLoss.Config", {"global_vocab_size": spec.model.vocab}),
-        "optimizer": _optimizer(spec, found),
+        "optimizer": _optimizer(spec, found, ledger),
         "lr_scheduler": _scheduler(planned, found, ledger),
         "training": _training(planned, ledger),
         "parallelism": _parallelism(planned, ledger),
@@ -190,9 +191,9 @@ def _lost_mtp(spec: Spec, ledger: Ledger) -> tuple[str, ...]:
     return ()
 
 
-def _optimizer(spec: Spec, found: Ramped) -> Call:
+def _optimizer(spec: Spec, found: Ramped, ledger: Ledger) -> Call:
     """AdamW in two groups: what is decayed, and norms and biases, which are not."""
-    adam = spec.train.optimizer
+    adam = told_of_optimizer(spec, ledger, SYSTEM)
     kwargs = {"lr": found.peak, "betas": (adam.beta1, adam.beta2), "eps": adam.eps}
 
     def group(pattern: str, decay: float) -> Call:

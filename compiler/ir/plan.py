@@ -171,6 +171,7 @@ class Replica:
     holders: Holders
     uniform: bool = False  # whether first values are even between two bounds, or else normal
     slice: Slice | None = None
+    matrices: tuple[int, ...] = ()  # rows of each matrix in it; nothing for what is no matrix of a layer
 
     @property
     def key(self) -> str:
@@ -187,6 +188,13 @@ class Replica:
         """Elements that its holders have."""
         return prod(self.held_shape)
 
+    @property
+    def updated_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of what an optimizer of matrices updates apart: its matrices, or all that its holders have."""
+        if self.slice is not None or not self.matrices:
+            return (self.held_shape,)
+        return tuple((rows, *self.shape[1:]) for rows in self.matrices)
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -199,6 +207,7 @@ class Bucket:
     replicas: tuple[str, ...]  # keys of the table, decayed ones first, experts of one tensor adjacent
     owners: tuple[int, ...] = ()  # of each replica, which holder has its optimizer state, if each is owned whole
     sites: tuple[str, ...] = ()  # the segments that read it, where its holders divide gradients (zero = 2, 3)
+    rest: bool = False  # whether the last of the rows of the optimizer updates it (`Optimizer.rows`)
 
     @property
     def parts(self) -> int:

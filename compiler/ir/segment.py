@@ -108,6 +108,9 @@ class Param:
     decay: bool = field(default=False, repr=False, compare=False)  # whether weight decay applies to it
     path: str = field(default="", repr=False, compare=False)  # its name below its block, if the layer's table has none
     split: Split | None = field(default=None, repr=False, compare=False)  # `shape` is what a tensor rank has of it
+    # Rows of each matrix that lies in the logical parameter, one below another: of published weights, which are not
+    # fused. Nothing for what is no matrix of a layer: a vector, the embedding, the head.
+    matrices: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

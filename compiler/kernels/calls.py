@@ -15,7 +15,7 @@ from compiler.ops.rule import statistics_dtype
 if TYPE_CHECKING:
     from compiler.ir import Segment
     from compiler.segments.joint import Joint, Node
-    from dsl.schema import Spec
+    from dsl.schema import Optimizer, Spec
 
 Constant = int | float | bool | None
 
@@ -52,14 +52,18 @@ def calls(spec: Spec, segments: Iterable[Segment]) -> tuple[Call, ...]:
     optimizer."""
     different = {segment.key: segment for segment in segments}
     found = [call for segment in different.values() for call in calls_of(segment)]
-    return tuple(dict.fromkeys([*found, update(spec)]))
+    return tuple(dict.fromkeys([*found, *updates(spec)]))
 
 
-def update(spec: Spec) -> Call:
-    """The call of a spec's optimizer on flat tensors of any number of elements (runtime/optimizers)."""
+def updates(spec: Spec) -> tuple[Call, ...]:
+    """The calls of the rows of a spec's optimizer on flat tensors of any number of elements (runtime/optimizers)."""
+    return tuple(_update(spec, row) for row in spec.train.optimizer.rows)
+
+
+def _update(spec: Spec, optimizer: Optimizer) -> Call:
     from compiler.dtypes import TORCH_DTYPE
 
-    p, optimizer = spec.precision, spec.train.optimizer
+    p = spec.precision
     apart = (p.parameter,) if p.parameter != p.master else ()
     dtypes = (p.master, p.gradients, *(getattr(p, tensor.role) for tensor in optimizer.state), *apart)
     flat: list[Argument] = [(Buffer("flat", ("R",), TORCH_DTYPE[dtype]), None) for dtype in dtypes]

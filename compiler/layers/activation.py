@@ -33,6 +33,6 @@ def constants_of(ffn: Dense | Moe) -> dict[str, float | str]:
     return biased if ffn.activation == "swiglu" else {"activation": ffn.activation, **biased}
 
 
-def up_width(ffn: Dense | Moe, inner: int) -> int:
-    """Columns of the product before the activation, which gives `inner`."""
-    return 2 * inner if is_gated(ffn) else inner
+def up_parts(ffn: Dense | Moe, inner: int) -> tuple[int, ...]:
+    """Columns of the product before the activation, which gives `inner`: of the gate, if it has one, and of up."""
+    return (inner, inner) if is_gated(ffn) else (inner,)

@@ -59,7 +59,15 @@ def _pair(weight: ir.Param, rank: int) -> tuple[ir.Param, ir.Param]:
     of_a, of_b = (weight.split, None) if in_columns else (None, weight.split)
     row = replace(weight, grad=True, role="parameter", decay=True)
     return (
-        replace(row, name=f"{weight.name}{A}", shape=(*stack, rank, into), init=deviation, uniform=True, split=of_a),
+        replace(
+            row,
+            name=f"{weight.name}{A}",
+            shape=(*stack, rank, into),
+            init=deviation,
+            uniform=True,
+            split=of_a,
+            matrices=(rank,),
+        ),
         replace(row, name=f"{weight.name}{B}", shape=(*stack, out, rank), init=0.0, uniform=False, split=of_b),
     )
 

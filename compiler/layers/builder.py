@@ -107,7 +107,11 @@ class Place:
     def weight(self, name: str, *shape: int, stack: int = 0) -> ir.Param:
         """A matrix, random at first and decayed; of `stack` > 0 experts, each of `shape`."""
         full, dtype = (stack, *shape) if stack else shape, TORCH_DTYPE[self.spec.precision.parameter]
-        return ir.Param(name, full, dtype, stack, init=self.model.init_std, decay=True)
+        return ir.Param(name, full, dtype, stack, init=self.model.init_std, decay=True, matrices=shape[:1])
+
+    def table(self, name: str, rows: int) -> ir.Param:
+        """Rows of the embedding or of the head: random at first and decayed, and no matrix of a layer."""
+        return replace(self.weight(name, rows, self.D), matrices=())
 
     def gain(self, name: str, width: int, grad: bool = True) -> ir.Param:
         """The gain of a norm: ones at first, and not decayed."""
@@ -121,7 +125,13 @@ class Place:
 
     def rows(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
         """The rows of matrices, and elements of vectors, that a rank has of each part of a fused product."""
-        return tuple(self._split(param, 0, parts) for param in params)
+        return tuple(self._split(param, 0, parts) for param in self.fused(params, *parts))
+
+    def fused(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
+        """Parameters of a product whose weight is several matrices one below another, of so many rows on a rank."""
+        ranks = self.slices if params and params[0].stack else self.ways
+        whole = tuple(ranks * part for part in parts)
+        return tuple(replace(each, matrices=whole) if each.matrices else each for each in params)
 
     def columns(self, params: tuple[ir.Param, ...]) -> tuple[ir.Param, ...]:
         """The columns of matrices that a rank has; vectors are whole, one of each expert too."""

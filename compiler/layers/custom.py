@@ -98,7 +98,9 @@ def _param(place: Place, role: str, name: str, each: ModuleParameter) -> ir.Para
     init = {None: place.model.init_std, 0: 0.0, 1: None}[each.constant]
     decay = len(each.shape) > 1 and each.constant is None
     dtype = TORCH_DTYPE[place.spec.precision.parameter]
-    return ir.Param(name, each.shape, dtype, init=init, decay=decay, path=f"{role}.module.{each.name}")
+    matrices = each.shape[:1] if decay and len(each.shape) == 2 else ()
+    path = f"{role}.module.{each.name}"
+    return ir.Param(name, each.shape, dtype, init=init, decay=decay, path=path, matrices=matrices)
 
 
 def wanted(spec: Spec, role: str, text: str) -> Wanted:

@@ -6,7 +6,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.layers import custom
-from compiler.layers.activation import activated, constants_of, up_width
+from compiler.layers.activation import activated, constants_of, up_parts
 from compiler.layers.builder import Place, segment
 from compiler.layers.linear import linear, named, weights
 from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
@@ -61,8 +61,8 @@ def build(place: Place) -> ir.Segment:
         return custom.build_ffn(place, ffn)
     assert isinstance(ffn, Dense), "a segment of a dense layer"
     inner = ffn.inner // place.ways
-    width = up_width(ffn, inner)
-    up = place.rows(weights(place, "up", width, D, ffn.bias), *(inner,) * (width // inner))
+    parts = up_parts(ffn, inner)
+    up = place.rows(weights(place, "up", sum(parts), D, ffn.bias), *parts)
     down = place.columns(weights(place, "down", D, inner, ffn.bias and not place.part))
     if place.part:
         x = (place.input("x", place.T, D),)

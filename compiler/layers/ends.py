@@ -42,7 +42,7 @@ def build_embed(place: Place) -> ir.Segment:
 def vocabulary_rows(place: Place, name: str) -> tuple[ir.Param, ...]:
     """The rows of the embedding, or of the head, that a rank has."""
     rows = place.model.vocab // place.ways
-    return place.rows((place.weight(name, rows, place.D),), rows)
+    return place.rows((place.table(name, rows),), rows)
 
 
 def final_norm(ops: Any, p: Any, h_TD: Any, *, eps: float, copies: int) -> tuple[Any, ...]:

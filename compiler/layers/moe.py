@@ -15,7 +15,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
-from compiler.layers.activation import activated, constants_of, times_gate, up_width
+from compiler.layers.activation import activated, constants_of, times_gate, up_parts
 from compiler.layers.builder import Place, index, segment
 from compiler.layers.linear import grouped_linear, linear, named, weights
 from compiler.layers.residual import entering, entrance, exit_of, has_post, has_pre, leaving, post_gain, pre_gain
@@ -213,9 +213,10 @@ def shared(
 def build_shared(place: Place) -> ir.Segment:
     moe, D = place.moe, place.D
     inner = (moe.shared_inner or moe.inner) * moe.shared
+    parts = up_parts(moe, inner)
     gate = (place.weight("gate", 1, D),) if moe.shared_gate else ()
     params: tuple[ir.Param, ...] = (
-        *weights(place, "up", up_width(moe, inner), D, moe.bias),
+        *place.fused(weights(place, "up", sum(parts), D, moe.bias), *parts),
         *gate,
         *weights(place, "down", D, inner, moe.bias),
     )
@@ -254,12 +255,12 @@ def experts(
 def build_experts(place: Place) -> ir.Segment:
     moe, D, stack = place.moe, place.D, place.experts_local
     inner = moe.inner // place.slices
-    width = up_width(moe, inner)
-    up, down = weights(place, "up", width, D, moe.bias, stack), weights(place, "down", D, inner, moe.bias, stack)
+    parts = up_parts(moe, inner)
+    up, down = weights(place, "up", sum(parts), D, moe.bias, stack), weights(place, "down", D, inner, moe.bias, stack)
     return segment(
         "experts",
         experts,
-        (*place.rows(up, *(inner,) * (width // inner)), *place.columns(down)),
+        (*place.rows(up, *parts), *place.columns(down)),
         (
             place.input("rows", "R", D),
             ir.Input("gate", ("R",), place.wide_dtype),

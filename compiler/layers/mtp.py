@@ -44,7 +44,7 @@ def build(place: Place) -> ir.Segment:
     return segment(
         "mtp_input",
         mtp_input,
-        (place.weight("table", place.model.vocab, D), *own),
+        (place.table("table", place.model.vocab), *own),
         (index("tokens", place.T), h),
         ("y",),
         eps=place.model.norm_eps,

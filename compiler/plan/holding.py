@@ -47,7 +47,8 @@ def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, in
     """Bytes that a device holds at least for each tensor of a block: memory_state.py has them to the byte, with padding
     and the balancing biases, once there is a plan. `copies`: ranks that hold each stage."""
     spec = model.spec
-    size, p = bytes_per_element(spec), spec.parallel
+    p, optimizer = spec.parallel, spec.train.optimizer
+    sizes = [bytes_per_element(spec, row) for row in optimizer.rows]
     found: dict[str, int] = {}
     for use in (step for step in steps if isinstance(step, Use)):
         quantised = {each.param: each.num_bytes for each in model.cuts[use.site].quantised}
@@ -57,6 +58,7 @@ def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, in
             holders = max(1, p.columns // groups)  # on a pipeline rank
             frozen = param.role == "frozen"
             elements = prod(param.shape) if param.grad or frozen else 0
+            size = sizes[optimizer.is_rest(param.matrices)]
             part = elements // (copies * holders) if p.zero else elements
             kept = [elements // holders if p.zero >= level else elements for level in (3, 2)]  # weights, and gradients
             trained = 0 if frozen else kept[1] * size.gradients + part * size.optimizer

@@ -25,20 +25,23 @@ def with_owners(
     """
     if optimizer.unit != "matrix" or not zero:
         return tuple(buckets)
-    work = {replica.key: work_of(optimizer, replica.held_shape) for replica in replicas if replica.role == "parameter"}
+    work = {replica.key: work_of(optimizer, replica) for replica in replicas if replica.role == "parameter"}
     load = Counter[int]()
     found: dict[str, tuple[int, ...]] = {}
-    for bucket in sorted(buckets, key=lambda bucket: len(bucket.holders)):  # those with a choice come last
+    whole = [bucket for bucket in buckets if not bucket.rest]
+    for bucket in sorted(whole, key=lambda bucket: len(bucket.holders)):  # those with a choice come last
         found[bucket.name] = _owners(bucket, work, load)
-    return tuple(replace(bucket, owners=found[bucket.name]) for bucket in buckets)
+    return tuple(replace(bucket, owners=found.get(bucket.name, ())) for bucket in buckets)
 
 
-def work_of(optimizer: Optimizer, shape: tuple[int, ...]) -> int:
+def flops_of(optimizer: Optimizer, replica: Replica) -> int:
+    """FLOPs of the matrix products of one update of a parameter: of each of its matrices."""
+    return sum(map(optimizer.of(replica.matrices).flops, replica.updated_shapes))
+
+
+def work_of(optimizer: Optimizer, replica: Replica) -> int:
     """The work of one update of a parameter, for a comparison with others: its FLOPs, and one for each element."""
-    elements = 1
-    for extent in shape:
-        elements *= extent
-    return optimizer.flops(shape) + elements
+    return flops_of(optimizer, replica) + replica.num_elements
 
 
 def _owners(bucket: Bucket, work: Mapping[str, int], load: Counter[int]) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ class Tensor:
     num_experts: int | None = None
     uniform: bool = False
     split: ir.Split | None = None
+    matrices: tuple[int, ...] = ()  # rows of each matrix in one logical parameter (`ir.Param`)
 
     def names(self) -> list[str]:
         """Names of the logical parameters: layers.3.ffn.experts.17.up is the one of expert 17."""
@@ -135,7 +136,8 @@ def _part_of(tensor: str) -> str:
 def _tensor(spec: Spec, param: ir.Param, name: str) -> Tensor:
     shape, experts = (param.shape[1:], _num_experts(spec, name)) if param.stack else (param.shape, None)
     shape = param.split.whole(shape) if param.split else shape
-    return Tensor(name, shape, param.role, param.init, param.decay, experts, param.uniform, param.split)
+    facts = param.role, param.init, param.decay, experts, param.uniform, param.split, param.matrices
+    return Tensor(name, shape, *facts)
 
 
 def _num_experts(spec: Spec, tensor: str) -> int:

@@ -23,7 +23,7 @@ from compiler.plan.split_search import NEAR
 from compiler.plan.splitting import Splitting
 from compiler.plan.stages import stages_of
 from compiler.spec_files import expert_placement_of
-from dsl.schema import Spec
+from dsl.schema import Optimizer, Spec
 
 HELD = ("parameter", "frozen")  # roles of what lies in buckets
 Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
@@ -65,8 +65,9 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
     rank_of = {
         step.site: stage_placement.ranks_of_stage(mesh.pp, stage.index)[0] for stage in stages for step in stage.steps
     }
-    grouped, frozen = (buckets([r for r in replicas if r.role == role], users, sites) for role in HELD)
-    grouped = with_owners(grouped, replicas, spec.train.optimizer, parallel.zero)
+    optimizer = spec.train.optimizer
+    grouped, frozen = (buckets([r for r in replicas if r.role == role], users, sites, optimizer) for role in HELD)
+    grouped = with_owners(grouped, replicas, optimizer, parallel.zero)
     return Plan(
         mesh=mesh,
         stage_placement=stage_placement,
@@ -156,27 +157,30 @@ def replicas_of(
         for at in range(len(slices))
     }
     return tuple(
-        Replica(name, tensor.name, *row, holders[place, at], tensor.uniform, of)
+        Replica(name, tensor.name, *row, holders[place, at], tensor.uniform, of, tensor.matrices)
         for name, place in zip(names, places, strict=True)
         for at, of in enumerate(slices)
     )
 
 
 def buckets(
-    replicas: Sequence[Replica], stages: Mapping[str, tuple[int, ...]], sites: Mapping[str, tuple[str, ...]]
+    replicas: Sequence[Replica],
+    stages: Mapping[str, tuple[int, ...]],
+    sites: Mapping[str, tuple[str, ...]],
+    optimizer: Optimizer,
 ) -> tuple[Bucket, ...]:
-    """Parameters grouped by holders and stages, decayed ones first, in model order otherwise.
+    """Parameters grouped by holders, stages, and the row of the optimizer; decayed ones first, in model order
+    otherwise.
 
     `stages`: those that use a tensor. `sites`: of tensors that their holders divide, the segments that read each; these
     are grouped by them, too.
     """
-    grouped: dict[tuple[Holders, tuple[int, ...], tuple[str, ...]], list[Replica]] = defaultdict(list)
+    grouped: dict[tuple[Holders, tuple[int, ...], tuple[str, ...], bool], list[Replica]] = defaultdict(list)
     for tensor, rows in groupby(replicas, key=attrgetter("tensor")):
-        readers = stages[tensor], sites.get(tensor, ())
-        for holders, held in groupby(rows, key=attrgetter("holders")):
-            grouped[holders, *readers].extend(held)
+        for (holders, matrices), held in groupby(rows, key=attrgetter("holders", "matrices")):
+            grouped[holders, stages[tensor], sites.get(tensor, ()), optimizer.is_rest(matrices)].extend(held)
     return tuple(
-        Bucket(members[0].key, holders, used_by, tuple(r.key for r in members), sites=read_by)
-        for (holders, used_by, read_by), group in grouped.items()
+        Bucket(members[0].key, holders, used_by, tuple(r.key for r in members), sites=read_by, rest=rest)
+        for (holders, used_by, read_by, rest), group in grouped.items()
         for members in [sorted(group, key=lambda r: not r.decay)]
     )

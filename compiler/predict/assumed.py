@@ -132,7 +132,9 @@ def _classes(spec: Spec, plan: Plan, rates: Rates) -> set[tuple[str, str]]:
     several = p.expert_group > 1
     links = {"message": p.pipeline > 1, "all_reduce": p.columns > 1, "dispatch": several, "combine": several}
     found = {(kind, "any") for kind in LINKS if links[kind.rpartition("_")[0]]}
-    found |= {("optimizer", "any"), ("copy", "any")} | ({(HOST, "any")} if offloaded_bytes(spec) else set())
+    found |= {("optimizer", "any"), ("copy", "any")} | (
+        {(HOST, "any")} if offloaded_bytes(spec, spec.train.optimizer) else set()
+    )
     for use in plan.uses:
         for _, cost in plan.cuts[use.site].costs:
             for op, work in cost.ops:

@@ -70,9 +70,14 @@ def checkpoint_bytes(spec: Spec, replicas: Sequence[Replica]) -> int:
     """Bytes of the tensors of a checkpoint: of each trained parameter its master weight, the state of the optimizer and
     the moving average; and balancing biases."""
     average = ITEMSIZE[average_dtype(spec.precision)] if spec.train.ema else 0
-    of_element = ITEMSIZE[spec.precision.master] + state_bytes(spec.precision, spec.train.optimizer) + average
-    of = {"parameter": of_element, "bias": 0 if spec.adapter else ITEMSIZE[spec.precision.gradients]}
-    return sum(each.num_elements * of.get(each.role, 0) for each in replicas)
+    optimizer, of_bias = spec.train.optimizer, 0 if spec.adapter else ITEMSIZE[spec.precision.gradients]
+    of_weight = ITEMSIZE[spec.precision.master] + average
+    of = [of_weight + state_bytes(spec.precision, row) for row in optimizer.rows]
+
+    def of_element(each: Replica) -> int:
+        return of[optimizer.is_rest(each.matrices)] if each.role == "parameter" else of_bias * (each.role == "bias")
+
+    return sum(each.num_elements * of_element(each) for each in replicas)
 
 
 def share(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, restart_s: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from compiler.ir import Plan, Use
+from compiler.ir import Bucket, Plan, Use
 from compiler.proof import Certificate
 from dsl.memory import (
     HOST_PART,
@@ -28,6 +28,7 @@ class Elements(NamedTuple):
     weights: Counter[int]  # by pipeline rank
     gradients: Counter[int]
     owned: Counter[int]
+    rest: Counter[int]  # that the last of the rows of the optimizer updates
 
 
 def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
@@ -39,8 +40,8 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
     weights (zero = 3). The balancing biases have the dtype of gradients. Weights that products read in eight bits are
     held so twice more.
     """
-    size = bytes_per_element(spec)
-    kept, biases = kept_elements(spec, plan), Counter[int]()
+    rows = [bytes_per_element(spec, row) for row in spec.train.optimizer.rows]
+    size, kept, biases = rows[0], kept_elements(spec, plan), Counter[int]()
     for replica in plan.replicas:
         if replica.role == "bias":
             for rank in _pipeline_ranks(plan, replica.holders):
@@ -53,9 +54,9 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
         Memory(
             weights=kept.weights[rank] * size.weights + biases[rank] + copies[rank],
             gradients=kept.gradients[rank] * size.gradients,
-            optimizer=kept.owned[rank] * size.optimizer,
+            optimizer=kept.owned[rank] * size.optimizer + kept.rest[rank] * rows[-1].optimizer,
             activations=0,
-            host=kept.owned[rank] * size.host + staged[rank] + saved[rank],
+            host=kept.owned[rank] * size.host + kept.rest[rank] * rows[-1].host + staged[rank] + saved[rank],
         )
         for rank in range(plan.mesh.pp)
     )
@@ -65,10 +66,10 @@ def largest_parts(spec: Spec, plan: Plan) -> tuple[int, ...]:
     """The most elements that move at a time between a device of each pipeline rank and its host: a part of what it
     owns of a bucket, or a whole parameter."""
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
-    whole, most = spec.train.optimizer.unit == "matrix", [0] * plan.mesh.pp
+    most = [0] * plan.mesh.pp
     for bucket in plan.buckets:
         sizes = [elements[name] for name in bucket.replicas]
-        owned = -(-sum(sizes) // (len(bucket.holders) if spec.parallel.zero else 1))
+        owned, whole = -(-sum(sizes) // (len(bucket.holders) if spec.parallel.zero else 1)), is_whole(spec, bucket)
         for rank in _pipeline_ranks(plan, bucket.holders):
             most[rank] = max(most[rank], max(sizes) if whole else min(owned, HOST_PART))
     return tuple(most)
@@ -90,12 +91,12 @@ def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
     """
     precision = spec.precision
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
-    of_weight = ITEMSIZE[precision.master]
-    of_state = state_bytes(precision, spec.train.optimizer)
-    of_state += ITEMSIZE[average_dtype(precision)] if spec.train.ema else 0
+    of_weight, optimizer = ITEMSIZE[precision.master], spec.train.optimizer
+    of_average = ITEMSIZE[average_dtype(precision)] if spec.train.ema else 0
     found = Counter[int]()  # by device
     for bucket in plan.buckets:
         holders, sizes = tuple(bucket.holders), [elements[name] for name in bucket.replicas]
+        of_state = of_average + state_bytes(precision, optimizer.rows[bucket.rest])
         if not spec.parallel.zero or len(holders) == 1:
             found[holders[0]] += sum(sizes) * (of_weight + of_state)
             continue
@@ -122,26 +123,33 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
     Devices keep as much as data rank 0 does. They update as much too, but where owners have parameters whole.
     """
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
-    whole = spec.train.optimizer.unit == "matrix"
-    weights, gradients, owned = Counter[int](), Counter[int](), Counter[int]()
+    weights, gradients, owned, rest = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
     for bucket in plan.buckets:
+        whole = is_whole(spec, bucket)
         owners = len(bucket.holders) if spec.parallel.zero and not whole else 1
         part = -(-sum(map(elements.__getitem__, bucket.replicas)) // owners)
         kept = part * owners // bucket.parts
         for rank in _pipeline_ranks(plan, bucket.holders):
             weights[rank] += kept if spec.parallel.zero == 3 else part * owners
             gradients[rank] += kept
-            owned[rank] += part
+            (rest if bucket.rest else owned)[rank] += part
     for bucket in plan.frozen:
         for rank in _pipeline_ranks(plan, bucket.holders):
             weights[rank] += sum(map(elements.__getitem__, bucket.replicas))
-    return Elements(weights, gradients, owned_at_most(plan, elements) if whole and spec.parallel.zero else owned)
+    if spec.train.optimizer.unit == "matrix" and spec.parallel.zero:
+        owned = owned_at_most(plan, elements)
+    return Elements(weights, gradients, owned, rest)
+
+
+def is_whole(spec: Spec, bucket: Bucket) -> bool:
+    """Whether owners have parameters of a bucket whole."""
+    return spec.train.optimizer.unit == "matrix" and not bucket.rest
 
 
 def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
     """By pipeline rank: the largest sum of the amounts of parameters that one of its devices owns whole."""
     by_device, most = Counter[int](), Counter[int]()
-    for bucket in plan.buckets:
+    for bucket in (bucket for bucket in plan.buckets if not bucket.rest):
         holders = tuple(bucket.holders)
         for name, owner in zip(bucket.replicas, bucket.owners or (0,) * len(bucket.replicas), strict=True):
             by_device[holders[owner]] += amounts[name]
@@ -154,16 +162,18 @@ def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
 def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
     """Bytes that the update of a parameter needs besides what a device holds, at most, by pipeline rank: for its
     products, and for the parts of offloaded state that are on the device."""
-    scratch: dict[tuple[int, ...], int] = {}
+    optimizer, itemsize = spec.train.optimizer, ITEMSIZE[spec.precision.compute]
+    scratch: dict[tuple[object, ...], int] = {}
     most = [0] * plan.mesh.pp
     for replica in plan.replicas:
         if replica.role == "parameter":
-            shape = replica.held_shape
-            if shape not in scratch:
-                scratch[shape] = spec.train.optimizer.scratch_bytes(shape)
-            for rank in replica.holders.pipeline_ranks if scratch[shape] else ():
-                most[rank] = max(most[rank], scratch[shape])
-    slots = HOST_SLOTS * offloaded_bytes(spec)
+            shapes, row = replica.updated_shapes, optimizer.of(replica.matrices)
+            if (shapes, row.kind) not in scratch:
+                scratch[shapes, row.kind] = max(row.scratch_bytes(shape, itemsize) for shape in shapes)
+            needed = scratch[shapes, row.kind]
+            for rank in replica.holders.pipeline_ranks if needed else ():
+                most[rank] = max(most[rank], needed)
+    slots = HOST_SLOTS * max(offloaded_bytes(spec, row) for row in optimizer.rows)
     return tuple(own + slots * part for own, part in zip(most, largest_parts(spec, plan), strict=True))
 
 

@@ -76,7 +76,7 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     plan, each = lowering.plan, lowering.rates
     times = step_times(lowering, schedule, least)
     timeline = simulate(schedule, times)
-    tensors, reduce_s = tensors_of(plan), each[0].fabric.reduce_s
+    tensors, reduce_s = tensors_of(plan, spec.train.optimizer), each[0].fabric.reduce_s
     groups = [groups_of(plan.mesh, tensors.values(), rank) for rank in range(plan.mesh.pp)]
     of_ranks = zip(groups, works_of(spec, plan, groups), each, strict=True)
     tails = [tail_of(spec, plan.mesh, held, work, reduce_s, r) for held, work, r in of_ranks]

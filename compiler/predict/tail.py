@@ -13,12 +13,13 @@ from math import prod
 
 from compiler.holders import Columns, Holders
 from compiler.ir import Mesh, Param, Plan, Use
+from compiler.plan.owners import flops_of
 from compiler.predict.memory_state import kept_elements, owned_at_most
 from compiler.predict.prediction import Tail
 from compiler.rates.rates import Rates
 from compiler.topology.fabric import Reduction
 from dsl.memory import HOST_PART, ITEMSIZE, average_dtype, offloaded_bytes, update_bytes
-from dsl.schema import Spec
+from dsl.schema import Optimizer, Spec
 
 Reduce = Callable[[float, Holders, Reduction], float]  # bytes of a device, who holds them, how → seconds
 
@@ -31,14 +32,17 @@ class Tensor:
     stages: tuple[int, ...]
     elements: int  # on a device
     columns: Columns
+    rest: bool  # whether the last of the rows of the optimizer updates it
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a device updates: elements, and the FLOPs of matrix products for them."""
+    """What a device updates: elements, and the FLOPs of matrix products for them; and elements of the rest
+    (`Optimizer.rest`)."""
 
     elements: int
     flops: int
+    rest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Group:
     holders: Holders
     stages: tuple[int, ...]
     elements: int  # on each of them, if it has them whole
+    rest: bool = False  # whether the last of the rows of the optimizer updates them
 
     def kept(self, spec: Spec, zero: int) -> Group:
         """What a device keeps of something that is divided from level `zero` on, 2 or 3, and who keeps the same: those
@@ -55,10 +60,12 @@ class Group:
         if spec.parallel.zero < zero:
             return self
         holders, parts = self.holders, len(self.holders.columns)
-        return Group(holders.at(holders.columns.start), self.stages, -(-self.elements // parts)) if parts > 1 else self
+        if parts == 1:
+            return self
+        return Group(holders.at(holders.columns.start), self.stages, -(-self.elements // parts), self.rest)
 
 
-def tensors_of(plan: Plan) -> dict[str, Tensor]:
+def tensors_of(plan: Plan, optimizer: Optimizer) -> dict[str, Tensor]:
     """Every trained tensor of a plan, in closed form from its stages."""
     ranks: dict[str, set[int]] = defaultdict(set)
     stages: dict[str, list[int]] = defaultdict(list)
@@ -79,19 +86,21 @@ def tensors_of(plan: Plan) -> dict[str, Tensor]:
             tuple(stages[name]),
             prod(param.shape),
             plan.mesh.sharing(param.stack > 0, param.split is not None),
+            optimizer.is_rest(param.matrices),
         )
         for name, param in params.items()
     }
 
 
 def groups_of(mesh: Mesh, tensors: Iterable[Tensor], rank: int) -> tuple[Group, ...]:
-    """The trained parameters of the first device of a pipeline rank, by who holds and which stages use them."""
-    held: dict[tuple[Holders, tuple[int, ...]], int] = defaultdict(int)
+    """The trained parameters of the first device of a pipeline rank, by who holds and which stages use them, and by the
+    row of the optimizer."""
+    held: dict[tuple[Holders, tuple[int, ...], bool], int] = defaultdict(int)
     for each in tensors:
         if rank in each.pipeline_ranks:
             holders = Holders(each.pipeline_ranks, each.columns, mesh.columns)
-            held[holders, each.stages] += each.elements
-    return tuple(Group(*key, elements) for key, elements in held.items())
+            held[holders, each.stages, each.rest] += each.elements
+    return tuple(Group(holders, stages, elements, rest) for (holders, stages, rest), elements in held.items())
 
 
 def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple[Work, ...]:
@@ -100,8 +109,8 @@ def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple
     if optimizer.unit == "element":
         shards = [[(each.elements, len(each.holders) if zero else 1) for each in held] for held in groups]
         return tuple(Work(sum(-(-elements // parts) for elements, parts in of_rank), 0) for of_rank in shards)
-    flops = {each.key: optimizer.flops(each.held_shape) for each in plan.replicas if each.role == "parameter"}
-    elements = kept_elements(spec, plan).owned
+    flops = {each.key: flops_of(optimizer, each) for each in plan.replicas if each.role == "parameter"}
+    kept = kept_elements(spec, plan)
     if zero:
         products = owned_at_most(plan, flops)
     else:
@@ -109,7 +118,7 @@ def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple
         for bucket in plan.buckets:
             for rank in (rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in bucket.holders):
                 products[rank] += sum(flops[name] for name in bucket.replicas)
-    return tuple(Work(elements[rank], products[rank]) for rank in range(plan.mesh.pp))
+    return tuple(Work(kept.owned[rank], products[rank], kept.rest[rank]) for rank in range(plan.mesh.pp))
 
 
 def reduce_seconds(
@@ -139,17 +148,20 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: Work, reduce_
     summed, gathered = ([group.kept(spec, level) for group in groups] for level in (2, 3))
     cleared = sum(group.elements for group in summed)
     sums = reduction_of(spec)
-    touched = update_bytes(precision, optimizer)
+    touched = [update_bytes(precision, row) for row in optimizer.rows]
     if spec.train.ema and not spec.has_hosts:  # a CPU has no time beside the next step
-        touched += 2 * ITEMSIZE[average_dtype(precision)] + ITEMSIZE[precision.master]
+        touched = [each + 2 * ITEMSIZE[average_dtype(precision)] + ITEMSIZE[precision.master] for each in touched]
+    moved = work.elements * touched[0] + work.rest * touched[-1]
     # Accumulators are cleared for the next step.
-    update_only_s = update_s(work.elements * touched + cleared * gradient) + rates.product_time_s(work.flops)
+    update_only_s = update_s(moved + cleared * gradient) + rates.product_time_s(work.flops)
     clipped = optimizer.clip is not None
     everyone = Holders(tuple(range(mesh.pp)), range(mesh.columns), mesh.columns)
     return Tail(
         reduction_s=sum(reduce_s(group.elements * gradient, group.holders, sums) for group in summed),
         gather_s=sum(reduce_s(group.elements * weight, group.holders, "all_gather") for group in gathered if zero),
-        norm_s=update_s(work.elements * gradient) + reduce_s(8, everyone, "all_reduce") if clipped else 0.0,
+        norm_s=update_s((work.elements + work.rest) * gradient) + reduce_s(8, everyone, "all_reduce")
+        if clipped
+        else 0.0,
         update_s=update_only_s,
         host_s=host_wait_s(spec, work, update_only_s, rates),
     )
@@ -158,8 +170,10 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: Work, reduce_
 def host_wait_s(spec: Spec, work: Work, update_s: float, rates: Rates) -> float:
     """Seconds for which an update waits for offloaded state: for the first part to come and the last to go, and for
     each way where it takes longer than the update."""
-    away = offloaded_bytes(spec)
+    rows = spec.train.optimizer.rows
+    away, away_of_rest = (offloaded_bytes(spec, row) for row in (rows[0], rows[-1]))
     if not away:
         return 0.0
-    way_s, part_s = (rates.host_time_s(away * n) for n in (work.elements, min(HOST_PART, work.elements)))
+    way_s = rates.host_time_s(away * work.elements + away_of_rest * work.rest)
+    part_s = rates.host_time_s(away * min(HOST_PART, work.elements))
     return max(0.0, way_s - update_s) + 2 * part_s

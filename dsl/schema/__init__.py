@@ -20,7 +20,7 @@ from dsl.schema.cluster import Cluster, Device, Machine, More
 from dsl.schema.health import Health, Spike
 from dsl.schema.metrics import Metrics
 from dsl.schema.model import Balance, Clamp, Custom, Dense, LayerRange, Model, Moe, Mtp
-from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
+from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Muon, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
 from dsl.schema.run import Schedule, Sm, Spec
@@ -67,6 +67,7 @@ __all__ = [
     "Moe",
     "More",
     "Mtp",
+    "Muon",
     "Node",
     "Optimizer",
     "Parallel",

@@ -35,13 +35,31 @@ class Optimizer(Node):
     state: ClassVar[tuple[StateTensor, ...]]
     # What an owner of optimizer state has whole: `zero = 1` cuts a bucket anywhere, or between its parameters.
     unit: ClassVar[Unit] = "element"
+    # The kind, of unit "element", of all that is no matrix of a layer; its settings are fields here too.
+    rest: ClassVar[type[Optimizer] | None] = None
+
+    @property
+    def rows(self) -> tuple[Optimizer, ...]:
+        """This optimizer, and behind it the one of the rest, if there is one, with its settings."""
+        if self.rest is None:
+            return (self,)
+        names = (name for name in self.rest.model_fields if name != "kind")
+        return self, self.rest.model_construct(**{name: getattr(self, name) for name in names})
+
+    def is_rest(self, matrices: tuple[int, ...]) -> bool:
+        """Whether the last of the `rows` updates a parameter, which has these `matrices` (`compiler.ir.Param`)."""
+        return self.rest is not None and not matrices
+
+    def of(self, matrices: tuple[int, ...]) -> Optimizer:
+        """The row that updates a parameter of these `matrices`."""
+        return self.rows[self.is_rest(matrices)]
 
     def settings(self) -> dict[str, int | float]:
-        """The fields of this kind alone, in their order: what the code of the update takes besides."""
-        return {name: getattr(self, name) for name in type(self).model_fields if name not in SHARED}
+        """The fields of this kind alone, in their order: what the code of the update takes besides. True is 1."""
+        others = {*SHARED, *(self.rest.model_fields if self.rest else ())}
+        return {name: +getattr(self, name) for name in type(self).model_fields if name not in others}
 
-    @classmethod
-    def flops(cls, shape: tuple[int, ...]) -> int:
+    def flops(self, shape: tuple[int, ...]) -> int:
         """FLOPs of the matrix products of one update of a parameter, in the dtype of `compute`.
 
         The unit "element" has none. Work that is done element by element is not counted: it is hidden under reading and
@@ -49,9 +67,10 @@ class Optimizer(Node):
         """
         return 0
 
-    @classmethod
-    def scratch_bytes(cls, shape: tuple[int, ...]) -> int:
-        """Bytes that one update of a parameter needs besides the parameter, its gradient and its state."""
+    def scratch_bytes(self, shape: tuple[int, ...], itemsize: int) -> int:
+        """Bytes that one update of a parameter needs besides the parameter, its gradient and its state.
+
+        `itemsize`: bytes of an element of `compute`."""
         return 0
 
 
@@ -76,6 +95,88 @@ class AdamW(Optimizer):
     ] = None
 
 
+class Muon(Optimizer):
+    """Muon for the matrices of layers, which brings singular values of their momentum near 1, and AdamW for all else.
+
+    Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024, with the weight decay and the scale
+    of updates of Moonlight (arXiv 2502.16982, §2.2). AdamW has what is no matrix of a layer: embedding, head, gains of
+    norms, biases. The matrices are those of published weights: of every expert, gate and up apart, heads together.
+    """
+
+    state: ClassVar = (StateTensor("momentum"),)
+    unit: ClassVar = "matrix"
+    rest: ClassVar = AdamW
+
+    kind: Annotated[Literal["muon"], Syntax("label"), Field(description="the kind")] = "muon"
+    momentum: Annotated[
+        float, Field(ge=0, lt=1, description="decay of the momentum of matrices", examples=["momentum = 0.95"])
+    ] = 0.95
+    nesterov: Annotated[
+        bool,
+        Field(
+            description="whether a matrix moves along its gradient and the decayed momentum, or the momentum alone",
+            examples=["nesterov = true"],
+        ),
+    ] = True
+    newton_schulz: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=100,
+            description="steps of Newton and Schulz that bring small singular values near 1 fast: coefficients 3.4445, "
+            "-4.7750, 2.0315",
+            examples=["newton_schulz = 5", "newton_schulz = 8"],
+        ),
+    ] = 5
+    polish: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=100,
+            description="steps behind them that bring singular values to 1: coefficients 2, -1.5, 0.5; DeepSeek-V4 has "
+            "8 steps and 2 of these",
+            examples=["polish = 0", "polish = 2"],
+        ),
+    ] = 0
+    rms: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=100,
+            description="root mean square of an update of a matrix, over the rate: updates are scaled by "
+            "rms * sqrt(max(rows, columns)), so that rates of AdamW hold",
+            examples=["rms = 0.2"],
+        ),
+    ] = 0.2
+    beta1: Annotated[
+        float, Field(ge=0, lt=1, description="of AdamW: decay of the first moment", examples=["beta1 = 0.9"])
+    ] = 0.9
+    beta2: Annotated[
+        float, Field(ge=0, lt=1, description="of AdamW: decay of the second moment", examples=["beta2 = 0.95"])
+    ] = 0.95
+    eps: Annotated[
+        float,
+        Field(gt=0, le=1, description="of AdamW: added to the root of the second moment", examples=["eps = 1e-8"]),
+    ] = 1e-8
+    weight_decay: Annotated[
+        float, Field(ge=0, le=10, description="decay of the weights, times the rate", examples=["weight_decay = 0.1"])
+    ] = 0.0
+    clip: Annotated[
+        float | None, Field(gt=0, le=1e9, description="largest global gradient norm, or none", examples=["clip = 1.0"])
+    ] = None
+
+    def flops(self, shape: tuple[int, ...]) -> int:
+        """Three products a step: two of s²·l multiplications and one of s³, for the shorter and longer side."""
+        short, long = sorted(shape)
+        return (self.newton_schulz + self.polish) * (4 * short * short * long + 2 * short**3)
+
+    def scratch_bytes(self, shape: tuple[int, ...], itemsize: int) -> int:
+        """Three matrices of this shape and two of the square of its shorter side in `compute`; the first of the three
+        is made of one in FP32 or FP64."""
+        short, long = sorted(shape)
+        return max(3 * itemsize, max(4, itemsize) + itemsize) * short * long + 2 * itemsize * short * short
+
+
 # What a run may name, joined by `|`.
-AnyOptimizer = AdamW
+AnyOptimizer = AdamW | Muon
 OPTIMIZERS = {each.model_fields["kind"].default: each for each in get_args(AnyOptimizer) or (AnyOptimizer,)}

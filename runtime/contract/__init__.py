@@ -58,6 +58,7 @@ from runtime.contract.recipe import (
     RatePhase,
     Spike,
     Train,
+    UpdateOfRest,
     Validation,
     Within,
 )
@@ -117,6 +118,7 @@ __all__ = [
     "StateTensor",
     "Train",
     "TrainedTokenizer",
+    "UpdateOfRest",
     "Validation",
     "Watch",
     "Within",

@@ -21,17 +21,29 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What the optimizer keeps of each parameter, and what an owner of it has whole."""
+    """What the optimizer keeps of each parameter, and what an owner of it has whole.
+
+    `rest`: what it keeps of parameters in the buckets of the rest, which owners cut anywhere."""
 
     state: tuple[StateTensor, ...]
     unit: Literal["element", "matrix"]
+    rest: tuple[StateTensor, ...] = ()
+
+    def state_of(self, bucket: Bucket) -> tuple[StateTensor, ...]:
+        """What is kept of each parameter of a bucket."""
+        return self.rest if bucket.rest else self.state
+
+    def is_whole(self, bucket: Bucket) -> bool:
+        """Whether an owner of a parameter of a bucket has all of it."""
+        return self.unit == "matrix" and not bucket.rest
 
 
 @dataclass(frozen=True)
 class Parameter:
     """A logical parameter of `shape`, or the slice of it that the holders of its bucket have.
 
-    `tensor` is what segments take, with the experts of a rank stacked in it.
+    `tensor` is what segments take, with the experts of a rank stacked in it. `matrices`: rows of each matrix in it that
+    an optimizer of matrices updates apart; nothing where it updates all at once.
     """
 
     name: Name
@@ -41,11 +53,17 @@ class Parameter:
     decay: bool
     uniform: bool = False  # whether first values are even between two bounds, or else normal
     slice: Slice | None = None
+    matrices: tuple[Amount, ...] = ()
 
     @property
     def held_shape(self) -> tuple[int, ...]:
         """The shape of what its holders have of it."""
         return held_shape(self.shape, self.slice)
+
+    @property
+    def updated_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of what an optimizer of matrices updates apart."""
+        return tuple((rows, *self.shape[1:]) for rows in self.matrices) if self.matrices else (self.held_shape,)
 
     @property
     def held_elements(self) -> int:
@@ -59,7 +77,7 @@ class Bucket:
 
     `owners`: for each parameter, which of the holders has its optimizer state, where each is owned whole. `sites`: the
     segments that read it, where the holders of each pipeline rank divide its gradients (zero = 2), and its weights
-    (zero = 3).
+    (zero = 3). `rest`: whether the second kind of the optimizer updates it.
     """
 
     name: Name
@@ -68,6 +86,7 @@ class Bucket:
     parameters: tuple[Parameter, ...]
     owners: tuple[Rank, ...] = ()
     sites: tuple[Name, ...] = ()
+    rest: bool = False
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class KernelList:
     segments: tuple[SegmentKernels, ...]
     quantised: tuple[QuantisedWeights, ...]
     optimizer: OptimizerStep
+    rest: OptimizerStep | None = None  # what updates parameters that are no matrices, if that is another kind
 
     @staticmethod
     def from_json(text: str | bytes) -> KernelList:

@@ -315,10 +315,15 @@ def _check_parts(plan: Plan) -> None:
         demand(not tiling_problem(shape, given), f"slices of {name}")
     tensors = {each.tensor for each in held}
     demand(all(each.tensor in tensors and plan.zero < 3 for each in plan.quantised), "quantised")
-    whole = plan.zero and plan.optimizer.unit == "matrix"
+    demand(not plan.optimizer.rest or plan.train.optimizer.rest is not None, "optimizer: rest")
     for bucket in plan.buckets:
         owners, count = bucket.owners, len(bucket.holders)
-        wanted = len(bucket.parameters) if whole and count > 1 else 0
+        whole = plan.optimizer.is_whole(bucket)
+        wanted = len(bucket.parameters) if plan.zero and whole and count > 1 else 0
+        demand(not bucket.rest or plan.train.optimizer.rest is not None, "buckets: rest")
+        for each in bucket.parameters if whole else ():
+            demand(not each.matrices or sum(each.matrices) == each.shape[0], f"matrices of {each.name}")
+            demand(not each.matrices or each.slice is None, f"matrices of {each.name}")
         demand(len(owners) == wanted and all(owner < count for owner in owners), "buckets: owners")
         divided = plan.zero >= 2 and len({holder % mesh.columns for holder in bucket.holders}) > 1
         demand(bool(bucket.sites) == divided and not (divided and owners), "buckets: sites")

@@ -20,16 +20,25 @@ class BatchGrowth:
 
 
 @dataclass(frozen=True)
+class UpdateOfRest:
+    """The file of runtime/optimizers that updates what the optimizer itself does not, and what it takes, in order."""
+
+    kind: Kind
+    settings: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """How weights are updated: the file of runtime/optimizers, and what it takes, in the order in which it takes it.
 
-    `clip`: the largest global gradient norm, or None.
+    `clip`: the largest global gradient norm, or None. `rest`: what updates the buckets of the rest.
     """
 
     kind: Kind
     settings: Mapping[str, float]
     weight_decay: float
     clip: float | None
+    rest: UpdateOfRest | None = None
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,10 @@ def compare(state: State, plan: contract.Plan, rank: int, sums: Sums) -> list[Di
 
 def _alike(plan: contract.Plan) -> Iterator[_Alike]:
     """What several ranks hold alike, in an order that all ranks have."""
-    state = [each.name for each in plan.optimizer.state] + ["moving average"] * (plan.train.ema is not None)
+    average = ["moving average"] * (plan.train.ema is not None)
     master = ["master weights"] * (plan.precision.master != plan.precision.parameter)
     for at, bucket in enumerate((*plan.buckets, *plan.frozen)):
+        state = [*(each.name for each in plan.optimizer.state_of(bucket)), *average]
         owned = not plan.zero and at < len(plan.buckets)
         kinds = ["weights", *(master * owned), *(state * owned)]
         names = tuple(f"{each.name} ({kind})" for kind in kinds for each in bucket.parameters)

@@ -106,7 +106,7 @@ def test_a_key_of_another_block_is_told_where_it_belongs() -> None:
             head = path.rpartition(".")[0].rpartition(".")[2] or "run"
             assert hint.startswith("move it into `") and head in hint, (path, hint)
     hints = said("run a extends base { train { weight_decay = 0.1, gradient_accumulation = 4 } }")
-    assert hints["weight_decay"] == "move it into `optimizer adamw { … }` of `train`"
+    assert hints["weight_decay"] == "move it into `optimizer adamw { … }` or `optimizer muon { … }`"
     assert "batch / (data · micro_batch)" in hints["gradient_accumulation"]
 
 

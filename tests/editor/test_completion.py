@@ -56,7 +56,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("model a {\n  attention | {\n", ["mla", "gqa", "custom"]),
         ("model a {\n  layers 0..3 {\n    ffn |\n  }\n}", ["dense", "moe", "custom"]),
         ("model a {\n  layers 0..3 {\n    |", ["ffn", "attention"]),
-        ("run a {\n  train {\n    optimizer |", ["adamw"]),
+        ("run a {\n  train {\n    optimizer |", ["adamw", "muon"]),
         (
             "model a { attention gqa {\n heads = 4\n |",
             ["kv_heads", "head_dim", "rope", "bias", "qk_norm", "scale", "window", "sinks", "softcap"],

@@ -10,10 +10,11 @@ import torch
 
 from compiler.decide import lower_spec
 from compiler.emit.build_files import plan_json
+from compiler.plan.owners import work_of
 from compiler.predict.memory import UPDATE
 from compiler.predict.memory_state import rank_states
 from compiler.predict.predict import memories, timed
-from dsl.schema import AdamW, Spec, StateTensor
+from dsl.schema import AdamW, Muon, Spec, StateTensor
 from dsl.schema.optimizers import Unit
 from runtime.contract import Plan
 from runtime.state import build_state
@@ -28,8 +29,7 @@ class Whole(AdamW):
     state: ClassVar[tuple[StateTensor, ...]] = (StateTensor("momentum"),)
     unit: ClassVar[Unit] = "matrix"
 
-    @classmethod
-    def flops(cls, shape: tuple[int, ...]) -> int:
+    def flops(self, shape: tuple[int, ...]) -> int:
         """A billion of them for each element of a matrix, so that they are seen in the price."""
         return 10**9 * prod(shape) if len(shape) == 2 else 0
 
@@ -37,13 +37,12 @@ class Whole(AdamW):
 class Roomy(Whole):
     """The row above with scratch memory for matrices."""
 
-    @classmethod
-    def scratch_bytes(cls, shape: tuple[int, ...]) -> int:
+    def scratch_bytes(self, shape: tuple[int, ...], itemsize: int) -> int:
         """A gibibyte for each matrix."""
         return SCRATCH if len(shape) == 2 else 0
 
 
-def with_row(spec: Spec, row: type[AdamW]) -> Spec:
+def with_row(spec: Spec, row: type[AdamW | Muon]) -> Spec:
     """The spec with another optimizer."""
     return spec.model_copy(update={"train": spec.train.model_copy(update={"optimizer": row()})})
 
@@ -68,12 +67,48 @@ def test_owners_have_parameters_whole(pp: int, ep: int, dp: int, schedule: str, 
             assert count == (1 if zero else len(bucket.holders)), parameter.name
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize(("pp", "ep", "dp", "schedule"), [(2, 2, 4, "dualpipe"), (1, 2, 4, "1f1b"), (2, 1, 3, "zbv")])
+def test_matrices_have_owners_and_the_rest_is_cut(pp: int, ep: int, dp: int, schedule: str, zero: int) -> None:
+    """Of matrices one tensor of state, of the rest two; the fullest rank of a stage has what is planned."""
+    spec = with_row(small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule), Muon)
+    lowered = lower_spec(spec)
+    plan = Plan.from_json(plan_json(spec, lowered, {}))
+    states = [build_state(plan, rank, torch.device("cpu")) for rank in range(pp * dp)]
+    bytes_of = [sum(t.nbytes for b in s.buckets for piece in b.owned for t in piece.state.values()) for s in states]
+    for pp_rank, planned in enumerate(rank_states(spec, lowered.plan)):
+        assert planned.optimizer == max(bytes_of[pp_rank * dp : (pp_rank + 1) * dp])
+    for bucket in plan.buckets:
+        matrices = [each for each in bucket.parameters if each.matrices]
+        assert len(matrices) == (0 if bucket.rest else len(bucket.parameters))
+        assert len(bucket.owners) == (len(matrices) if zero and len(bucket.holders) > 1 else 0)
+    for held in (bucket for state in states for bucket in state.buckets):
+        names = {name for piece in held.owned for name in piece.state}
+        assert names <= ({"moment1", "moment2"} if held.rest else {"momentum"})
+        parts = len(held.holders) if zero and held.rest else 1
+        assert sum(piece.master.numel() for piece in held.owned) * parts == held.padded or not held.rest
+
+
+def test_the_work_of_matrices_is_balanced() -> None:
+    """By FLOPs, in which a matrix of twice the shorter side counts four times as much and more."""
+    spec = with_row(small_spec(1, 1, 4, 2, zero=1, schedule="1f1b"), Muon)
+    plan = lower_spec(spec).plan
+    table = {replica.key: replica for replica in plan.replicas}
+    (bucket,) = (bucket for bucket in plan.buckets if not bucket.rest)
+    work = [work_of(Muon(), table[name]) for name in bucket.replicas]
+    loads = [sum(w for w, o in zip(work, bucket.owners, strict=True) if o == owner) for owner in range(4)]
+    assert max(loads) - min(loads) <= max(work) and min(loads) > 0
+    gate_and_up = table["layers.0.ffn.up"]
+    assert gate_and_up.updated_shapes == ((22, 16), (22, 16))
+    assert work_of(Muon(), gate_and_up) == 2 * 5 * (4 * 16 * 16 * 22 + 2 * 16**3) + 44 * 16
+
+
 def test_work_is_balanced() -> None:
     """No rank could give its last parameter to a rank that has less and then have the less of both."""
     spec = with_row(small_spec(1, 1, 4, 2, zero=1, schedule="1f1b"), Whole)
     (bucket,) = lower_spec(spec).plan.buckets
     shapes = {replica.name: replica.shape for replica in lower_spec(spec).plan.replicas}
-    work = [Whole.flops(shapes[name]) + prod(shapes[name]) for name in bucket.replicas]
+    work = [Whole().flops(shapes[name]) + prod(shapes[name]) for name in bucket.replicas]
     loads = [sum(w for w, o in zip(work, bucket.owners, strict=True) if o == owner) for owner in range(4)]
     assert max(loads) - min(loads) <= max(work) and min(loads) > 0
 

@@ -56,7 +56,7 @@ def test_every_layer_is_on_one_stage_and_every_parameter_has_one_owner(name: str
     assert sorted(others) == sorted(("embedding", "head", *(("mtp.0",) if spec.model.mtp else ())))
     assert all(len(set(row.ranks)) == len(row.ranks) and row.ranks for row in prediction.stages)
     plan, counts = make_plan(spec), parameters(spec.model)
-    tensors = tensors_of(plan).values()
+    tensors = tensors_of(plan, spec.train.optimizer).values()
     groups = [group for rank in range(plan.mesh.pp) for group in groups_of(plan.mesh, tensors, rank)]
     owned = sum(plan.mesh.dp * group.elements / len(group.holders) for group in groups)
     biases = counts.bias + (spec.model.mtp.depth * _bias(spec) if spec.model.mtp else 0)
@@ -70,15 +70,16 @@ def _bias(spec: Spec) -> int:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_groups_are_those_of_the_replica_table(name: str) -> None:
-    plan = make_plan(spec_of(name))
+    spec = spec_of(name)
+    plan = make_plan(spec)
     sizes = {replica.name: replica.num_elements for replica in plan.replicas}
-    tensors = tensors_of(plan).values()
+    tensors = tensors_of(plan, spec.train.optimizer).values()
     for rank in {0, plan.mesh.pp - 1, plan.mesh.pp // 2}:
         device = plan.mesh.rank(rank, 0)
-        found = {(tuple(g.holders), g.stages): g.elements for g in groups_of(plan.mesh, tensors, rank)}
-        table: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        found = {(tuple(g.holders), g.stages, g.rest): g.elements for g in groups_of(plan.mesh, tensors, rank)}
+        table: dict[tuple[tuple[int, ...], tuple[int, ...], bool], int] = {}
         for bucket in (bucket for bucket in plan.buckets if device in bucket.holders):
-            key = tuple(bucket.holders), bucket.stages
+            key = tuple(bucket.holders), bucket.stages, bucket.rest
             table[key] = table.get(key, 0) + sum(sizes[name] for name in bucket.replicas)
         assert found == table
 

@@ -25,7 +25,7 @@ from compiler.ir import Buffer, Communication, Plan
 from compiler.plan import make_plan
 from compiler.plan.sharding import crossing_of
 from dsl import ramp
-from dsl.schema import Model, Spec
+from dsl.schema import AnyOptimizer, Model, Spec
 from runtime.build import Build
 from runtime.contract import RatePhase
 from runtime.contract.slices import Slice
@@ -33,6 +33,7 @@ from runtime.rate import learning_rate, tokens_after
 from runtime.slices import cut
 from tests.reference.config import Config
 from tests.reference.model import Reference
+from tests.reference.muon import Muon, MuonRecipe
 from tests.reference.training import AdamW, Recipe, balance_, clip_
 from tests.training.processes import run_module
 from tests.training.samples import RandomSamples, weight
@@ -85,7 +86,7 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
     model.load_logical({n: torch.from_numpy(weight(n, tuple(t.shape))) for n, t in model.logical_parameters().items()})
     train = chosen.train
     recipe = Recipe(rates=(), weight_decay=train.optimizer.weight_decay, clip=train.optimizer.clip, eps=1e-8)
-    optimizer = AdamW(dict(model.named_parameters()), recipe)
+    optimizer = optimizer_of(model, train.optimizer, recipe)
     samples = RandomSamples(chosen.model.vocab, sequence)
     phases = [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
     rows, first, before = [], {}, 0
@@ -109,6 +110,14 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
     validation = torch.tensor([last.main.item(), last.mtp.item()], dtype=torch.float64)
     weights = model.logical_parameters()
     return {"gradients": first, "loads": loads, "rows": rows, "weights": weights, "validation": validation}
+
+
+def optimizer_of(model: Reference, row: AnyOptimizer, recipe: Recipe) -> AdamW | Muon:
+    """The optimizer of a spec by hand."""
+    parameters = dict(model.named_parameters())
+    if row.kind == "adamw":
+        return AdamW(parameters, recipe)
+    return Muon(model.config, parameters, recipe, MuonRecipe(**row.settings()))
 
 
 def batch_losses(model: Reference, samples: RandomSamples, indices: range, documents: str) -> Any:

@@ -28,8 +28,8 @@ def chosen(precision: Precision, dp: int = 1, zero: int = 0) -> Spec:
     return spec(1, 1, dp, 4 // dp, STEPS, zero).model_copy(update={"precision": precision})
 
 
-def trainer_of(folder: Path, segments: Segments, precision: Precision) -> Trainer:
-    write_build(folder, compile_spec(chosen(precision), segments=segments).files)
+def trainer_of(folder: Path, segments: Segments, of: Spec) -> Trainer:
+    write_build(folder, compile_spec(of, segments=segments).files)
     build = Build.open(folder)
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
@@ -51,7 +51,7 @@ def test_the_first_update_is_that_of_fp32_moments(tmp_path: Path, segments: Segm
     """Weights see the moments of a step before they are rounded; then moments are the nearest that BF16 holds."""
     after = {}
     for precision in (SHORT, WIDE):
-        trainer = trainer_of(tmp_path / precision.name, segments, precision)
+        trainer = trainer_of(tmp_path / precision.name, segments, chosen(precision))
         trainer.train_step()
         after[precision.name] = held(trainer)
     for name, exact in after["wide"].items():
@@ -70,7 +70,7 @@ def test_without_fp32_master_weights_each_update_is_rounded(tmp_path: Path, segm
     """Weights that BF16 holds are updated as FP32 ones are, and rounded; biases are FP32 in both."""
     after = {}
     for precision in (Precision(name="none", master="bf16"), WIDE):
-        trainer = trainer_of(tmp_path / precision.name, segments, precision)
+        trainer = trainer_of(tmp_path / precision.name, segments, chosen(precision))
         for bucket, entry, values in trainer.state.logical(lambda bucket: bucket.parameters):
             bucket.set_weight(entry, values.clone())
         trainer.train_step()
@@ -88,7 +88,9 @@ def test_without_fp32_master_weights_each_update_is_rounded(tmp_path: Path, segm
 
 
 def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -> None:
-    straight, before, after = (trainer_of(tmp_path / name, segments, SHORT) for name in ("straight", "before", "after"))
+    straight, before, after = (
+        trainer_of(tmp_path / name, segments, chosen(SHORT)) for name in ("straight", "before", "after")
+    )
     losses = [straight.train_step()["loss"] for _ in range(STEPS)]
     found = [before.train_step()["loss"] for _ in range(STEPS // 2)]
     saved = held(before)
