@@ -168,9 +168,9 @@ def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
     for replica in plan.replicas:
         if replica.role == "parameter":
             shapes, row = replica.updated_shapes, optimizer.of(replica.matrices)
-            if (shapes, row.kind) not in scratch:
-                scratch[shapes, row.kind] = max(row.scratch_bytes(shape, itemsize) for shape in shapes)
-            needed = scratch[shapes, row.kind]
+            if (shapes, type(row)) not in scratch:
+                scratch[shapes, type(row)] = max(row.scratch_bytes(shape, itemsize) for shape in shapes)
+            needed = scratch[shapes, type(row)]
             for rank in replica.holders.pipeline_ranks if needed else ():
                 most[rank] = max(most[rank], needed)
     slots = HOST_SLOTS * max(offloaded_bytes(spec, row) for row in optimizer.rows)

@@ -77,7 +77,7 @@ class Optimizer(Node):
 class AdamW(Optimizer):
     """AdamW with decoupled weight decay; norms and biases are not decayed."""
 
-    state: ClassVar = (StateTensor("moment1"), StateTensor("moment2"))
+    state: ClassVar[tuple[StateTensor, ...]] = (StateTensor("moment1"), StateTensor("moment2"))
 
     kind: Annotated[Literal["adamw"], Syntax("label"), Field(description="the kind")] = "adamw"
     beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the first moment", examples=["beta1 = 0.9"])] = 0.9

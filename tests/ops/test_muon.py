@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ def of_norm_1(rows: int, columns: int, seed: int = 0) -> Tensor:
 
 
 def update(row: Muon, weights: Tensor, gradients: Tensor, momentum: Tensor, dtype: torch.dtype) -> None:
-    muon(weights, gradients, momentum, None, 1.0, 1.0, *row.settings().values(), 0.0, 1, dtype)
+    update_by: Any = muon
+    update_by(weights, gradients, momentum, None, 1.0, 1.0, *row.settings().values(), 0.0, 1, dtype)
 
 
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
@@ -71,19 +73,19 @@ def test_no_gradient_moves_nothing() -> None:
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 @pytest.mark.parametrize("row", [MOONLIGHT, V4], ids=["moonlight", "v4"])
 def test_flops_are_those_that_torch_counts(row: Muon, rows: int, columns: int) -> None:
-    tensors = [torch.ones(rows, columns) for _ in range(3)]
+    weights, gradients, momentum = (torch.ones(rows, columns) for _ in range(3))
     with FlopCounterMode(display=False) as counted:
-        update(row, *tensors, torch.float32)
+        update(row, weights, gradients, momentum, torch.float32)
     assert row.flops((rows, columns)) == counted.get_total_flops()
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(256, 512), (512, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # products in BF16 have buffers of their own on CPUs
 def test_scratch_memory_is_what_torch_allocates(tmp_path: Path, dtype: torch.dtype, rows: int, columns: int) -> None:
-    tensors = [torch.ones(rows, columns, dtype=dtype) for _ in range(3)]
-    update(MOONLIGHT, *tensors, dtype)
+    weights, gradients, momentum = (torch.ones(rows, columns, dtype=dtype) for _ in range(3))
+    update(MOONLIGHT, weights, gradients, momentum, dtype)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        update(MOONLIGHT, *tensors, dtype)
+        update(MOONLIGHT, weights, gradients, momentum, dtype)
     seen.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
