@@ -165,8 +165,8 @@ class Loop:
                     continue
                 finally:
                     _say_faults(trainer, events, say)
-            trace.write(trainer.step, trainer.program, trainer.actions)
             last = trainer.step == total
+            trace.write(trainer.step, trainer.program, trainer.actions, wanted=last and self.slots is not None)
             if saves.poll() and rank == 0:
                 board.request_stop(SIGTERM)  # the step behind which all end is agreed on as for a signal
             stop = board.should_stop(trainer.step)

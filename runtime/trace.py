@@ -5,7 +5,7 @@
 `of` is the digest of the build's programs (runtime/run_copy.py): a run that is resumed under another plan has lines of
 both. An action's times are its start (when the first message it awaits was there) and its end, in microseconds of
 CLOCK_MONOTONIC, so that the ranks of one machine share a time axis. Kept small by what is traced: every one of the
-first steps, then steps 64, 128, 256, … .
+first steps, then steps 64, 128, 256, …, and the step that a replay trains again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Trace:
         self._of = of
         self._lines = Lines(folder / f"rank_{rank}.jsonl", resume_step, say, "traced steps")
 
-    def write(self, step: int, program: str, actions: Sequence[Span]) -> None:
-        """Append a step's line, if it is traced."""
-        if is_traced(step):
+    def write(self, step: int, program: str, actions: Sequence[Span], *, wanted: bool = False) -> None:
+        """Append a step's line, if it is traced or `wanted`."""
+        if wanted or is_traced(step):
             self._lines.write({"step": step, "program": program, "of": self._of, "actions": actions})
 
     def close(self) -> None:

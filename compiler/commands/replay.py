@@ -49,6 +49,7 @@ from runtime.run_copy import FILES, described
 
 JSON_VERSION = 1
 DATA, HEALTH = "data", "health.json"
+TRAINED = "run"  # in the folder of --out, the step on the devices of the run
 DEVICES = ("cpu", "cuda", "shared")
 SURROUNDINGS = ("build", "torch", "ops", "device", "ranks")  # of a start, on which bits depend
 EXIT_OF: dict[Verdict, int] = {"real": 0, "transient": 4, "device": 5, "unknown": EXIT_DIFFERS}
@@ -59,7 +60,7 @@ ON_THEIRS, ALL = "+0", "+1"  # each rank on its device, and on that of the next 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
-    parser.add_argument("step", metavar="STEP", type=_step, help="a step that the run trained, or that was wrong")
+    parser.add_argument("step", metavar="STEP", type=step_number, help="a step that the run trained, or that was wrong")
     parser.add_argument(
         "--swap",
         metavar="A,B|all",
@@ -74,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
 
 
-def _step(text: str) -> int:
+def step_number(text: str) -> int:
+    """A step of a command line."""
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 10**18):
         raise argparse.ArgumentTypeError(f"{text!r} is not a step: they are counted from 1")
     return int(text)
@@ -158,7 +160,7 @@ def _replayed(replay: Replay) -> tuple[int, bool]:
         return code, False
     _say_other_build(replay)
     trainings = list[Training]()
-    for name, slots in (("swapped", args.swap), ("run", ON_THEIRS)) if args.swap else (("run", "any"),):
+    for name, slots in (("swapped", args.swap), (TRAINED, ON_THEIRS)) if args.swap else ((TRAINED, "any"),):
         code, found = _trained(replay, name, slots)
         if found is None:
             return code, code in (1, 3)

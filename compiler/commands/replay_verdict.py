@@ -21,7 +21,7 @@ from compiler.textfile import TextFileError
 
 METRICS, EVENTS, WITNESS = "metrics.jsonl", "events.jsonl", "witness"
 # What differs between two trainings of one step, and what only a last step or a due one has.
-TIMED = frozenset({"time", "tokens_per_s", "step_s", "spent_s", "spent_most_s", "slowest_rank"})
+MEASURED = frozenset({"time", "tokens_per_s", "step_s", "spent_s", "spent_most_s", "slowest_rank", "memory_bytes"})
 AT_THE_END = ("validation_",)
 DIGITS = 16  # of a fingerprint
 Verdict = Literal["real", "transient", "device", "unknown"]
@@ -120,8 +120,8 @@ def differences(step: int, was: Mapping[str, Any] | None, now: Mapping[str, Any]
         return None
     if now is None:
         return {"step": step, "keys": {"step": {"run": step, "replay": None}}}
-    keys = {key for key in was.keys() & now.keys() if key not in TIMED}
-    keys |= {key for key in was.keys() ^ now.keys() if key not in TIMED and not key.startswith(AT_THE_END)}
+    keys = {key for key in was.keys() & now.keys() if key not in MEASURED}
+    keys |= {key for key in was.keys() ^ now.keys() if key not in MEASURED and not key.startswith(AT_THE_END)}
     found = {key: {"run": was.get(key), "replay": now.get(key)} for key in sorted(keys) if was.get(key) != now.get(key)}
     return {"step": step, "keys": found} if found else None
 

@@ -1,11 +1,13 @@
 """`dsc trace RUN STEP`: one step of a run as Chrome trace events, for ui.perfetto.dev or chrome://tracing.
 
 dsc trace runs/quickstart 20 -o step.json      what each rank ran when, and where the time of the step went
+dsc trace runs/quickstart 57 --again           train step 57, which was not traced, again, and trace it
 
-Steps 1 to 32, then 64, 128, 256, … are traced. Ranks of one machine share a clock; where those of several do not, each
-rank begins at 0.
+Steps 1 to 32, then 64, 128, 256, … are traced. With --again any other step of a run is trained again as `dsc replay`
+does, from the checkpoint before it: on this machine, in times of now, and the run is not changed. Ranks of one machine
+share a clock; where those of several do not, each rank begins at 0.
 
-Exit codes: 0 done · 2 the folder holds no run, or not this step
+Exit codes: 0 done · 1 a rank failed · 2 the folder holds no run, or not this step · 3 hung · 75 a disk is full
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import argparse
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from compiler.commands.common import EXIT_SPEC, is_missing, reason, wrong
+from compiler.commands.common import EXIT_DIFFERS, EXIT_SPEC, is_missing, reason, say, wrong
 from compiler.commands.output_files import put
-from compiler.picture.recorded import TraceError
+from compiler.commands.replay import TRAINED, step_number
+from compiler.commands.train_processes import call
+from compiler.picture.recorded import Line, TraceError
 from compiler.picture.step_events import step_events, step_of
 from compiler.report.run_page import step_rows
 from compiler.textfile import TextFileError
@@ -27,21 +32,46 @@ from compiler.textfile import TextFileError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
-    parser.add_argument("step", metavar="STEP", type=int, help="a step that was traced")
+    parser.add_argument("step", metavar="STEP", type=step_number, help="a step that was traced")
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file; default: stdout")
+    parser.add_argument("--again", action="store_true", help="train a step that was not traced again, and trace it")
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        type=Path,
+        default=Path(),
+        help="of --again: folder that the data's paths are relative to",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the step; 0, or 2 where it is not there."""
+    """Write the step; 0, or the code of what stood in the way."""
     if is_missing(args.run_folder):
         return EXIT_SPEC
     try:
-        lines = step_of(args.run_folder, args.step)
+        return _written(args, args.run_folder, step_of(args.run_folder, args.step))
     except (TraceError, OSError) as error:
-        return wrong(f"{args.run_folder}: {reason(error)}")
+        if not args.again:
+            return wrong(f"{args.run_folder}: {reason(error)}", "--again trains a step of the run again, and traces it")
+    with TemporaryDirectory(prefix="dsc-trace-") as folder:
+        again = Path(folder) / "again"
+        words = ["replay", str(args.run_folder), str(args.step), "--out", str(again), "--data", str(args.data)]
+        code = call(["compiler.cli", *words], quiet=True)
+        if code not in (0, EXIT_DIFFERS) or not (again / TRAINED / "trace").is_dir():
+            return code
+        if code == EXIT_DIFFERS:
+            say(f"step {args.step} has other numbers now than in the run: `dsc replay` says which")
+        try:
+            return _written(args, again / TRAINED, step_of(again / TRAINED, args.step))
+        except (TraceError, OSError) as error:
+            return wrong(f"{args.run_folder}: {reason(error)}")
+
+
+def _written(args: argparse.Namespace, trained: Path, lines: list[Line]) -> int:
+    """Write the lines of a step, with its row in the folder where it was trained; the exit code."""
     row: Mapping[str, Any] = {}
     with suppress(TextFileError):  # where the time went is more than is asked for
-        row = next((row for row in step_rows(args.run_folder / "metrics.jsonl")[0] if row["step"] == args.step), {})
+        row = next((row for row in step_rows(trained / "metrics.jsonl")[0] if row["step"] == args.step), {})
     try:
         put(step_events(args.run_folder.resolve().name, args.step, lines, row), args.out)
     except OSError as error:

@@ -37,6 +37,29 @@ def test_a_step_has_the_bits_of_the_run(place: Place, step: int, begun: int) -> 
     assert digests(place.folder / "run") == before, "the run stays as it is"
 
 
+def test_a_step_that_was_not_traced_is_trained_again(place: Place) -> None:
+    """Its trace is one of the step, of every rank; the run stays as it is."""
+    traces = [place.folder / "run" / "trace" / f"rank_{rank}.jsonl" for rank in range(4)]
+    whole = [path.read_text("utf-8") for path in traces]
+    traced = json.loads(place.dsc("trace", "run", 5).stdout)
+    for path, text in zip(traces, whole, strict=True):
+        kept = [line for line in text.splitlines(keepends=True) if json.loads(line)["step"] != 5]
+        path.write_text("".join(kept), "utf-8")
+    assert "--again trains a step of the run again" in place.dsc("trace", "run", 5, code=2).stderr
+    before = digests(place.folder / "run")
+    place.dsc("trace", "run", 5, "--again", "-o", "again.json")
+    again = json.loads((place.folder / "again.json").read_text("utf-8"))
+    assert digests(place.folder / "run") == before
+    about, then = again["otherData"], traced["otherData"]
+    assert (about["title"], about["program"], about["loss"]) == (then["title"], then["program"], then["loss"])
+    named = [[(event["pid"], event["name"]) for event in each["traceEvents"]] for each in (traced, again)]
+    assert named[0] == named[1] and {rank for rank, _ in named[0]} == {0, 1, 2, 3}
+    assert all(event["dur"] >= 0 for event in again["traceEvents"] if event["ph"] == "X")
+    assert "run has no row of step 8" in place.dsc("trace", "run", 8, "--again", code=2).stderr
+    for path, text in zip(traces, whole, strict=True):
+        path.write_text(text, "utf-8")
+
+
 def test_what_differs_is_named(place: Place) -> None:
     metrics = place.folder / "run" / "metrics.jsonl"
     text, row = metrics.read_text("utf-8"), rows(place.folder / "run")[4]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runtime.comm.transport import Shares, Work
 from runtime.contract import Program
-from runtime.step_time import PARTS
+from runtime.step_time import NUMBERS
 from runtime.trainer import Trainer
 
 OF_THE_WORLD = ("all_reduce", "all_gather", "barrier", "broadcast", "reduce_scatter_tensor", "all_gather_into_tensor")
@@ -57,7 +57,7 @@ def expected(trainer: Trainer, program: Program) -> list[tuple[str, str | int]]:
     num_records = sum(
         next((y.experts for y in trainer.layers if n == f"load {y.name}"), 1) for n in trainer.plan.records
     )
-    sums = {"targets": 2, "norm": 1 + len(PARTS) * trainer.plan.mesh.world}  # elements; all others are records
+    sums = {"targets": 2, "norm": 1 + NUMBERS * trainer.plan.mesh.world}  # elements; all others are records
     names = {"reduce": "gradients", "gather": "parameters"}
     before, after = (
         [
