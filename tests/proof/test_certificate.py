@@ -36,7 +36,7 @@ def emitted(program: Program, plan: Plan, schedule: Schedule) -> Files:
     files |= {f"stages/rank_{rank}.py": f"# rank {rank}\n" for rank in range(schedule.num_ranks)}
     digests = {name: digest(text) for name, text in files.items()}
     text = Certificates(digests).json(name, program, schedule, prove(program, plan))
-    rest = ("spec.resolved", "plan.txt", "schedule.txt", "train.py", "kernels.json", "report.html")
+    rest = ("spec.resolved", "plan.txt", "schedule.txt", "train.py", "kernels.json", "watch.json", "report.html")
     return dict.fromkeys(rest, "") | files | {f"certificate/{name}.json": text}
 
 
