@@ -70,7 +70,7 @@ def test_owners_have_parameters_whole(pp: int, ep: int, dp: int, schedule: str, 
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize(("pp", "ep", "dp", "schedule"), [(2, 2, 4, "dualpipe"), (1, 2, 4, "1f1b"), (2, 1, 3, "zbv")])
 def test_matrices_have_owners_and_the_rest_is_cut(pp: int, ep: int, dp: int, schedule: str, zero: int) -> None:
-    """Of matrices one tensor of state, of the rest two; the fullest rank of a stage has what is planned."""
+    """A matrix has one tensor of state, all else two; the fullest rank of a stage has what is planned."""
     spec = with_row(small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule), Muon)
     lowered = lower_spec(spec)
     plan = Plan.from_json(plan_json(spec, lowered, {}))
