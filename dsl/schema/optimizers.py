@@ -7,7 +7,7 @@ the code (docs/extending.md).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -31,6 +31,11 @@ class Optimizer(Node):
 
     Each has the fields of `SHARED`, whose meaning is the same for all kinds.
     """
+
+    if TYPE_CHECKING:  # the fields of SHARED, which each kind declares
+        kind: Any
+        weight_decay: Any
+        clip: Any
 
     state: ClassVar[tuple[StateTensor, ...]]
     # What an owner of optimizer state has whole: `zero = 1` cuts a bucket anywhere, or between its parameters.
