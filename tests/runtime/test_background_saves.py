@@ -326,9 +326,10 @@ def test_sigkill_while_a_rank_trains_on(tmp_path: Path, victim: int, number: int
                 durable_files.os = Calls(killing)  # type: ignore[assignment]
             run.train(1)
             run.saves.save(None, last=False)
-            while True:  # training, until the supervisor ends it
+            while run.saves._begun is not None:  # training, until the supervisor ends it
                 run.trainer.weights += 1
                 run.saves.poll()
+            raise AssertionError(f"a save has no call {number}")
 
     folder.mkdir()
     outcome = launch(lambda *a: target(*a, fault=True), 2, folder=tmp_path)
