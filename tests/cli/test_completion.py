@@ -14,7 +14,7 @@ from compiler.completion import SHELLS
 from compiler.completion.command_words import CommandLine, command_line
 from dsl.codes import CODES
 from dsl.load import resolve
-from dsl.schema import Gqa, Mla
+from dsl.schema import AdamW, Gqa, Mla, Muon
 
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = Path(__file__).parents[2] / "specs" / "quickstart.dsc"
@@ -97,6 +97,7 @@ def test_every_key_is_one_that_can_be_set(line: CommandLine) -> None:
     from dsl.diagnostics import SpecError
 
     assert len(line.keys) > 50
+    of_muon = {f"train.optimizer.{name}" for name in Muon.model_fields.keys() - AdamW.model_fields.keys()}
     for key, words in line.keys.items():
         value = words[0] if words else "1"
         try:
@@ -104,7 +105,7 @@ def test_every_key_is_one_that_can_be_set(line: CommandLine) -> None:
         except SpecError as error:
             wrong = [item for item in error.diagnostics if item.code in ("E0201", "E0204", "E0205")]
             kinds = ("precision.", "model.attention.rope.scaling.", "adapter.")  # of blocks that this spec has not
-            elsewhere = key in (*OF_GQA, "model.attention.module") or key.startswith(kinds)
+            elsewhere = key in {*OF_GQA, *of_muon, "model.attention.module"} or key.startswith(kinds)
             assert not wrong or elsewhere, f"{key}: {wrong}"
 
 

@@ -371,10 +371,19 @@ def test_overrides_that_are_shown_are_taken() -> None:
     )
     web = 'sources { web { files = "web/*.txt", weight = 1 } }, tokenizer = train(4096)'
     Path("blend.dsc").write_text(f'import "tiny.dsc"\nrun mine extends tiny {{ data {{ {web} }} }}\n', "utf-8")
+    Path("muon.dsc").write_text('import "tiny.dsc"\nrun mine extends tiny { train { optimizer muon { } } }\n', "utf-8")
     for key, override in shown.items():
         if override and not re.search("gqa|custom", key) and "scaling." not in key:
             option, value = shlex.split(override)
-            file = "mixed.dsc" if ".more." in key else "blend.dsc" if ".sources." in key else FILE
+            file = (
+                "muon.dsc"
+                if ".muon." in key
+                else "mixed.dsc"
+                if ".more." in key
+                else "blend.dsc"
+                if ".sources." in key
+                else FILE
+            )
             found = [str(item) for item in check(file, overrides=[value]) if item.code < "E07" and item.code != "E0401"]
             assert option == "-s" and not found, override
 
