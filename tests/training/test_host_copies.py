@@ -58,7 +58,7 @@ def searched(placement: Literal["v", "bidirectional"], cap: int, of: str, ranks:
 @pytest.mark.parametrize(
     ("chosen", "ranks"),
     [
-        pytest.param(searched("v", 1, "llama"), 2, id="v"),
+        pytest.param(searched("v", 1, "llama", batch=4), 2, id="v"),
         pytest.param(searched("bidirectional", 2, "v3", 4, 8), 4, id="bidirectional"),
     ],
 )
@@ -77,7 +77,7 @@ def test_copies_that_a_spec_asks_for(tmp_path: Path, segments: Segments, chosen:
 
 
 def test_buffers_of_the_host_are_those_of_the_plan(tmp_path: Path, segments: Segments) -> None:
-    chosen = searched("v", 1, "llama")
+    chosen = searched("v", 1, "llama", batch=4)
     measured_peaks(tmp_path, segments, chosen)
     lowered = lower_spec(chosen)
     for rank in range(2):
