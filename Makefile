@@ -20,8 +20,8 @@ train: $(INSTALLED)
 	$(BIN)/dsc train specs/quickstart.dsc --out $$out
 
 # A worker that dies ends the tests: xdist may wait for ever for another one. The tests start hundreds of processes, so
-# bytecode is stored even where the environment asks for none.
-WORKERS ?= 2
+# bytecode is stored even where the environment asks for none. Three workers keep two cores busy while one waits.
+WORKERS ?= 3
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 
 check: $(FOR_TESTS)
