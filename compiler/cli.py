@@ -36,7 +36,7 @@ COMMANDS = {
     "export": "write a trained model for Hugging Face, or a plan for torchtitan, Megatron-Bridge or Chakra",
     "fmt": "format spec files",
     "generate": "write text with a trained model",
-    "import": "write a spec from a published model, with its weights, or from a configuration of Megatron",
+    "import": "write a spec from a published model, with its weights, or from a plan for Megatron or torchtitan",
     "init": "write a commented spec to start from",
     "inspect": "show what a run did, beside what was planned: times, errors, measured costs",
     "launch": "write the files that start a build on a cluster: torchrun, Slurm, Kubernetes, SkyPilot",

@@ -100,11 +100,12 @@ FACTS: dict[str, ScheduleFacts] = {
     "zbv": ScheduleFacts(
         "two stages a rank, in the form of a V, without a bubble (arXiv 2401.10241)",
         "v",
-        elsewhere=("zb_v",),
+        elsewhere=("zb_v", "zbvzerobubble"),
     ),
     "interleaved": ScheduleFacts(
         "1f1b with several smaller stages a rank (arXiv 2104.04473)",
         "loop(chunks)",
+        elsewhere=("interleaved1f1b",),
     ),
     "interleaved_pairs": ScheduleFacts(
         "interleaved with one forward more at first, then forwards paired with backwards (Megatron)",
@@ -114,6 +115,7 @@ FACTS: dict[str, ScheduleFacts] = {
     "interleaved_zb": ScheduleFacts(
         "interleaved with the gradients of the weights deferred into the bubble (torch)",
         "loop(chunks)",
+        elsewhere=("interleavedzerobubble",),
     ),
     "gpipe": ScheduleFacts(
         "all forwards, then all backwards (arXiv 1811.06965)",

@@ -38,7 +38,8 @@ NAMED_IN = {
     "dsl/reference/words.py": "an example of a spec",
     "dsl/vocabulary/tables.py": "what to write for words of other systems",
     "compiler/importers/first_run.py": "a template of specs",
-    "compiler/importers/megatron.py": "the optimizer that stands for Megatron's",
+    "compiler/importers/plan_text.py": "the optimizer of plans of other systems",
+    "compiler/importers/torchtitan.py": "the name of a function of torchtitan",
     "runtime/native/library.py": "the signature of a function in C++",
     "runtime/calibrate.py": "a function of torch that streams like an update",
 }

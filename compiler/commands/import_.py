@@ -1,16 +1,23 @@
-"""`dsc import hf FILE|FOLDER`, `dsc import megatron-bridge FILE`: a spec from a published model, or from a plan.
+"""`dsc import hf FILE|FOLDER`, `dsc import megatron-bridge|torchtitan FILE`: a spec from a model, or from a plan.
 
 dsc import hf DeepSeek-V3/config.json -o v3.dsc
 dsc import hf Qwen3-30B-A3B -o qwen.dsc       weights too, if the folder has them: qwen.weights
 dsc import hf Qwen3-30B-A3B --model-only      the model alone, on standard output
 dsc import megatron-bridge recipe.py -o v3.dsc --devices 2048
 dsc import megatron-bridge pretrain.sh --vocab 129280 -D TP=1 -D PP=16
+dsc import torchtitan config_registry.py -o v3.dsc --config pretrain
+dsc import torchtitan deepseek_v3_671b.toml -o v3.dsc --devices 2048 --lossy
 
 hf: a configuration, and a checkpoint from its weights. The spec names the checkpoint (`train { initial = … }`), so that
 `dsc train` continues from the weights.
 
 megatron-bridge: a recipe in Python, or arguments of Megatron-LM in a shell script or in YAML. Nothing of it is
-executed. Every key is in a ledger, in comments of the spec and on stderr, or as JSON (docs/exchange.md).
+executed.
+
+torchtitan: a module in Python with a function that returns a Trainer.Config, and the schedule.csv beside it, or the
+older job file in TOML, of DeepSeek-V3. Nothing of it is executed.
+
+Every key of a plan is in a ledger, in comments of the spec and on stderr, or as JSON (docs/exchange.md).
 
 Exit codes: 0 the spec is written · 2 the configuration or the weights cannot be read, or ask for what a spec cannot
 express · 75 the disk is full
@@ -45,8 +52,9 @@ STDOUT = "-"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    what = "hf: config.json of a Hugging Face model; megatron-bridge: a recipe, or arguments of Megatron-LM"
-    parser.add_argument("system", choices=("hf", "megatron-bridge"), help=what)
+    what = "hf: config.json of a Hugging Face model; megatron-bridge: a recipe, or arguments of Megatron-LM; "
+    what += "torchtitan: a module with configurations, or a job file in TOML"
+    parser.add_argument("system", choices=("hf", "megatron-bridge", "torchtitan"), help=what)
     parser.add_argument("path", metavar="FILE|FOLDER", type=Path, help=f"the file, or a folder with a {CONFIG}")
     parser.add_argument("-o", "--out", metavar="SPEC", default=STDOUT, help="file to write; default: standard output")
     parser.add_argument("--name", help="name of the model; default: the config's, or the folder's")
@@ -58,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab", type=int, metavar="N", help="of a plan: size of the padded vocabulary")
     text = "of a plan: a variable of the script that the file does not set"
     parser.add_argument("-D", "--define", action="append", default=[], metavar="NAME=VALUE", help=text)
+    which = "of torchtitan: the function of the module, where several return a configuration"
+    parser.add_argument("--config", metavar="NAME", help=which)
     how = "of a plan: the ledger and the spec; default: text"
     parser.add_argument("--format", choices=("text", "json"), default="text", help=how)
     parser.add_argument("--config-only", action="store_true", help="leave the weights of the folder where they are")
@@ -72,14 +82,17 @@ def run(args: argparse.Namespace) -> int:
     if args.system != "hf":
         if args.model_only or args.config_only:
             return wrong("--model-only and --config-only are options of hf", "leave them out", args.format)
+        if (args.vocab or args.define) if args.system == "torchtitan" else args.config:
+            what = "--vocab and -D are" if args.system == "torchtitan" else "--config is"
+            return wrong(f"{what} not of {args.system}", "leave them out", args.format)
         from compiler.commands import import_plan  # brings what specs are checked with
 
         text = import_plan.spec_of(args, args.name or identifier(args.path.stem))
         if text is None:
             return EXIT_SPEC
         return 0 if args.format == "json" and args.out == STDOUT else _write(args.out, text, force=args.force)
-    if args.devices or args.vocab or args.define or args.format != "text":
-        return wrong("--devices, --vocab, -D and --format are of plans, not of hf", "leave them out")
+    if args.devices or args.vocab or args.define or args.config or args.format != "text":
+        return wrong("--devices, --vocab, -D, --config and --format are of plans, not of hf", "leave them out")
     try:
         file, root = read_config(args.path)
     except SpecError as error:

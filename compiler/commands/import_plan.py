@@ -1,15 +1,22 @@
-"""What `dsc import megatron-bridge` writes: a spec from another system's configuration, and a ledger of its keys."""
+"""What imports of plans write: a spec from another system's configuration, and a ledger of its keys."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from compiler.commands.common import say, wrong
-from compiler.importers import command_lines, megatron
+from compiler.importers import command_lines, megatron, torchtitan
 from compiler.importers.literal_python import assignments
 from compiler.importers.plan_ledger import CHANGES, Entry
+from compiler.importers.plan_text import Imported, Members
+from compiler.importers.python_calls import returned
+from compiler.importers.torchtitan import Beside
+from compiler.importers.write import identifier
+from compiler.schedules.spec_schedule import MAX_BYTES
+from compiler.textfile import TextFileError, read_text
 from dsl.diagnostics import Diagnostic, SpecError, plural, render_all, visible
 from dsl.formatter import formatted
 from dsl.load import analyse
@@ -17,6 +24,7 @@ from dsl.resolve.files import read
 from dsl.source import Source
 
 VERSION = 1  # of the JSON, docs/json.md
+Read = tuple[Imported, list[Diagnostic]]  # a spec, and what could not be read
 
 
 def spec_of(args: argparse.Namespace, name: str) -> str | None:
@@ -30,11 +38,10 @@ def spec_of(args: argparse.Namespace, name: str) -> str | None:
         source, mistakes = read(str(args.path))
         if mistakes:
             raise SpecError(mistakes)
-        members, computed = _members(args.path, source, variables)
+        found, computed = READERS[args.system](args, name, source, variables)
     except SpecError as error:
         say(str(error))
         return None
-    found = megatron.imported(members, name, args.devices, args.vocab)
     text = formatted(Source(args.out, found.text)) if not found.mistakes else ""
     broken = _broken(args.out, text) if text else ()
     changed = [entry for entry in found.ledger if entry.kind in CHANGES]
@@ -51,14 +58,46 @@ def spec_of(args: argparse.Namespace, name: str) -> str | None:
     return text
 
 
-def _members(path: Path, source: Source, variables: dict[str, str]) -> tuple[megatron.Members, list[Diagnostic]]:
-    """The keys of a file, by its kind."""
-    if path.suffix == ".py":
+def _megatron(args: argparse.Namespace, name: str, source: Source, variables: dict[str, str]) -> Read:
+    """Read a configuration of Megatron, by the kind of its file."""
+    if args.path.suffix == ".py":
         found, computed = assignments(source)
-        return megatron.from_recipe(found), computed
-    if path.suffix in (".yaml", ".yml"):
-        return command_lines.yaml_keys(source, variables)
-    return command_lines.script(source, variables)
+        members = megatron.from_recipe(found)
+    elif args.path.suffix in (".yaml", ".yml"):
+        members, computed = command_lines.yaml_keys(source, variables)
+    else:
+        members, computed = command_lines.script(source, variables)
+    return megatron.imported(members, name, args.devices, args.vocab), computed
+
+
+def _torchtitan(args: argparse.Namespace, name: str, source: Source, _: dict[str, str]) -> Read:
+    """Read a configuration of torchtitan, by the kind of its file, with the schedule beside it."""
+    members: Members
+    computed: list[Diagnostic]
+    if args.path.suffix == ".toml":
+        members, computed = torchtitan.from_toml(command_lines.toml_keys(source)), []
+    else:
+        function, members, computed = returned(source, torchtitan.CONFIG, args.config)
+        name = args.name or identifier(function)
+    return torchtitan.imported(members, name, args.devices, _beside(args.path, args.out)), computed
+
+
+READERS = {"megatron-bridge": _megatron, "torchtitan": _torchtitan}
+
+
+def _beside(path: Path, out: str) -> Beside:
+    """The files in the folder of a configuration and below, and how a spec at `out` names them."""
+
+    def text(name: str) -> str | None:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return None
+        try:
+            return read_text(path.parent / name, MAX_BYTES).replace("\r\n", "\n")
+        except TextFileError:
+            return None
+
+    folder = Path(out).parent if out.endswith(".dsc") else Path()
+    return Beside(text, lambda name: Path(os.path.relpath(path.parent / name, folder)).as_posix())
 
 
 def _broken(name: str, text: str) -> tuple[Diagnostic, ...]:

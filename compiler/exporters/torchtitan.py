@@ -168,6 +168,8 @@ def _config(planned: Planned, ledger: Ledger) -> dict[str, Any]:
         "debug": Call("DebugConfig", {"seed": train.seed}),
     }
     if checkpoint := train.checkpoint:
+        if checkpoint.keep < 2:
+            ledger.lose("train.checkpoint.keep", "torchtitan keeps two at least", changes=False)
         ledger.say("train.checkpoint.every", "train.checkpoint.keep")
         ledger.lose("train.checkpoint.*", "torchtitan's checkpoints do not have it", changes=False)
         kept = {"enable": True, "interval": checkpoint.every, "keep_latest_k": max(2, checkpoint.keep)}
@@ -267,9 +269,12 @@ def _parallelism(planned: Planned, ledger: Ledger) -> Call:
     if parallel.expert_tensor > 1:
         ledger.lose("parallel.expert_tensor", "torchtitan's experts are whole", changes=False)
     if shards and parallel.zero < 2:
-        ledger.lose("parallel.zero", "torchtitan shards gradients and, at rest, weights too: FSDP2", changes=False)
+        why = "torchtitan shards gradients and, at rest, weights too: FSDP2"
+        ledger.note("parallel.zero", str(parallel.zero), why, changes=False)
     ledger.say("parallel.zero", "parallel.expert_tensor")
-    ledger.lose("parallel.overlap_reduce", "torchtitan decides itself", changes=False)
+    overlaps = "true" if parallel.overlap_reduce else "false"
+    ledger.note("parallel.overlap_reduce", overlaps, "torchtitan decides itself", changes=False)
+    ledger.say("parallel.overlap_reduce")
     ledger.lose("parallel.route", "torchtitan sends each row to the rank of its expert", changes=False)
     ledger.lose("parallel.placement", "torchtitan places experts by number", changes=False)
     said: dict[str, Any] = {
@@ -328,7 +333,7 @@ def _module(planned: Planned, model: dict[str, Any], config: dict[str, Any], los
     moe = layers_of(spec, SYSTEM).moe
     assert moe is not None
     bias = moe.balance.bias_rate
-    mtp = "MTPLoss.Config" in rendered(config["loss"])
+    mtp = spec.model.mtp if "MTPLoss.Config" in rendered(config["loss"]) else None
     vocab, hidden = spec.model.vocab, spec.model.hidden
     words = {"num_embeddings": vocab, "embedding_dim": hidden, "param_init": Code("LINEAR")}
     norm = {"normalized_shape": hidden, "eps": spec.model.norm_eps, "param_init": Code("NORM")}
@@ -340,7 +345,7 @@ def _module(planned: Planned, model: dict[str, Any], config: dict[str, Any], los
         "norm": Call("RMSNorm.Config", norm),
         "lm_head": Call("Linear.Config", head),
         "layers": Code("layers"),
-        "mtp_layers": Code(f"_build_mtp_layers(layers[-1], dim={hidden}, num_mtp_layers={int(mtp)})"),
+        "mtp_layers": Code(f"_build_mtp_layers(layers[-1], dim={hidden}, num_mtp_layers={mtp.depth if mtp else 0})"),
     }
     registered = {
         "name": "deepseek_v3",

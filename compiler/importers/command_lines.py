@@ -1,4 +1,4 @@
-"""Arguments of a command line in a shell script or a YAML file, read without running anything.
+"""Arguments of a command line in a shell script or a YAML file, and keys of TOML, read without running anything.
 
 In a script an argument is a word `--name`, with the words behind it up to the next one; `NAME=value` at the beginning
 of a line is a variable. In YAML it is a key whose name may begin with `--`, at any depth. `$NAME` and
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ from dsl.source import Source, Span
 
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 SETTING = re.compile(r"\s*(?:export\s+|local\s+)?([A-Za-z_]\w*)=(?!\()(.*)")
+TABLE = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
+ENTRY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
+TOML_PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
 WORDS = {"true": True, "false": False, "none": None, "null": None}
 MAX_DEPTH = 32  # of YAML
 
@@ -97,6 +101,48 @@ def yaml_keys(source: Source, given: Mapping[str, str]) -> tuple[dict[str, list[
 
     walk(root, 0)
     return found, mistakes
+
+
+def toml_keys(source: Source) -> dict[str, Json]:
+    """The keys of a TOML file by their paths, `training.seq_len`. SpecError where the text is no TOML."""
+    try:
+        root = tomllib.loads(source.text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        line, column = map(int, found.groups()) if (found := TOML_PLACE.search(str(error))) else (1, 1)
+        start = min(source.line_starts[line - 1] + column - 1, max(0, len(source.text) - 1))
+        message = f"this is no TOML: {TOML_PLACE.sub('', str(error)).strip()}"
+        raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
+    places, table = dict[str, Span](), ""
+    for number, begin in enumerate(source.line_starts, 1):
+        line_text = source.line(number)
+        if head := TABLE.fullmatch(line_text):
+            table = _path(head[1])
+            places.setdefault(table, Span(source, begin, begin + len(line_text)))
+        elif entry := ENTRY.match(line_text):
+            place = Span(source, begin + entry.start(1), begin + entry.end(1))
+            places.setdefault(f"{table}.{_path(entry[1])}".lstrip("."), place)
+    keys = dict[str, Json]()
+
+    def walk(values: Mapping[str, Any], path: str, near: Span) -> None:
+        for name, value in values.items():
+            at = f"{path}.{name}".lstrip(".")
+            place = places.get(at, near)
+            if isinstance(value, dict) and at.count(".") < MAX_DEPTH:
+                walk(value, at, place)
+            elif isinstance(value, (bool, int, float, str, list)) and (
+                type(value) is not float or math.isfinite(value)
+            ):
+                keys[at] = Json(value, place, place)
+            else:
+                keys[at] = Json(str(value), place, place)
+
+    walk(root, "", Span(source, 0, 0))
+    return keys
+
+
+def _path(text: str) -> str:
+    """A dotted key without blanks and quotes."""
+    return ".".join(part.strip().strip("\"'") for part in text.split("."))
 
 
 def _put(

@@ -5,7 +5,7 @@ from __future__ import annotations
 CODES = {
     "I0101": "a configuration is a JSON object (RFC 8259)",
     "I0102": "a configuration gives a key once",
-    "I0103": "a configuration in Python or YAML is one",
+    "I0103": "a configuration in Python, YAML or TOML is one",
     "I0104": "a value of a configuration is a literal",
     "I0201": "the model type is one that a spec can describe",
     "I0202": "a configuration has the keys that its model type needs",

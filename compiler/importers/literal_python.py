@@ -34,13 +34,7 @@ def assignments(source: Source) -> tuple[dict[str, Json], list[Diagnostic]]:
 
     SpecError where the text is no Python. With it what is not a literal, as warnings at their places.
     """
-    try:
-        tree = ast.parse(source.text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        at = getattr(error, "lineno", None) or 1
-        start = source.line_starts[min(at, len(source.line_starts)) - 1]
-        message = f"this is no Python: {getattr(error, 'msg', error)}"
-        raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
+    tree = module_of(source)
     found: dict[str, Json] = {}
     mistakes: list[Diagnostic] = []
     for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
@@ -48,6 +42,17 @@ def assignments(source: Source) -> tuple[dict[str, Json], list[Diagnostic]]:
             for name, node in _assigned(statement):
                 _put(found, mistakes, source, name, node)
     return found, mistakes
+
+
+def module_of(source: Source) -> ast.Module:
+    """The statements of a module; SpecError where the text is no Python."""
+    try:
+        return ast.parse(source.text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        at = getattr(error, "lineno", None) or 1
+        start = source.line_starts[min(at, len(source.line_starts)) - 1]
+        message = f"this is no Python: {getattr(error, 'msg', error)}"
+        raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
 
 
 def value_of(node: ast.expr) -> Any:
@@ -106,7 +111,7 @@ def _put(found: dict[str, Json], mistakes: list[Diagnostic], source: Source, nam
         mistakes.append(Diagnostic("I0104", text, span, "write its value", severity="warning"))
 
 
-def span_of(source: Source, node: ast.expr) -> Span:
+def span_of(source: Source, node: ast.expr | ast.stmt) -> Span:
     """Where a node is written. Columns of `ast` count bytes of UTF-8."""
 
     def at(line: int, column: int) -> int:

@@ -6,16 +6,14 @@ of Megatron-LM (megatron/training/arguments.py, Megatron-Core 0.16).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import gcd, lcm
+from collections.abc import Mapping
 
 from compiler.exporters.megatron_bridge import RECOMPUTED
 from compiler.importers.json_text import Json
 from compiler.importers.literal_python import Name
 from compiler.importers.megatron_model import model_lines
-from compiler.importers.plan_ledger import Entry, Keys
-from compiler.importers.write import comment, number
+from compiler.importers.plan_ledger import Keys
+from compiler.importers.plan_text import Degrees, Imported, Members, adam, quoted, rate_lines, spec_of
 from dsl.diagnostics import Diagnostic
 
 RENAMED = {
@@ -26,7 +24,6 @@ RENAMED = {
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
 }
 OF_MODULES = {theirs: ours for ours, theirs in RECOMPUTED.items()}
-DEVICES = 8  # of a node
 # Keys that change nothing of what is computed, by how they begin: logs, files, checks and how fast it is.
 IDLE = (
     *("log_", "tensorboard_", "wandb_", "timing_", "logging_", "distributed_", "manual_gc", "exit_", "dist_ckpt_"),
@@ -37,16 +34,6 @@ IDLE = (
     *("no_save", "auto_detect", "ckpt_", "async_save", "max_position_embeddings", "enable_experimental", "split"),
     *("no_rope_fusion", "apply_rope_fusion", "attention_backend", "overlap_param_gather", "profile", "gradient_acc"),
 )
-Members = Mapping[str, Sequence[Json]]
-
-
-@dataclass(frozen=True)
-class Imported:
-    """The text of a spec, not formatted yet, what was said of each key, and what is wrong."""
-
-    text: str
-    ledger: tuple[Entry, ...]
-    mistakes: tuple[Diagnostic, ...]
 
 
 def from_recipe(found: Mapping[str, Json]) -> Members:
@@ -78,32 +65,8 @@ def imported(members: Members, name: str, devices: int | None, vocab: int | None
     keys.lose("tokenizer_model", "name the tokenizer in `data`", kind="assumed")
     keys.lose("data_path", "name the text in `data`", kind="assumed")
     keys.lose("mock_data", "name the text in `data`", kind="assumed")
-    keys.rest()
-    nodes, per_node = (world // DEVICES, DEVICES) if world % DEVICES == 0 else (1, world)
-    ledger = keys.ledger()
-    lines = [
-        *comment("Imported from a configuration of Megatron. What was said of each of its keys:"),
-        *(line for entry in ledger for line in comment(str(entry))),
-        f"run {name} {{",
-        f"model = {name}_model",
-        f"cluster = {name}_cluster",
-        "precision = " + (f"{name}_precision" if precision[1] else precision[0]),
-        *parallel,
-        *schedule,
-        *again,
-        *train,
-        'data { source = "corpus/*.jsonl", tokenizer = "tokenizer.json", validation = 0.1% }',
-        "}",
-        *model,
-        *([f"precision {name}_precision {{", *precision[1], "}"] if precision[1] else []),
-        f"cluster {name}_cluster {{ # yours: nodes, devices, their memory",
-        f"nodes = {nodes}",
-        f"node {{ devices = {per_node}",
-        "device h100 { sms = 132, memory = 80GB, hbm = 3.35TB/s, bf16 = 989TFLOPS, fp8 = 1979TFLOPS }",
-        "nvlink = 450GB/s",
-        "nic = 50GB/s } }",
-    ]
-    return Imported("\n".join(lines) + "\n", ledger, tuple(keys.mistakes))
+    run = [*parallel, *schedule, *again, *train]
+    return spec_of("Megatron", name, keys, world, run, model, precision)
 
 
 def _parallel(keys: Keys, devices: int | None) -> tuple[list[str], int]:
@@ -121,23 +84,16 @@ def _parallel(keys: Keys, devices: int | None) -> tuple[list[str], int]:
     keys.lose("moe_token_dispatcher_type", "the plan routes rows itself", ("alltoall", "flex"), "approximated")
     keys.lose("moe_enable_deepep", "see `parallel.route`", kind="no effect")
     keys.lose("moe_flex_dispatcher_backend", "see `parallel.route`", kind="no effect")
-    if devices is None:
-        of_experts, of_nodes = ep * etp // gcd(ep * etp, tp * cp), DEVICES // gcd(DEVICES, pp * tp * cp)
-        data = lcm(of_experts, of_nodes)
-        devices = pp * data * tp * cp
-        keys.note("assumed", "devices", devices, "the fewest that the degrees allow; --devices N says how many")
+    degrees = Degrees(pp, tp, cp, ep, etp)
+    devices = degrees.devices(keys, devices)
     layout = keys.take("pipeline_model_parallel_layout", "parallel.layout", None, (str, list)) if pp > 1 else None
     if isinstance(layout, list):
         letters = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
         stages = [stage if isinstance(stage, list) else [] for stage in layout]
         layout = "|".join("".join(letters.get(str(item), "?") for item in stage) for stage in stages)
     keys.lose("pipeline_model_parallel_layout", "there is one stage")
-    block = f"parallel {{ pipeline = {pp}, expert = {ep}, data = auto, zero = {int(zero)}"
-    block += "".join(f", {key} = {n}" for key, n in (("tensor", tp), ("context", cp), ("expert_tensor", etp)) if n > 1)
-    block += (f', layout = "{_quoted(layout)}"' if layout is not None else "") + ", overlap_reduce = false" * (
-        not overlap
-    )
-    return [f"{block} }}"], devices
+    more = (f", layout = {quoted(layout)}" if layout is not None else "") + ", overlap_reduce = false" * (not overlap)
+    return [degrees.block(int(zero), more)], devices
 
 
 def _schedule(keys: Keys) -> list[str]:
@@ -221,33 +177,23 @@ def _train(keys: Keys) -> list[str]:
     if shape not in ("constant", "linear", "cosine"):
         keys.note("approximated", "lr_decay_style", shape, "cosine stands for it")
         shape = "cosine"
-    rate = [f"linear from 0 to {number(peak)} until {warmup} steps"] if warmup else []
-    if shape == "constant":
-        rate.append(f"constant at {number(peak)} until {steps} steps")
-    else:
-        begin = min(steps, max(warmup, decay - falls))
-        rate += [f"constant at {number(peak)} until {begin} steps"] * (begin > warmup)
-        rate += [f"{shape} from {number(peak)} to {number(least)} until {min(decay, steps)} steps"] * (begin < steps)
-        rate += [f"constant at {number(least)} until {steps} steps"] * (decay < steps)
-        if decay > steps:
-            keys.note("approximated", "lr_decay_iters", decay, "the decay ends with the run here")
+    begin = min(steps, max(warmup, decay - falls))
+    if shape != "constant" and decay > steps:
+        keys.note("approximated", "lr_decay_iters", decay, "the decay ends with the run here")
     decay_of = keys.take("weight_decay", "train.optimizer.weight_decay", 0.01)
     for key in ("start_weight_decay", "end_weight_decay"):
         keys.lose(key, "weight decay does not change in a run here", (decay_of, float(decay_of)))
     clip = keys.take("clip_grad", "train.optimizer.clip", 1.0)
     keys.lose("optimizer", "AdamW stands for it", ("adam",), "approximated")
-    adam = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
-    of_adam = {key: keys.take(f"adam_{key}", f"train.optimizer.{key}", value) for key, value in adam.items()}
+    defaults = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    of_adam = {key: keys.take(f"adam_{key}", f"train.optimizer.{key}", value) for key, value in defaults.items()}
     of_adam |= {"weight_decay": decay_of}
-    written = ", ".join(f"{key} = {number(value)}" for key, value in of_adam.items())
     lines = [
         "train {",
         f"sequence = {sequence}, micro_batch = {micro}, batch = {batch}, steps = {steps}",
         f"seed = {keys.take('seed', 'train.seed', 1234)}",
-        f"optimizer adamw {{ {written}, clip = {number(clip) if clip else 'none'} }}",
-        "rate {",
-        *rate,
-        "}",
+        adam(of_adam, clip),
+        *rate_lines(warmup, shape, peak, least, (begin, min(decay, steps), steps)),
     ]
     every = keys.take("save_interval", "train.checkpoint.every" if keys.has("save_interval") else "", 0, int)
     keep = keys.take("most_recent_k", "train.checkpoint.keep" if keys.has("most_recent_k") else "", -1, int)
@@ -258,7 +204,3 @@ def _train(keys: Keys) -> list[str]:
     if often and many:
         lines.append(f"validate {{ every = {often} steps, batches = {many} }}")
     return [*lines, "}"]
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -35,6 +35,7 @@ class Keys:
     """The keys of a configuration that nothing has been said of yet, and the ledger."""
 
     def __init__(self, members: Mapping[str, Sequence[Json]]) -> None:
+        self.members = members
         self._left = dict(members)
         self.entries: list[Entry] = []
         self.mistakes: list[Diagnostic] = []
@@ -43,10 +44,22 @@ class Keys:
         """Whether the key is written, and nothing has been said of it."""
         return name in self._left
 
-    def take(self, name: str, path: str, default: Any, kind: type | tuple[type, ...] | None = None) -> Any:
+    def peek(self, name: str, default: Any) -> Any:
+        """The value of a key that is written, without a word in the ledger."""
+        return self.members[name][0].value if name in self.members else default
+
+    def take(
+        self,
+        name: str,
+        path: str,
+        default: Any,
+        kind: type | tuple[type, ...] | None = None,
+        least: int | None = None,
+    ) -> Any:
         """The value of a key, which the spec says at `path`; the default of the other system where it is not written.
 
-        `kind`: what it has to be; None: as the default is, where an int is a float too.
+        `kind`: what it has to be; None: as the default is, where an int is a float too. `least`: of a number; None: 1
+        where the default is a size, else 0.
         """
         kinds = kind if kind is not None else (int, float) if type(default) is float else type(default)
         found = self._left.pop(name, None)
@@ -66,7 +79,7 @@ class Keys:
             self.mistakes.append(Diagnostic("I0203", f"`{name}` is {what}, {shown(first.value)} is not", first.span))
             return default
         if type(first.value) in (int, float):
-            least = int(type(default) is int and default >= 1)  # a size, or else a count or a rate
+            least = int(type(default) is int and default >= 1) if least is None else least
             if not least <= first.value <= MOST:
                 text = f"`{name}` is {shown(first.value)}, out of bounds: at least {least} and at most {MOST:.0e}"
                 self.mistakes.append(Diagnostic("I0203", text, first.span))

@@ -1,7 +1,7 @@
 """What an import says and writes, pinned. `pytest tests/importers/test_messages.py --bless` writes it anew.
 
 bad/NAME.json → NAME.txt: the messages of `dsc import hf`, then, if that gives a spec, those and the spec of `--lossy`.
-bad/NAME.sh, bad/NAME.yaml → NAME.txt: those of `dsc import megatron-bridge`.
+bad/NAME.sh, bad/NAME.yaml → NAME.txt: those of `dsc import megatron-bridge`; bad/NAME.toml: of `dsc import torchtitan`.
 configs/NAME.json → specs/NAME.dsc: the specs of published models.
 """
 
@@ -17,7 +17,7 @@ from compiler.importers.import_codes import CODES, MORE
 
 HERE = Path(__file__).parent
 BAD = sorted(path.stem for path in (HERE / "bad").glob("*.json"))
-PLANS = sorted(path.name for kind in ("sh", "yaml") for path in (HERE / "bad").glob(f"*.{kind}"))
+PLANS = sorted(path.name for kind in ("sh", "yaml", "toml") for path in (HERE / "bad").glob(f"*.{kind}"))
 GOOD = sorted(path.stem for path in (HERE / "configs").glob("*.json"))
 
 
@@ -49,10 +49,11 @@ def test_messages_of_plans(
     name: str, bless: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(HERE / "bad")
-    code = main(["import", "megatron-bridge", name])
+    system = "torchtitan" if name.endswith(".toml") else "megatron-bridge"
+    code = main(["import", system, name])
     written, said = capfd.readouterr()
     assert code == 2 and not written
-    text = f"$ dsc import megatron-bridge {name}\n{said}[exit {code}]\n"
+    text = f"$ dsc import {system} {name}\n{said}[exit {code}]\n"
     compare(HERE / "bad" / f"{Path(name).stem}.txt", text, bless)
 
 
