@@ -80,7 +80,7 @@ def test_specs_and_files(complete) -> None:  # type: ignore[no-untyped-def]
     assert sorted(complete("check", "one.dsc", "t")) == ["two words.dsc"]
     assert sorted(complete("diff", "one.dsc", "o")) == ["one.dsc"]
     assert "notes.txt" in complete("import", "hf", "")
-    assert complete("import", "") == ["hf", "megatron-bridge"]
+    assert complete("import", "") == ["hf", "megatron-bridge", "torchtitan"]
 
 
 def test_keys_and_codes(complete) -> None:  # type: ignore[no-untyped-def]

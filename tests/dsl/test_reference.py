@@ -365,25 +365,15 @@ def test_overrides_that_are_shown_are_taken() -> None:
         key: dict(topic.facts).get("override", ("",))[0] for key in keys() for topic in find(key) if topic.name == key
     }
     assert len([each for each in shown.values() if each]) > 40
-    Path("mixed.dsc").write_text(
-        'import "deepseek-v3.dsc"\nimport "clusters/mixed.dsc"\nrun mine extends pretrain { cluster = h100_a100 }\n',
-        "utf-8",
-    )
+    mixed = 'import "deepseek-v3.dsc"\nimport "clusters/mixed.dsc"\nrun m extends pretrain { cluster = h100_a100 }\n'
+    Path("mixed.dsc").write_text(mixed, "utf-8")
     web = 'sources { web { files = "web/*.txt", weight = 1 } }, tokenizer = train(4096)'
     Path("blend.dsc").write_text(f'import "tiny.dsc"\nrun mine extends tiny {{ data {{ {web} }} }}\n', "utf-8")
-    Path("muon.dsc").write_text('import "tiny.dsc"\nrun mine extends tiny { train { optimizer muon { } } }\n', "utf-8")
+    others = {".more.": "mixed.dsc", ".sources.": "blend.dsc", ".muon.": "kimi-k2.dsc"}
     for key, override in shown.items():
         if override and not re.search("gqa|custom", key) and "scaling." not in key:
             option, value = shlex.split(override)
-            file = (
-                "muon.dsc"
-                if ".muon." in key
-                else "mixed.dsc"
-                if ".more." in key
-                else "blend.dsc"
-                if ".sources." in key
-                else FILE
-            )
+            file = next((name for mark, name in others.items() if mark in key), FILE)
             found = [str(item) for item in check(file, overrides=[value]) if item.code < "E07" and item.code != "E0401"]
             assert option == "-s" and not found, override
 
