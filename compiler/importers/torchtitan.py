@@ -18,7 +18,7 @@ from compiler.importers.json_text import Json
 from compiler.importers.literal_python import Name
 from compiler.importers.plan_ledger import Keys, shown
 from compiler.importers.plan_text import Degrees, Imported, Members, Precision, adam, quoted, rate_lines, spec_of
-from compiler.importers.torchtitan_model import LAYERS, model_lines, with_flavour
+from compiler.importers.torchtitan_model import JOB, LAYERS, model_lines, with_flavour
 from compiler.importers.write import number
 from compiler.schedules import SCHEDULES
 from compiler.schedules.schedule import Schedule, ScheduleError
@@ -43,10 +43,17 @@ IDLE = (
     *("training.gc_", "training.compile", "training.disable_cuda_graphs", "training.enable_cpu_offload", "checkpoint."),
     *("training.deterministic", "parallelism.enable_", "parallelism.spmd_backend", "parallelism.disable_loss_parallel"),
     *("parallelism.context_parallel_", "parallelism.module_fqns", "parallelism.pipeline_parallel_", "experimental."),
-    *("activation_checkpoint.", "optimizer.implementation", "model.print_after", "float8.", "quantize.", "mx."),
+    *("activation_checkpoint.", "optimizer.implementation", f"{JOB}.print_after", "float8.", "quantize.", "mx."),
     *("validator.", "validation."),
 )
-DATA = ("dataloader", "hf_assets_path", "tokenizer", "training.dataset", "model.tokenizer_path", "model.hf_assets_path")
+DATA = (
+    "dataloader",
+    "hf_assets_path",
+    "tokenizer",
+    "training.dataset",
+    f"{JOB}.tokenizer_path",
+    f"{JOB}.hf_assets_path",
+)
 
 
 @dataclass(frozen=True)
@@ -294,10 +301,13 @@ def _settings(keys: Keys, members: Members, of: str) -> dict[str, float]:
             keys.mistakes.append(Diagnostic("I0203", f"`betas` are two numbers, {shown(betas)} are not", None))
             betas = [0.9, 0.95]
     else:
-        betas = [keys.take(f"{of}.beta{n}", f"train.optimizer.beta{n}", value) for n, value in ((1, 0.9), (2, 0.95))]
+        betas = [keys.take(f"{of}.beta{n}", path, value) for n, path, value in _BETAS]
     eps = keys.take(f"{of}.eps", "train.optimizer.eps", 1e-8)
     decay = keys.take(f"{of}.weight_decay", "train.optimizer.weight_decay", 0.1)
     return {"lr": lr, "beta1": betas[0], "beta2": betas[1], "eps": eps, "weight_decay": decay}
+
+
+_BETAS = ((1, "train.optimizer.beta1", 0.9), (2, "train.optimizer.beta2", 0.95))
 
 
 def _groups(keys: Keys, groups: list[str], settings: Mapping[str, float]) -> None:
@@ -382,7 +392,7 @@ def _precision(keys: Keys, members: Members) -> Precision:
         kind="said" if narrow else "no effect",
     )
     why = "its converters scale otherwise than the tiles of a spec: it says BF16"
-    keys.lose("model.converters", why, ([],))
+    keys.lose(f"{JOB}.converters", why, ([],))
     for key in [each for each in members if each.startswith("model_spec.converters")]:
         keys.lose(key, why)
     return ("fp32" if wide == "float32" else "bf16"), ["moments = bf16"] if narrow else []

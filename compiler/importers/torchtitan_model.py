@@ -16,6 +16,7 @@ from compiler.importers.plan_text import Members
 from compiler.importers.write import number
 from dsl.diagnostics import Diagnostic
 
+JOB = "model"  # the table of a job file that names the model
 MODEL = "model_spec.model"
 LAYERS = f"{MODEL}.layers"
 ROPE = f"{LAYERS}.rope"
@@ -75,13 +76,13 @@ ALWAYS = {
 
 def with_flavour(members: Members, keys: Keys) -> Members:
     """The keys, and behind them those of the flavour that they name; what is wrong with the flavour goes to `keys`."""
-    named = members.get("model.flavor") or members.get("model_spec") or ()
+    named = members.get(f"{JOB}.flavor") or members.get("model_spec") or ()
     text = str(getattr(named[0].value, "text", named[0].value)) if named else ""
     if LAYERS in members or not text:
         return members
     call, _, rest = text.partition("(")
     flavour = rest.rstrip(")").strip("'\"") if rest else text
-    name = members["model.name"][0].value if "model.name" in members else "deepseek_v3"
+    name = members[f"{JOB}.name"][0].value if f"{JOB}.name" in members else "deepseek_v3"
     is_registry = not rest or call.rpartition(".")[2] == "model_registry"
     if name != "deepseek_v3" or not is_registry or flavour not in FLAVOURS:
         message = f"the sizes of {shown(name)} {shown(flavour)} are in torchtitan's Python, and not known here"
@@ -111,7 +112,7 @@ def model_lines(keys: Keys, members: Members, name: str) -> list[str]:
 
     if by_flavour and keys.has("model_spec"):
         keys.lose("model_spec", "the registry is taken for that of torchtitan's deepseek_v3", kind="assumed")
-    for key in ("model.name", "model.flavor", "model_spec.flavor"):
+    for key in (f"{JOB}.name", f"{JOB}.flavor", "model_spec.flavor"):
         keys.lose(key, "the name of the sizes", kind="no effect")
     vocab, hidden = size(f"{MODEL}.vocab_size", "model.vocab"), size(f"{LAYERS}.dim", "model.hidden")
     eps = keys.take(f"{MODEL}.norm.eps", "model.norm_eps", 1e-5)
