@@ -14,6 +14,7 @@ SCORES = "small beside the products around it"
 SUM = "a sum of rows that I makes where it returns what is summed: between parts that tensor ranks split"
 
 NORM = "small beside the attention behind it: queries and keys, of models that norm all heads as one"
+INDEX = "a choice of keys by small products, sorted: no kernel of it is written yet"
 PARTS = "a few numbers of each row: one of each tensor rank, and the logit of the target"
 
 
@@ -30,6 +31,7 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
     **dict.fromkeys(_with_gradients("two_squares", "shared_rmsnorm"), NORM),
     "columns": VIEW,
+    "select_keys": INDEX,
     **dict.fromkeys(_with_gradients("gate_rows", "sigmoid_gate", "scale"), PASS),
     **dict.fromkeys(
         _with_gradients("sqrt_softplus", "route_scores", "balance_scores", "slice_choices", "softcap"), SCORES

@@ -119,6 +119,23 @@ def bounded_attention(
     return *tensors, source.normal(H) if sinks else None, S, H, G, theta, window, softcap, begins, positions
 
 
+def select_keys(
+    source: Source,
+    B: int = 2,
+    S: int = 9,
+    H: int = 3,
+    C: int = 4,
+    top_k: int = 3,
+    rate: int = 1,
+    documents: bool = False,
+    some: bool = False,
+) -> Args:
+    where = places(source, B, S, documents, some)
+    T = B * S if where[1] is None else len(where[1])
+    tensors = source.normal(T, H * C), source.normal(B * (S // rate), C), source.normal(T, H)
+    return *tensors, S, H, top_k, rate, *where
+
+
 def rotate(
     source: Source,
     B: int = 2,

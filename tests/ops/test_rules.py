@@ -22,7 +22,7 @@ from compiler.segments.passes import PASSES
 from compiler.segments.torch_ops import TORCH, abstract
 from dsl.schema import OPTIMIZERS
 from runtime.ops import OPS
-from tests.ops.cases import ACCUMULATIONS, FORWARD, Args, Source, as_tuple, widened
+from tests.ops.cases import ACCUMULATIONS, FORWARD, Args, Source, as_tuple, select_keys, widened
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 FUNCTIONS: dict[str, Callable[..., Any]] = OPS | TORCH
@@ -30,6 +30,7 @@ PLAIN: dict[str, Callable[[Source], Args]] = {
     "add": lambda source: (source.normal(5, 4), source.normal(5, 4)),
     "choice_counts": lambda source: (source.choices(6, 5, 2), 5, 3),
     "cat2": lambda source: (source.normal(5, 4), source.normal(5, 3)),
+    "select_keys": select_keys,
     "split2": lambda source: (source.normal(5, 7), 3),
 }
 
