@@ -12,50 +12,15 @@ from torch import Tensor
 from compiler.ops import RULES, Extent
 from runtime.ops import OPS
 from runtime.ops.wide import wide
-
-Args = tuple[Any, ...]
+from tests.ops.attention_cases import bounded_attention as bounded_attention
+from tests.ops.attention_cases import gqa_attention as gqa_attention
+from tests.ops.attention_cases import mla_attention as mla_attention
+from tests.ops.attention_cases import rotate as rotate
+from tests.ops.attention_cases import select_keys as select_keys
+from tests.ops.source import Args as Args
+from tests.ops.source import Source as Source
 
 WIDE = {"gate", "logit", "logits", "score", "bias", "lse", "picked", "parts", "squares"}
-
-
-class Source:
-    """Random tensors of one dtype from one seed."""
-
-    def __init__(self, dtype: torch.dtype, seed: int) -> None:
-        self.dtype = dtype
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, dtype=torch.float64, generator=self.generator).to(self.dtype)
-
-    def below(self, bound: int, *shape: int) -> Tensor:
-        return torch.randint(bound, shape, generator=self.generator)
-
-    def choices(self, tokens: int, experts: int, top_k: int) -> Tensor:
-        """[tokens, top_k]: distinct experts for each token."""
-        return torch.rand(tokens, experts, generator=self.generator).topk(top_k).indices
-
-    def order(self, tokens: int, experts: int, top_k: int) -> Tensor:
-        return torch.argsort(self.choices(tokens, experts, top_k).flatten(), stable=True)
-
-
-def starts(source: Source, B: int, S: int) -> Tensor:
-    """[B·S] int32: where the documents of B sequences begin, some three in each."""
-    begins_BS = (torch.rand(B, S, generator=source.generator) < min(0.5, 3 / S)).long()
-    begins_BS[:, 0] = 1
-    return (begins_BS * torch.arange(S)).cummax(dim=1).values.flatten().to(torch.int32)
-
-
-def places(source: Source, B: int, S: int, documents: bool, some: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Where the documents of rows begin, if sequences hold several, and the positions of `some` rows, which are fewer
-    than half of each sequence, or one."""
-    begins = starts(source, B, S) if documents else None
-    if not some:
-        return begins, None
-    chosen_BQ = torch.rand(B, S, generator=source.generator).topk(max(1, S // 2 - 1), dim=1).indices.sort(dim=1).values
-    if begins is not None:
-        begins = begins.view(B, S).gather(1, chosen_BQ).flatten()
-    return begins, chosen_BQ.flatten().to(torch.int32)
 
 
 def linear(source: Source, T: int = 5, K: int = 7, N: int = 3) -> Args:
@@ -64,98 +29,6 @@ def linear(source: Source, T: int = 5, K: int = 7, N: int = 3) -> Args:
 
 def rmsnorm(source: Source, T: int = 5, D: int = 7, eps: float = 1e-6) -> Args:
     return source.normal(T, D), source.normal(D), eps
-
-
-def mla_attention(
-    source: Source,
-    B: int = 2,
-    S: int = 9,
-    H: int = 3,
-    nope: int = 6,
-    rope: int = 4,
-    value: int = 5,
-    theta: float = 1e4,
-    documents: bool = False,
-    some: bool = False,
-) -> Args:
-    T, where = B * S, places(source, B, S, documents, some)
-    queries = T if where[1] is None else len(where[1])
-    tensors = source.normal(queries, H * (nope + rope)), source.normal(T, H * (nope + value)), source.normal(T, rope)
-    return *tensors, S, H, nope, rope, value, 0.0 if some else theta, *where
-
-
-def gqa_attention(
-    source: Source,
-    B: int = 2,
-    S: int = 9,
-    G: int = 2,
-    r: int = 3,
-    C: int = 4,
-    theta: float = 1e4,
-    documents: bool = False,
-    some: bool = False,
-) -> Args:
-    T, where = B * S, places(source, B, S, documents, some)
-    queries = T if where[1] is None else len(where[1])
-    tensors = source.normal(queries, G * r * C), source.normal(T, G * C), source.normal(T, G * C)
-    return *tensors, S, G * r, G, 0.0 if some else theta, *where
-
-
-def bounded_attention(
-    source: Source,
-    B: int = 2,
-    S: int = 9,
-    G: int = 2,
-    r: int = 3,
-    C: int = 4,
-    theta: float = 1e4,
-    window: int = 4,
-    softcap: float = 2.0,
-    sinks: bool = True,
-    documents: bool = False,
-    some: bool = False,
-) -> Args:
-    *tensors, S, H, G, theta, begins, positions = gqa_attention(source, B, S, G, r, C, theta, documents, some)
-    return *tensors, source.normal(H) if sinks else None, S, H, G, theta, window, softcap, begins, positions
-
-
-def select_keys(
-    source: Source,
-    B: int = 2,
-    S: int = 9,
-    H: int = 3,
-    C: int = 4,
-    top_k: int = 3,
-    rate: int = 1,
-    documents: bool = False,
-    some: bool = False,
-) -> Args:
-    where = places(source, B, S, documents, some)
-    T = B * S if where[1] is None else len(where[1])
-    tensors = source.normal(T, H * C), source.normal(B * (S // rate), C), source.normal(T, H)
-    return *tensors, S, H, top_k, rate, *where
-
-
-def rotate(
-    source: Source,
-    B: int = 2,
-    S: int = 9,
-    H: int = 3,
-    first: int = 2,
-    width: int = 6,
-    behind: int = 1,
-    original: float = 20.0,
-    magnitude: float = 1.3,
-    scale: float = 0.7,
-    documents: bool = False,
-    some: bool = False,
-) -> Args:
-    """Frequencies of 50^(−i/3): with `original` the second of three lies on the ramp, without it all do."""
-    low, high = (0.5, 2.0) if original else (-0.5, 3.5)
-    where = places(source, B, S, documents, some)
-    x = source.normal(B * S if where[1] is None else len(where[1]), H * (first + width + behind))
-    how = 50.0, 8.0, low, high, original, magnitude, scale
-    return x, S, H, first, width, *how, *where
 
 
 def add_bias(source: Source, T: int = 5, N: int = 7) -> Args:
