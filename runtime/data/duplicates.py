@@ -29,6 +29,7 @@ RUN = 5  # words
 DIGEST_BYTES = 16
 AT_ONCE = 4096  # runs, of which datasketch keeps MINIMA values each
 WEIGHTS = (0.05, 0.95)  # of finding too much and too little in the index: what it finds is compared
+MOST = 0.995  # threshold of an index: near 1 datasketch finds no bands; what the index finds is compared in any case
 LIBRARY, PURPOSE = "datasketch", "to find near duplicates"
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying loses nothing: 2⁶⁴ over the golden ratio
 _UNSPACED = (
@@ -106,7 +107,7 @@ class Seen:
         self._digests: set[bytes] = set()
         self._least = None if similarity is None else math.ceil(similarity * MINIMA - 1e-9)
         if similarity is not None:
-            self._index = _library().MinHashLSH(threshold=similarity, num_perm=MINIMA, weights=WEIGHTS)
+            self._index = _library().MinHashLSH(threshold=min(similarity, MOST), num_perm=MINIMA, weights=WEIGHTS)
             self._kept: Signature = np.zeros((1024, MINIMA), np.uint32)
             self._num_kept = 0
 

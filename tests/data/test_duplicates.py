@@ -131,6 +131,16 @@ def test_scripts_without_blanks(language: str) -> None:
     assert [seen.add(digest(each), signature(each)) for each in (text, other, unlike)] == ["", "near", ""]
 
 
+@pytest.mark.parametrize("similarity", [0.999, 1.0])
+def test_the_greatest_similarity(similarity: float) -> None:
+    """Documents of the same runs are near, and no others."""
+    seen = Seen(similarity)
+    text = " ".join(f"w{at}" for at in range(600))
+    other = text.replace("w7 ", "x ").replace("w300 ", "x ")
+    assert (signature(other) != signature(text)).any()
+    assert [seen.add(digest(each), signature(each)) for each in (text, text.upper(), other)] == ["", "near", ""]
+
+
 def test_few_words_and_none() -> None:
     """A document of fewer than five words is one run; documents without words are never near."""
     seen = Seen(0.5)
