@@ -53,16 +53,21 @@ def middles_have_tokens(spec: Spec) -> Iterator[Finding]:
 def filters_have_documents(spec: Spec) -> Iterator[Finding]:
     """What is filtered is the text of documents."""
     data = spec.data
-    for path, _, sources in _filters(spec):
-        ids = next((named for named, files in sources.items() if files.endswith(TOKEN_SUFFIXES)), "")
+    for path, filters, sources in _filters(spec):
+        ids = [named for named, files in sources.items() if files.endswith(TOKEN_SUFFIXES)]
+        message = "filters read the text of documents, and these are token ids"
+        if filters == Filters():  # none
+            continue
         if data.chat is not None:
             message, note = "filters are of documents, and these are conversations", ("the conversations", "data.chat")
-        elif ids or data.tokenizer is None:
-            message = "filters read the text of documents, and these are token ids"
-            note = ("the token ids", ids or "data.end_id")
-        else:
-            continue
-        yield Finding("E0934", message, path, "remove `filters`", (note,))
+            yield Finding("E0934", message, path, "remove `filters`", (note,))
+        elif data.tokenizer is None:
+            yield Finding("E0934", message, path, "remove `filters`", (("the token ids", "data.end_id"),))
+        elif data.sources:
+            for named in ids:
+                yield Finding("E0934", message, named, "write `filters { }` in this source", (("the filters", path),))
+        elif ids:
+            yield Finding("E0934", message, path, "remove `filters`", (("the token ids", ids[0]),))
 
 
 def lengths_leave_documents(spec: Spec) -> Iterator[Finding]:
