@@ -40,21 +40,31 @@ class Row:
     epochs: float | None
 
 
+class Pace:
+    """How fast a phase goes through a source. A source that follows has another total, or less of it is done."""
+
+    def __init__(self) -> None:
+        self._begun_s, self._done, self._total = monotonic(), 0, 0
+
+    def left_s(self, done: int, total: int) -> float | None:
+        """Seconds to the end of the source; None at its beginning and its end."""
+        if done < self._done or total != self._total:
+            self._begun_s = monotonic()
+        self._done, self._total = done, total
+        return (monotonic() - self._begun_s) * (total - done) / done if 0 < done < total else None
+
+
 def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
     """Prepare the data of a spec in the cache of `dsc train`. Raises DataError and OSError."""
     from compiler.emit.recipe import data_request
     from runtime.data.blended import prepare_shared
     from runtime.data.prepare import PHASES
 
-    tell, said, begun = progress("data"), set[str](), dict[str, float]()
+    tell, said, paces = progress("data"), set[str](), {phase: Pace() for phase in ("filter", "encode")}
 
     def show(phase: str, done: int, total: int) -> None:
-        passed = monotonic() - begun.setdefault(phase, monotonic())
-        rest = (
-            f", {passed * (total - done) / done:.0f} s to go"
-            if phase in ("filter", "encode") and 0 < done < total
-            else ""
-        )
+        left_s = paces[phase].left_s(done, total) if phase in paces else None
+        rest = "" if left_s is None else f", {left_s:.0f} s to go"
         tell(f"{PHASES[phase]} {100 * done // max(total, 1)}%{rest}")
 
     def note(text: str) -> None:

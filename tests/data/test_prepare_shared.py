@@ -21,6 +21,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from compiler.cli import main
+from compiler.commands import data_prepare
 from runtime.contract import DataRequest, Source
 from runtime.data import encode, pieces, readers, store
 from runtime.data.blended import prepare_data, prepare_shared
@@ -271,3 +272,19 @@ def test_epochs_are_of_all_phases_and_many_are_warned_of(
     assert f"warning: web is read {rows['web']['epochs']:,.1f} times" in found.err and "code is read" not in found.err
     assert main(words) == 0
     assert f"{rows['web']['epochs']:.3g}" in capsys.readouterr().out.splitlines()[1].split()
+
+
+def test_the_time_to_go_is_of_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another source begins where less is done, or the total is another; it does not go at the pace of the first."""
+    now_s = [100.0]
+    monkeypatch.setattr(data_prepare, "monotonic", lambda: now_s[0])
+    pace = data_prepare.Pace()
+    seen = []
+    for time_s, done, total in (
+        (100, 0, 80), (110, 20, 80), (120, 40, 80), (140, 80, 80),  # 2 a second
+        (150, 0, 80), (151, 40, 80), (152, 80, 80),  # 40 a second
+        (200, 90, 900), (202, 100, 900),
+    ):  # fmt: skip
+        now_s[0] = time_s
+        seen.append(pace.left_s(done, total))
+    assert seen == [None, 30, 20, None, None, 1, None, 0, 16]
