@@ -32,7 +32,6 @@ MAX_TRAINING_BYTES = 1 << 30  # of text a BPE is trained on; more changes no mer
 Progress = Callable[[str, int, int], None]
 Ids = npt.NDArray[np.int64]
 Piece = tuple[list[Ids], int]  # ids of each document of a batch, and how many rows have an unaligned prompt
-Read = Callable[[SourceFile], Iterable[str]]  # the documents of a file, or its rows
 
 
 @dataclass(frozen=True)
