@@ -18,9 +18,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -38,6 +39,7 @@ POLL_S = 0.25
 PLAIN_EVERY_S = 5.0
 SILENT_S = 10.0  # and several steps: how long nothing is written where processes were killed
 SILENT_STEPS = 5
+BETWEEN_PHASES_S = 600.0  # in which the next phase is compiled; nothing holds the folder meanwhile
 EXIT_KILLED = 1
 
 
@@ -103,16 +105,15 @@ class Watching:
         """The exit code of a run that is over; None while it is not."""
         state = self.state
         if state.end is not None and state.is_over:
-            code = state.end.get("exit_code")
-            return code if isinstance(code, int) else EXIT_KILLED
-        if not state.start and not state.row:
+            return _exit_code(state.end)
+        if not state.counts and not state.row:
             return None
-        silent_s = max(SILENT_S, SILENT_STEPS * (state.pace_s or 0.0))
+        silent_s = BETWEEN_PHASES_S if state.end is not None else max(SILENT_S, SILENT_STEPS * (state.pace_s or 0.0))
         silent_s = 0.0 if is_first and self._age_s() > silent_s else silent_s
         if time.monotonic() - self.heard_s < silent_s or is_held(self.folder):
             return None
         if state.end is not None:  # of a phase behind which none followed
-            return int(state.end.get("exit_code", EXIT_KILLED))
+            return _exit_code(state.end)
         self.shown.say("the run has no end, and nothing holds its folder: its processes were killed")
         return EXIT_KILLED
 
@@ -122,6 +123,11 @@ class Watching:
             path.stat().st_mtime for name in ("metrics.jsonl", "events.jsonl") if (path := self.folder / name).exists()
         ]
         return time.time() - max(times, default=0.0)
+
+
+def _exit_code(end: Mapping[str, Any]) -> int:
+    code = end.get("exit_code")
+    return code if isinstance(code, int) else EXIT_KILLED
 
 
 class Json:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyte
 import pytest
@@ -113,6 +113,50 @@ def test_processes_that_were_killed_are_told_from_slow_ones(
     assert ("its processes were killed" in said.err) == (not is_held)
     if is_held:
         os.close(lock)
+
+
+@pytest.mark.parametrize("silent_s", [60, 3600])
+def test_the_next_phase_is_waited_for(run: Run, capsys: pytest.CaptureFixture[str], silent_s: float) -> None:
+    """While it is compiled nothing holds the folder; where none follows, the end of the phase is that of the run."""
+    (run.folder / "watch.json").write_text(json.dumps(FORECAST | {"phases": 2}))
+    run.steps(1, 2)
+    run.end("finished", 0)
+    run.silent_for(silent_s)
+
+    def go_on() -> None:
+        again = Run(run.folder, resume_step=2)
+        again.steps(3)
+        again.end("failed", 1, "rank 0 left")
+
+    code, end = 0, "finished after step 9"
+    if silent_s < 600:
+        code, end = 1, "failed after step 9: rank 0 left"
+        threading.Timer(0.4, go_on).start()
+    found, lines = watched(run.folder, capsys)
+    assert found == code and end in lines
+
+
+@pytest.mark.parametrize("event", ["channels", "start"])
+def test_a_run_that_was_killed_before_its_first_step_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], event: Literal["channels", "start"]
+) -> None:
+    events = Events(tmp_path)
+    events.write(event)
+    os.utime(tmp_path / "events.jsonl", (time.time() - 3600,) * 2)
+    late = threading.Timer(3, lambda: events.write("end", outcome="finished", exit_code=0, step=0))
+    late.start()
+    assert main(["watch", str(tmp_path)]) == 1
+    late.cancel()
+    assert "its processes were killed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("phases", [1, 2])
+def test_an_end_without_an_exit_code_is_a_failure(run: Run, capsys: pytest.CaptureFixture[str], phases: int) -> None:
+    (run.folder / "watch.json").write_text(json.dumps(FORECAST | {"phases": phases}))
+    run.steps(1)
+    run.events.write("end", outcome="finished", exit_code="none", step=1, reason="")
+    run.silent_for(3600)
+    assert watched(run.folder, capsys)[0] == 1
 
 
 def test_json_has_every_row_and_event(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
