@@ -106,8 +106,6 @@ class Alert(NamedTuple):
 ALERTS = (
     Alert("DscNoStep", "time() - dsc_last_row_timestamp_seconds > 300 and dsc_running == 1", "1m", "critical",
           "{{ $labels.run }} has trained no step for {{ $value | humanizeDuration }}"),
-    Alert("DscGone", "last_over_time(dsc_running[30m]) == 1 unless dsc_running", "2m", "warning",
-          "nothing answers for {{ $labels.run }} any more, and its end was not seen"),
     Alert("DscNotFinite", "dsc_finite == 0", "0s", "critical",
           "the loss or the gradient norm of {{ $labels.run }} is not finite"),
     Alert("DscBadSteps", "increase(dsc_bad_steps_total[1h]) > 0", "0s", "warning",

@@ -8,6 +8,7 @@ A resume moves rows of later steps out of the file, and trains these steps again
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 from array import array
@@ -50,15 +51,15 @@ class Follower:
         self._steps, self._times = array("q"), array("q")  # of the rows that stay: 16 bytes a row
 
     def poll(self) -> list[Item]:
-        """What is new since the last call, by time."""
+        """What is new since the last call: rows in the order of their file, and events in that of theirs, by time."""
         events = [Item("event", event) for event in self._events.read() if isinstance(event.get("event"), str)]
         rows = [item for row in self._rows.read() for item in self._taken(row)]  # behind an end no row is missed
-        return sorted([*rows, *events], key=lambda item: item.time)
+        return [*heapq.merge(rows, events, key=lambda item: item.time)]
 
     def _taken(self, row: Mapping[str, Any]) -> Iterator[Item]:
         """The row, unless it was taken already and stands in a file that was written anew."""
         step, time = row.get("step"), row.get("time", "")
-        if type(step) is not int:
+        if type(step) is not int or not 0 <= step < 2**63 or not isinstance(time, str):  # no run writes such a row
             return
         number = hash(time)
         place = bisect_left(self._steps, step)

@@ -22,10 +22,12 @@ OF_A_STEP = "gradients"  # traffic that does not grow with the batch
 
 
 class State:
-    """The run in the folder `run` after the items that were taken. Numbers that nobody has said are None."""
+    """The run in the folder `run` after the items that were taken. Numbers that nobody has said are None.
 
-    def __init__(self, run: Path, forecast: Watch | None = None) -> None:
-        self.run, self.forecast = run, forecast
+    `since`: when the start began whose steps are counted; "": those of all starts."""
+
+    def __init__(self, run: Path, forecast: Watch | None = None, since: str = "") -> None:
+        self.run, self.forecast, self.since = run, forecast, since
         self.start: Mapping[str, Any] = {}  # the last event of this kind
         self.row: Mapping[str, Any] = {}
         self.end: Mapping[str, Any] | None = None  # of the last start
@@ -33,15 +35,15 @@ class State:
         self.validation: tuple[int, float] | None = None  # step and loss of the last
         self.window: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self.counts: Counter[str] = Counter()  # of events, by name
-        self.spent_s: Counter[str] = Counter()  # seconds by parts, over all steps, given-up ones too
-        self.trained_tokens = 0  # in all steps, given-up ones too
-        self.num_steps = 0  # rows that were taken
+        # Over all steps that are counted, given-up ones too:
+        self.spent_s: Counter[str] = Counter()  # seconds by parts
+        self.trained_tokens = 0
         self.link_bytes: Counter[tuple[str, str]] = Counter()  # by level and purpose, as planned
 
     def take(self, item: Item) -> None:
         """Know one thing more."""
         if item.kind == "row":
-            self._take_row(item.fields)
+            self._take_row(item)
         elif item.kind == "event":
             self._take_event(item.fields)
         else:
@@ -49,12 +51,15 @@ class State:
             if self.validation and self.validation[0] > item.step:
                 self.validation = None
 
-    def _take_row(self, row: Mapping[str, Any]) -> None:
-        self.row = row
+    def _take_row(self, item: Item) -> None:
+        self.row = row = item.fields
         self.window.append(row)
-        self.num_steps += 1
         if (loss := _float(row.get("validation_loss"))) is not None:
             self.validation = row["step"], loss
+        if item.time >= self.since:
+            self._count(row)
+
+    def _count(self, row: Mapping[str, Any]) -> None:
         self.spent_s.update(parts_of(row))
         tokens = round((_float(row.get("tokens_per_s")) or 0.0) * (_float(row.get("step_s")) or 0.0))
         self.trained_tokens += tokens

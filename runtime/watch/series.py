@@ -74,6 +74,12 @@ def _info(state: State) -> list[Sample]:
     return [((*words, str(start.get("device", "")), str(start.get("build", ""))[:12]), 1.0)]
 
 
+def _last_sign_s(state: State) -> float | None:
+    """When the run went on last. The last row of a run that is resumed may be days old."""
+    times = (seconds_of(each.get("time")) for each in (state.row, state.start))
+    return max((at for at in times if at is not None), default=None)
+
+
 TRAINING, SPEED, TIME = "Training", "Speed", "Where the time goes"
 DEVICES, LINKS, EXPERTS, SAVES = "Devices", "Links", "Experts", "Saves and failures"
 
@@ -95,7 +101,7 @@ SERIES: tuple[Series, ...] = (
            "Numbers are finite", "bool", _one(_is_finite)),
     Series("dsc_seen_tokens", "gauge", "Tokens that the weights of the last step were trained on.", TRAINING,
            "Tokens seen", "short", _of_row("tokens")),
-    Series("dsc_trained_tokens_total", "counter", "Tokens of all steps, those that were given up included.", SPEED,
+    Series("dsc_trained_tokens_total", "counter", "Tokens of all steps of this start, given-up ones too.", SPEED,
            "Tokens per second", "short", _one(lambda s: s.trained_tokens)),
     Series("dsc_tokens_per_second", "gauge", "Tokens per second of the last step.", SPEED,
            "Tokens per second of a step", "short", _of_row("tokens_per_s")),
@@ -104,8 +110,9 @@ SERIES: tuple[Series, ...] = (
            _predicted(lambda f: f.step_s)),
     Series("dsc_remaining_seconds", "gauge", "Time to the last step at the pace of the last steps.", SPEED,
            "Time left", "s", _one(lambda s: s.left_s)),
-    Series("dsc_spent_seconds_total", "counter", "Time by what the mean rank did (docs/json.md).", TIME,
-           "Share of the time", "percentunit", _each(lambda s: s.spent_s), ("part",)),
+    Series("dsc_spent_seconds_total", "counter",
+           "Time of all steps of this start by what the mean rank did (docs/json.md).", TIME, "Share of the time",
+            "percentunit", _each(lambda s: s.spent_s), ("part",)),
     Series("dsc_message_wait_ratio", "gauge",
            "Share of the last steps in which the mean rank waited for messages of the pipeline; the bubble is in it.",
            TIME, "Waiting in the pipeline", "percentunit", _one(lambda s: s.shares.get("message"))),
@@ -124,7 +131,8 @@ SERIES: tuple[Series, ...] = (
     Series("dsc_memory_capacity_bytes", "gauge", "Memory of a device of a pipeline rank.", DEVICES, "Memory there is",
            "bytes", _of_ranks(lambda f: f.capacity_bytes), ("pp_rank",)),
     Series("dsc_link_bytes_total", "counter",
-           "Bytes over all links of a class, for a purpose: those of the plan, with even load on the experts.", LINKS,
+           "Bytes over all links of a class, for a purpose, of all steps of this start: those of the plan, with even "
+           "load on the experts.", LINKS,
            "Traffic, by plan", "Bps", _each(lambda s: s.link_bytes), ("level", "purpose")),
     Series("dsc_expert_load_ratio", "gauge", "Tokens of the busiest expert of a layer over the mean.", EXPERTS,
            "Busiest expert over the mean", "short", _each(lambda s: s.layers), ("layer",)),
@@ -142,8 +150,9 @@ SERIES: tuple[Series, ...] = (
     Series("dsc_bad_steps_total", "counter", "Steps with wrong numbers, which changed no weight.", SAVES, "Bad steps",
            "short", _count("bad_step")),
     Series("dsc_restarts_total", "counter", "Starts after a failure.", SAVES, "Restarts", "short", _count("restart")),
-    Series("dsc_running", "gauge", "1 while the run trains, 0 once it has ended.", SAVES, "Running", "bool",
+    Series("dsc_running", "gauge", "1 while the run trains; the endpoint ends with the run.", SAVES, "Running", "bool",
            _one(lambda s: float(s.end is None))),
-    Series("dsc_last_row_timestamp_seconds", "gauge", "When the last step ended, since 1970.", SAVES,
-           "Time since the last step", "s", _one(lambda s: seconds_of(s.row.get("time")))),
+    Series("dsc_last_row_timestamp_seconds", "gauge", 
+           "When the last step ended, or the run was started if that is later, since 1970.", SAVES,
+           "Time since the last step", "s", _one(_last_sign_s)),
 )  # fmt: skip

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,44 @@ def test_rows_and_events_come_by_time(tmp_path: Path) -> None:
         ("row", 1), ("event", 1), ("row", 2), ("event", 2), ("row", 3),
     ]  # fmt: skip
     events.close()
+
+
+def test_a_clock_that_is_set_back_changes_no_order(tmp_path: Path) -> None:
+    """Rows come in the order of their file: a later step in front of an earlier one would look like a resume."""
+    metrics, events = Metrics(tmp_path), Events(tmp_path)
+    for step, at in ((1, 50), (2, 51), (3, 20), (4, 21), (5, 52)):
+        metrics.write({"step": step, "time": f"2026-01-31T12:00:{at}.000Z"})
+    lines = [{"time": f"2026-01-31T12:00:{at}.500Z", "event": "save", "step": step} for step, at in ((2, 51), (4, 21))]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    items = Follower(tmp_path).poll()
+    assert [item.step for item in items if item.kind == "row"] == [1, 2, 3, 4, 5]
+    assert [item.step for item in items if item.kind == "event"] == [2, 4]
+    assert [item.kind for item in items].count("rewind") == 0
+    events.close()
+
+
+@pytest.mark.parametrize(
+    "row", [{"step": -1}, {"step": 2**63}, {"step": True}, {"step": 2, "time": ["a"]}, {"step": 2, "time": 7}, {}]
+)
+def test_a_row_that_no_run_writes_is_left_out(tmp_path: Path, row: dict[str, Any]) -> None:
+    rows = [{"step": 1, "time": "a"}, row, {"step": 2**63 - 1, "time": "b"}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    assert [(item.kind, item.step) for item in Follower(tmp_path).poll()] == [("row", 1), ("row", 2**63 - 1)]
+
+
+def test_steps_of_earlier_starts_are_not_counted(tmp_path: Path) -> None:
+    """Counters of this start begin at 0, wherever the run goes on; all else is of the whole run."""
+    rows = [
+        {"step": step, "time": f"2026-01-31T12:00:0{step}.000Z", "tokens_per_s": 100.0, "step_s": 2.0}
+        | {"spent_s": {"compute": 1.5, "sum": 0.5}, "validation_loss": 5.0 - step}
+        for step in range(1, 6)
+    ]
+    for since, counted in (("", 5), ("2026-01-31T12:00:03.500Z", 2), ("2026-01-31T13", 0)):
+        state = State(tmp_path, since=since)
+        for row in rows:
+            state.take(Item("row", row))
+        assert state.trained_tokens == 200 * counted and state.spent_s["compute"] == 1.5 * counted
+        assert state.validation == (5, 0.0) and state.pace_s == 1.0 and state.shares == {"compute": 0.75, "sum": 0.25}
 
 
 def test_pace_and_time_left_are_of_the_last_steps(tmp_path: Path) -> None:
