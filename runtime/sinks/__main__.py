@@ -1,17 +1,22 @@
-"""Exports the numbers of a run: `python -P -m runtime.sinks RUN`, which the supervisor starts beside itself.
+"""Exports the numbers of a run: `python -P -m runtime.sinks RUN SINCE`, which the supervisor starts beside itself.
+
+SINCE: when this start of the run began, ISO 8601 in UTC.
 
 The first line of stdin is the build's watch.json as one line (runtime/contract/watch.py). When stdin ends, what the
-run has written by then is exported, and the process ends, after DRAIN_S at the latest. It changes nothing of the run,
+run has written by then is exported, and the process ends, after DRAIN_S at the latest. The exporters of the next start
+of the run begin behind that, so that two never export the same. It changes nothing of the run,
 and the run never waits for it while it trains. What it says goes to stderr, which is RUN/logs/exporters.log.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from runtime.contract import Metrics, Watch
@@ -26,7 +31,8 @@ from runtime.sinks.worker import Exports, Worker
 from runtime.watch.follow import Follower
 
 POLL_S = 0.25
-DRAIN_S = 30.0  # and not for an exporter that does not work
+DRAIN_S = 30.0
+LAST_TRY_S = 5.0  # of an exporter that does not work
 SINKS: dict[str, Callable[[], Sink]] = {  # by their keys in the block
     "tensorboard": TensorBoard,
     "prometheus": Prometheus,
@@ -38,13 +44,14 @@ SINKS: dict[str, Callable[[], Sink]] = {  # by their keys in the block
 
 def main(argv: list[str]) -> int:
     """Export until stdin ends."""
-    run = Path(argv[0])
+    run, since = Path(argv[0]), argv[1]
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         watch = Watch.from_json(stdin.readline())
     metrics = watch.metrics or Metrics()
     asked = [name for name in SINKS if (value := getattr(metrics, name)) is not None and value is not False]
+    _wait_for_others(run)
     exports, events, follower = Exports(run), Events(run), Follower(run)
-    workers = [Worker(name, SINKS[name](), run, watch, exports, events) for name in asked]
+    workers = [Worker(name, SINKS[name](), run, watch, exports, events, since) for name in asked]
     for worker in workers:
         worker.start()
     over = False
@@ -56,11 +63,28 @@ def main(argv: list[str]) -> int:
                     worker.put(items)
     for worker in workers:
         worker.end()
-    until = time.monotonic() + DRAIN_S
-    while any(worker.is_alive() and worker.works for worker in workers) and time.monotonic() < until:
+    ended_s = time.monotonic()
+    while any(worker.is_alive() and time.monotonic() < ended_s + _last_s(worker) for worker in workers):
         time.sleep(POLL_S / 10)
     events.close()
     return 0
+
+
+def _last_s(worker: Worker) -> float:
+    return DRAIN_S if worker.works else LAST_TRY_S
+
+
+def _wait_for_others(run: Path) -> None:
+    """Wait for the process of an earlier start, which ends within DRAIN_S. The lock is on the folder of its log, and is
+    held to the end of this process."""
+    until = time.monotonic() + DRAIN_S + LAST_TRY_S
+    with suppress(OSError):  # where there are no locks
+        lock = os.open(run / "logs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        while time.monotonic() < until:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(POLL_S)
 
 
 if __name__ == "__main__":

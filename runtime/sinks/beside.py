@@ -11,6 +11,7 @@ from pathlib import Path
 
 from runtime.build import Build
 from runtime.contract import Watch
+from runtime.lines import utc_now
 from runtime.run_copy import WATCH
 from runtime.streams import tell
 from runtime.strict_json import FormError, tree
@@ -40,7 +41,7 @@ class Exporters:
             (run / "logs").mkdir(parents=True, exist_ok=True)
             with (run / "logs" / LOG).open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "runtime.sinks", str(run)],
+                    [sys.executable, "-P", "-m", "runtime.sinks", str(run), utc_now()],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,

@@ -16,6 +16,7 @@ from runtime.watch.run_state import seconds_of
 URI = "MLFLOW_TRACKING_URI"
 FOLDER = "mlruns"  # of the run folder, where there is no server
 MOST = 1000  # metrics that one call takes
+KILLED = "KILLED"  # of a run that says no end
 
 
 class MLflow:
@@ -43,7 +44,7 @@ class MLflow:
         else:
             self.key = opened.key
             self._client.update_run(self.key, status="RUNNING")
-        self._ended = "FINISHED"
+        self._ended = KILLED
         self.where = f"experiment {name}, run {self.key}"
 
     def send(self, points: Sequence[Point]) -> None:
@@ -54,6 +55,8 @@ class MLflow:
                 at = round(1000 * (seconds_of(item.time) or 0.0))
                 named = {name: value for name, value in values.items() if math.isfinite(value)}
                 found += [self._metric(name, value, at, item.step) for name, value in named.items()]
+            elif item.fields.get("event") == "start":
+                self._ended = KILLED
             elif item.fields.get("event") == "end":
                 self._ended = "FINISHED" if item.fields.get("outcome") == "finished" else "FAILED"
         for first in range(0, len(found), MOST):

@@ -48,7 +48,6 @@ class OpenTelemetry:
         self._tracer: Any = provider.get_tracer("dsc")
         self._exporter: Any = OTLPSpanExporter(endpoint=self.where, timeout=TIMEOUT_S)
         self._parent: Any = None
-        self._begin(opened.state.start)
 
     def send(self, points: Sequence[Point]) -> None:
         """Send the spans of steps and saves. OSError where nobody takes them."""

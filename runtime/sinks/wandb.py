@@ -11,6 +11,8 @@ from typing import Any
 
 from runtime.sinks.sink import Opened, Point
 
+FAILED = 1  # exit code
+
 
 class WandB:
     """Logs to a project; needs wandb, and what it reads from its environment: WANDB_API_KEY, WANDB_MODE."""
@@ -18,6 +20,7 @@ class WandB:
     def __init__(self) -> None:
         self.where = ""
         self.key: str | None = None
+        self._exit_code = FAILED
 
     def open(self, opened: Opened) -> None:
         """Begin the run there, or go on with it."""
@@ -43,7 +46,9 @@ class WandB:
         for item, values in points:
             if item.kind == "row":
                 self._run.log({**values, "step": item.step})
+            elif item.fields.get("event") in ("start", "end"):
+                self._exit_code = 0 if item.fields.get("outcome") == "finished" else FAILED
 
     def close(self) -> None:
-        """End the run there."""
-        self._run.finish()
+        """End the run there; it has failed unless it has said that it is finished."""
+        self._run.finish(exit_code=self._exit_code)

@@ -28,13 +28,16 @@ ALONE = ("wandb", "mlflow")  # libraries that are no part of it, by the name of 
 
 
 class Worker(threading.Thread):
-    """Feeds one sink. `put` never waits."""
+    """Feeds one sink. `put` never waits. `since`: when this start of the run began."""
 
-    def __init__(self, name: str, sink: Sink, run: Path, watch: Watch, exports: Exports, events: Events) -> None:
+    def __init__(
+        self, name: str, sink: Sink, run: Path, watch: Watch, exports: Exports, events: Events, since: str = ""
+    ) -> None:
         super().__init__(name=name, daemon=True)
         self._sink, self._exports, self._events = sink, exports, events
         done = exports.of(name)
-        self._opened = Opened(run, watch.metrics or Metrics(), State(run, watch), done.get("key"), done.get("step", 0))
+        state = State(run, watch, since)
+        self._opened = Opened(run, watch.metrics or Metrics(), state, done.get("key"), done.get("step", 0))
         self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
         self._waiting: deque[Item] = deque()
         self._pending: list[Point] = []  # were not sent
@@ -42,6 +45,7 @@ class Worker(threading.Thread):
         self._is_open, self._is_told, self._is_given_up = False, False, False
         self._ends = threading.Event()
         self._done: tuple[int, str] = (done.get("step", 0), done.get("time", ""))  # of an earlier start
+        self._sent_to = self._done[1]  # the greatest time of all that was sent
 
     def put(self, items: Sequence[Item]) -> None:
         """Give items, in their order."""
@@ -80,8 +84,8 @@ class Worker(threading.Thread):
             found = self._queue.get(block=waits)
             while found is not None:
                 self._waiting.extend(found)
-                while len(self._waiting) > MOST_KEPT:
-                    self._waiting.popleft()
+                while self._failures and len(self._waiting) > MOST_KEPT:
+                    self._opened.state.take(self._waiting.popleft())
                     self._dropped += 1
                 found = self._queue.get_nowait()
         except queue.Empty:
@@ -114,11 +118,13 @@ class Worker(threading.Thread):
         self._sink.send(points)
         self._pending = []
         if self._is_told:
-            self._is_told = False
             lost = f"; {self._dropped:,} rows and events are lost" if self._dropped else ""
+            self._is_told, self._dropped = False, 0
             self._events.write("export", exporter=self.name, where=f"{printable(self._sink.where)} again{lost}")
-        if rows := [each.item for each in points if each.item.kind == "row"]:
-            self._exports.note(self.name, step=rows[-1].step, time=rows[-1].time)
+        if points:
+            rows = [each.item.step for each in points if each.item.kind == "row"]
+            self._sent_to = max(self._sent_to, *(each.item.time for each in points))
+            self._exports.note(self.name, step=rows[-1] if rows else None, time=self._sent_to)
 
     def _point(self, item: Item) -> Point:
         self._opened.state.take(item)
@@ -167,7 +173,7 @@ class Exports:
         return {k: v for k, v in self._found.get(name, {}).items() if k in kinds and type(v) is kinds[k]}
 
     def note(self, name: str, **facts: Any) -> None:
-        """Note something of an exporter, on the disk when this returns."""
+        """Note something of an exporter. A reader sees the file as it was or as it will be."""
         if not any(value is not None for value in facts.values()):
             return
         with self._lock:

@@ -1,16 +1,21 @@
-"""The numbers of one run, started twice, as the readers of each exporter see them."""
+"""The numbers of one run, started twice, as the readers of each exporter see them; how exporters begin and end."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +29,13 @@ from wandb.proto import wandb_internal_pb2
 
 from compiler.build import compile_spec
 from dsl.load import load
+from runtime.contract import Metrics, Watch
+from runtime.sinks.mlflow import MLflow
+from runtime.sinks.sink import Opened, Point
+from runtime.sinks.wandb import WandB
+from runtime.strict_json import tree
+from runtime.watch.follow import Item
+from runtime.watch.run_state import State
 from runtime.watch.series import SERIES
 from tests.runs.place import FOUR_RANKS, ONE_RANK, TORCHRUN, Place, rows, untimed
 from tests.runs.place import run as run_command
@@ -192,17 +204,22 @@ def log_records(data: bytes) -> Iterator[bytes]:
             kept = b""
 
 
-def test_wandb_has_every_number(exported: Exported) -> None:
-    points, keys = set(), set()
-    for path in exported.run.glob("wandb/offline-run-*/run-*.wandb"):
+def wandb_records(run: Path, kind: str) -> Iterator[Any]:
+    for path in run.glob("wandb/offline-run-*/run-*.wandb"):
         for data in log_records(path.read_bytes()):
             record = wandb_internal_pb2.Record.FromString(data)
-            if record.WhichOneof("record_type") == "run":
-                keys.add((record.run.project, record.run.run_id))
-            if record.WhichOneof("record_type") == "history":
-                named = ((each.key or "/".join(each.nested_key), each.value_json) for each in record.history.item)
-                items = {name: json.loads(value) for name, value in named}
-                points.add((items["step"], items["loss"]))
+            if record.WhichOneof("record_type") == kind:
+                yield getattr(record, kind)
+
+
+def test_wandb_has_every_number(exported: Exported) -> None:
+    keys = {(record.project, record.run_id) for record in wandb_records(exported.run, "run")}
+    points = set()
+    for record in wandb_records(exported.run, "history"):
+        named = ((each.key or "/".join(each.nested_key), each.value_json) for each in record.item)
+        items = {name: json.loads(value) for name, value in named}
+        points.add((items["step"], items["loss"]))
+    assert [record.exit_code for record in wandb_records(exported.run, "exit")] == [0, 0]
     assert points == {(row["step"], row["loss"]) for row in (*rows(exported.run), *exported.gone)}
     assert [project for project, _ in keys] == ["here"], "both starts are of one run"
 
@@ -289,3 +306,78 @@ def test_under_torchrun_rank_0_exports(place: Place) -> None:
     run_command((*TORCHRUN, "--nproc-per-node", "4", str(build / "train.py"), "--out", "run"), 0, place.folder)
     assert scalar_steps(place.folder / "run") == [1, 2, 3, 4]
     assert exports(place.folder / "run") == {"tensorboard": "run/tensorboard"}
+
+
+# ---------------------------------------------------------------- the process, without a run
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "exit_code", "status"),
+    [
+        (["finished"], 0, "FINISHED"),
+        (["failed"], 1, "FAILED"),
+        ([], 1, "KILLED"),
+        (["finished", ""], 1, "KILLED"),  # behind its first phase
+        (["failed", "finished"], 0, "FINISHED"),
+    ],
+)
+def test_how_a_run_ended_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcomes: list[str], exit_code: int, status: str
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    points = []
+    for outcome in outcomes or [""]:
+        ends = [{"event": "end", "outcome": outcome}] if outcome else []
+        points += [Point(Item("event", event), {}) for event in ({"event": "start"}, *ends)]
+    sinks = WandB(), MLflow()
+    for sink in sinks:
+        sink.open(Opened(tmp_path, Metrics(wandb="here", mlflow="mine"), State(tmp_path)))
+        sink.send(points)
+        sink.close()
+    assert [record.exit_code for record in wandb_records(tmp_path, "exit")] == [exit_code]
+    assert MlflowClient().get_run(str(sinks[1].key)).info.status == status
+
+
+@contextmanager
+def exporting(run: Path, metrics: Metrics) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of the exporters of a run that has one row."""
+    watch = Watch(run="mine", model="m", cluster="c", devices=1, phase=1, phases=1, flops_per_token=1.0, step_s=1.0,
+                  peak_flops=None, mfu=None, tokens=1, bubble=0.0, memory_bytes=(), capacity_bytes=(), links=(),
+                  metrics=metrics)  # fmt: skip
+    (run / "logs").mkdir(exist_ok=True)
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": "2026-01-31T12:00:01.000Z", "loss": 5.0}) + "\n")
+    command = [sys.executable, "-P", "-m", "runtime.sinks", str(run), ""]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(tree(watch)).encode() + b"\n")
+        process.stdin.flush()
+        yield process
+        process.stdin.close()
+        assert process.wait(30) == 0
+
+
+def test_an_exporter_that_fails_has_a_last_try(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").write_text("in the way")
+    with exporting(tmp_path, Metrics(tensorboard=True)):
+        log = tmp_path / "events.jsonl"
+        wait_for(lambda: log.exists() and "export_failed" in log.read_text("utf-8"), "the first failure")
+        (tmp_path / "tensorboard").unlink()
+    assert scalar_steps(tmp_path) == [1]
+
+
+def test_exporters_wait_for_those_of_the_start_before(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    others = os.open(tmp_path / "logs", os.O_RDONLY)
+    fcntl.flock(others, fcntl.LOCK_EX)
+    with exporting(tmp_path, Metrics(tensorboard=True)):
+        time.sleep(1.5)
+        assert not (tmp_path / "exports.json").exists()
+        os.close(others)
+        wait_for(lambda: "step" in exports_of(tmp_path, "tensorboard"), "the row")
+
+
+def exports_of(run: Path, name: str) -> dict[str, Any]:
+    path = run / "exports.json"
+    return dict(json.loads(path.read_text("utf-8")).get(name, {})) if path.exists() else {}

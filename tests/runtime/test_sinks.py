@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from runtime.sinks.worker import Exports, Worker
 from runtime.watch.follow import Item
 from runtime.watch.run_state import State
 from runtime.watch.series import SERIES
+from tests.runtime.processes import wait_for
 
 WATCH = Watch(
     run="mine", model="m", cluster="c", devices=8, phase=1, phases=1, flops_per_token=2e9, peak_flops=8e14, mfu=0.4,
@@ -47,17 +49,20 @@ class Fake:
 
     def __init__(self, key: str | None = None) -> None:
         self.key, self.sent, self.fails = key, list[int](), set[int]()
+        self.events, self.state = list[str](), State(Path())
         self.tries, self.opened, self.closed, self.before = 0, list[str | None](), 0, lambda: None
 
     def open(self, opened: Opened) -> None:
         self.opened.append(opened.key)
+        self.state = opened.state
 
     def send(self, points: Sequence[Point]) -> None:
         self.before()
         self.tries += 1
         if self.tries in self.fails:
             raise OSError("no route\nto it")
-        self.sent += [point.item.step for point in points]
+        self.sent += [point.item.step for point in points if point.item.kind != "event"]
+        self.events += [point.item.fields["event"] for point in points if point.item.kind == "event"]
 
     def close(self) -> None:
         self.closed += 1
@@ -143,15 +148,50 @@ def test_what_waits_is_limited(
     monkeypatch.setattr(workers, "MOST_KEPT", 10)
     monkeypatch.setattr(workers, "MOST_AT_ONCE", 1)
     sink, gate = Fake(), threading.Event()
-    sink.before, sink.fails = gate.wait, {1}  # type: ignore[assignment]
+    sink.before, sink.fails = gate.wait, {1, 12}  # type: ignore[assignment]
     worker = start(sink)
     worker.put([row(1)])
     time.sleep(0.1)
     worker.put([row(step) for step in range(2, 51)])
     gate.set()
+    wait_for(lambda: len(sink.sent) == 11, "the rows that were kept")
+    worker.put([row(51)])
     ended(worker)
-    assert sink.sent == [1, *range(41, 51)]
-    assert events(tmp_path)[-1] == ("export", "somewhere again; 39 rows and events are lost")
+    assert sink.sent == [1, *range(41, 52)]
+    assert events(tmp_path)[-3:] == [
+        ("export", "somewhere again; 39 rows and events are lost"),
+        ("export_failed", "no route"),
+        ("export", "somewhere again"),
+    ]
+    assert sink.state.trained_tokens == 51 * 500, "what is lost was trained"
+
+
+def test_a_slow_sink_gets_everything(start: Callable[[Sink], Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "MOST_KEPT", 10)
+    sink = Fake()
+    sink.before = lambda: time.sleep(0.01)
+    worker = start(sink)
+    worker.put([row(step) for step in range(1, 51)])
+    ended(worker)
+    assert sink.sent == [*range(1, 51)]
+
+
+def test_events_behind_the_last_row_are_sent_once(start: Callable[[Sink], Worker]) -> None:
+    def event(name: str, at: int) -> Item:
+        return Item("event", {"event": name, "time": f"2026-01-31T12:00:{at:02}.000Z"})
+
+    items = [event("start", 0), row(1), row(2), event("save", 3), event("end", 4)]
+    first, second, third = Fake(), Fake(), Fake()
+    for sink, more in (
+        (first, []), (second, [event("start", 6), event("end", 7)]), (third, [event("start", 8), row(9)])
+    ):  # fmt: skip
+        items += more
+        worker = start(sink)
+        worker.put(items)
+        ended(worker)
+    assert (first.events, first.sent) == (["start", "save", "end"], [1, 2])
+    assert (second.events, second.sent) == (["start", "end"], [])
+    assert (third.events, third.sent) == (["start"], [9])
 
 
 @pytest.mark.parametrize(("name", "install"), [("otel", "'dsc-trainer[metrics]'"), ("wandb", "wandb")])
@@ -222,7 +262,11 @@ def test_series_follow_rows_and_events(tmp_path: Path) -> None:
         more = [{"event": "save_failed", "step": 2}, {"event": "end", "outcome": "failed", "step": 2}]
         sent(sink, state, [Item("event", each) for each in more])
         found = scraped(sink)
+        row_s = found[("dsc_last_row_timestamp_seconds",)]
+        assert row_s == datetime(2026, 1, 31, 12, 0, 2, tzinfo=UTC).timestamp()
         assert found[("dsc_save_failures_total",)] == 1 and found[("dsc_running",)] == 0
+        sent(sink, state, [Item("event", {**event, "time": "2026-02-01T12:00:02.000Z"})])
+        assert scraped(sink)[("dsc_last_row_timestamp_seconds",)] == row_s + 86400, "a resume is a sign of the run"
         shown = {name for name, *_ in found}
         unsaid = {"validation_loss", "learning_rate", "memory_bytes", "saved_step", "save_duration_seconds"}
         assert shown == {series.name for series in SERIES} - {f"dsc_{name}" for name in unsaid}
