@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.published.rows import all_runs, stored
 from compiler.plan import make_plan
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.row_counts import balanced_rows
 from compiler.predict.interval import LEAST, UNKNOWN, class_seconds
 from compiler.predict.predict import mfu_of, predict
 from compiler.predict.prediction import Prediction, Step

@@ -108,7 +108,7 @@ class Pair:
 def pairs(path: Path) -> list[Pair]:
     """All pairs of a spec's program that share bytes, those that share most first."""
     from compiler.plan import make_plan  # with pydantic, which who writes the page from `RESULTS` may not have
-    from compiler.plan.blocks import balanced_rows
+    from compiler.plan.row_counts import balanced_rows
     from dsl.load import load
 
     spec = load(path)

@@ -11,7 +11,7 @@ from compiler.lower import Lowering
 from compiler.lower.opening_order import opening_order
 from compiler.lower.scheduler import Progress, Scheduler
 from compiler.plan import make_plan
-from compiler.plan.blocks import held
+from compiler.plan.row_counts import held
 from compiler.predict.memory_state import proven_memories
 from compiler.predict.micro_batch_order import micro_batch_orders
 from compiler.proof import Certificate, Prover

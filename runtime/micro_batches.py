@@ -66,7 +66,8 @@ class MicroBatches(dict[str, Tensor]):
     their rows in their sequences.
 
     Where tensor ranks have parts of the vocabulary, a rank gets the tokens of all rows, and beside its targets those of
-    all rows as `part_targets`, both less the first word that it has; below 0 are those that other ranks have.
+    all rows as `part_targets`, both less the first word that it has; below 0 are those that other ranks have. The
+    tokens of its own rows are `row_tokens`.
     """
 
     def __init__(
@@ -117,7 +118,10 @@ class MicroBatches(dict[str, Tensor]):
         if mesh.tp == 1:
             return data
         rows = {name: v.chunk(mesh.tp, dim=1)[self._tensor_rank].contiguous() for name, v in data.items()}
-        return rows | (_of_part(data, vocab, self._tensor_rank, mesh.tp) if vocab % mesh.tp == 0 else {})
+        if vocab % mesh.tp:
+            return rows
+        own = {f"row_{name}": rows[name] for name in ("tokens", "mtp_tokens")}
+        return rows | own | _of_part(data, vocab, self._tensor_rank, mesh.tp)
 
     @cached_property
     def _tokens(self) -> np.ndarray:

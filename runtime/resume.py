@@ -201,8 +201,8 @@ def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[s
     checkpoint = load(path)
     notes = [f"the weights begin with those of {path}"]
     rows = (each for bucket in (*plan.buckets, *plan.frozen) for each in bucket.parameters)
-    wanted = {f"weight/{each.name}" for each in rows} | {f"bias/{each.name}" for each in plan.biases}
-    held = [name for name in checkpoint.shapes if name.startswith(("weight/", "bias/"))]
+    wanted = {f"weight/{each.name}" for each in rows} | {each.stored for each in plan.untrained}
+    held = [name for name in checkpoint.shapes if name.startswith(("weight/", "bias/", "table/"))]
     if left := [name.partition("/")[2] for name in held if name not in wanted]:
         notes.append(f"the model does not have, and leaves behind: {_listed(left)}")
     return checkpoint, [printable(note) for note in notes]
@@ -343,7 +343,7 @@ def expected_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
         for kind in (*always, *(tensor.name for tensor in plan.optimizer.state_of(bucket)))
         for each in bucket.parameters
     }
-    return shapes | {f"bias/{bias.name}": bias.shape for bias in plan.biases if not plan.frozen}
+    return shapes | {each.stored: each.shape for each in plan.untrained if not plan.frozen}
 
 
 def _flat(plan: Any) -> dict[str, Any]:

@@ -55,12 +55,17 @@ def free_bytes(proc: Path, cgroup: Path) -> int:
 # ---------------------------------------------------------------- disk
 
 
+TABLE_BYTES = 4  # of an element
+
+
 def checkpoint_bytes(plan: Plan) -> int:
     """Bytes of the tensors of a checkpoint: master weights, their average, the optimizer's state, balancing biases.
 
     Where adapters are trained, of these alone."""
     average = [plan.train.ema.dtype] if plan.train.ema else []
-    found = BITS[plan.precision.gradients] // 8 * sum(math.prod(bias.shape) for bias in plan.biases if not plan.frozen)
+    of_bias = BITS[plan.precision.gradients] // 8
+    untrained = () if plan.frozen else ((plan.biases, of_bias), (plan.tables, TABLE_BYTES))
+    found = sum(math.prod(each.shape) * size for rows, size in untrained for each in rows)
     for bucket in plan.buckets:
         dtypes = (plan.precision.master, *(tensor.dtype for tensor in plan.optimizer.state_of(bucket)), *average)
         found += sum(each.held_elements for each in bucket.parameters) * sum(BITS[dtype] // 8 for dtype in dtypes)

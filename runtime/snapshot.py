@@ -1,11 +1,11 @@
 """A rank's state as logical tensors, and back: what a checkpoint holds, whatever the plan.
 
 Names: `weight/<parameter>`, `<state>/<parameter>` for each tensor of the optimizer's state, `ema/<parameter>` for the
-moving average of the weights if the run keeps one, `bias/<router bias>`. Where adapters are trained there is nothing of
-frozen weights, nor of balancing biases: these are in the checkpoint that the run began with. A weight is the master
-weight. Of replicas the first holder answers for a weight; with sharded optimizer state each holder answers for its part
-of the state, and of weights that no other holder has: master weights that are none of its parameters, or weights that
-are sharded, too.
+moving average of the weights if the run keeps one, `bias/<router bias>`, `table/<router table>`. Where adapters are
+trained there is nothing of frozen weights, balancing biases and tables: these are in the checkpoint that the run began
+with. A weight is the master weight. Of replicas the first holder answers for a weight; with sharded optimizer state
+each holder answers for its part of the state, and of weights that no other holder has: master weights that are none of
+its parameters, or weights that are sharded, too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def take(state: State, plan: Plan, rank: int) -> dict[str, Tensor | Part]:
             tensors[name] = _part(entry, whole, 0)
         if bucket.shares or answers:
             tensors |= {name: part for name, part in owned.items() if not name.startswith("weight/")}
-    first = {bias.name for bias in plan.biases if bias.holders[0] == rank and not plan.frozen}
-    return tensors | {f"bias/{name}": bias for name, bias in state.biases.items() if name in first}
+    first = {each.stored for each in plan.untrained if each.holders[0] == rank and not plan.frozen}
+    return tensors | {name: each for name, each in state.untrained.items() if name in first}
 
 
 class Copy:
@@ -91,12 +91,12 @@ def put(state: State, read: Read, averaged: bool = True) -> None:
             if not name.startswith("weight/"):
                 flat = entry.cut(tensors[name]).reshape(-1)
                 mine.values.copy_(flat[mine.start : mine.start + mine.values.numel()])
-    for name, bias in state.biases.items() if not state.frozen else ():
-        bias.copy_(read([f"bias/{name}"])[f"bias/{name}"])
+    for name, each in state.untrained.items() if not state.frozen else ():
+        each.copy_(read([name])[name])
 
 
 def put_weights(state: State, read: Read, held: Container[str], kind: str = "weight") -> None:
-    """Give this rank's parameters their values from logical tensors; balancing biases where they are `held`, too.
+    """Give this rank's parameters their values from logical tensors; balancing biases and tables where they are `held`.
 
     `kind`: which tensors the values are of what is trained, "weight" or AVERAGE.
     """
@@ -107,14 +107,14 @@ def put_weights(state: State, read: Read, held: Container[str], kind: str = "wei
 
 
 def put_untrained(state: State, read: Read, held: Container[str]) -> None:
-    """Give frozen weights and balancing biases their values, the latter where they are `held`."""
+    """Give frozen weights, balancing biases and tables their values, the latter two where they are `held`."""
     for bucket in state.frozen:
         for entry in bucket.entries:
             name = f"weight/{entry.name}"
             bucket.set_weight(entry, read([name])[name])
-    for name, bias in state.biases.items():
-        if f"bias/{name}" in held:
-            bias.copy_(read([f"bias/{name}"])[f"bias/{name}"])
+    for name, each in state.untrained.items():
+        if name in held:
+            each.copy_(read([name])[name])
 
 
 def _owned(bucket: Bucket, entry: Entry) -> dict[str, Part]:

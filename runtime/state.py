@@ -7,9 +7,7 @@ weights: a slice of what segments see where the dtype is the same, else a buffer
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from runtime import contract
 from runtime.comm.transport import Channel, Shares
+from runtime.initial_values import initial_table, initial_value
 from runtime.slices import cut
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
@@ -153,12 +152,19 @@ class State:
     buckets: tuple[Bucket, ...]
     frozen: tuple[Bucket, ...]
     biases: dict[str, Tensor]
+    tables: dict[str, Tensor]
     parameters: SimpleNamespace
     gradients: SimpleNamespace
 
     @property
     def device(self) -> torch.device:
         return self.held[0].parameters.device
+
+    @property
+    def untrained(self) -> dict[str, Tensor]:
+        """Balancing biases and tables, by their names in a checkpoint."""
+        biases = {f"bias/{name}": bias for name, bias in self.biases.items()}
+        return biases | {f"table/{name}": table for name, table in self.tables.items()}
 
     @property
     def held(self) -> tuple[Bucket, ...]:
@@ -192,32 +198,24 @@ def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: 
         for b in plan.biases
         if rank in b.holders
     }
+    tables = {
+        b.name: initial_table(plan.train.seed, b.name, b.shape, b.below).to(device)
+        for b in plan.tables
+        if rank in b.holders
+    }
     slots = {
         f"{layer.name}.ffn.router.slots": torch.tensor(layer.slots, device=device)
         for layer in plan.moe_layers
         if layer.slots is not None
     }
     whole = [bucket for bucket in (*buckets, *frozen) if not bucket.gathered]
-    parameters = {name: t for b in whole for name, t in views(b, b.parameters)} | biases | slots
+    parameters = {name: t for b in whole for name, t in views(b, b.parameters)} | biases | tables | slots
     gradients = {name: t for b in buckets if not b.sites for name, t in views(b, b.gradients)}
-    state = State(buckets, frozen, biases, namespace(parameters), namespace(gradients))
+    state = State(buckets, frozen, biases, tables, namespace(parameters), namespace(gradients))
     for bucket, entry in state.entries():
         p = entry.parameter
         bucket.set_weight(entry, initial_value(plan.train.seed, p.name, p.shape, p.init, uniform=p.uniform))
     return state
-
-
-def initial_value(seed: int, name: str, shape: Sequence[int], init: float | None, *, uniform: bool = False) -> Tensor:
-    """Normal with standard deviation `init` (None: ones), drawn in float32 from a generator of (seed, name); or
-    `uniform`, between bounds that have this deviation."""
-    if init is None:
-        return torch.ones(tuple(shape))
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    values = torch.empty(tuple(shape))
-    if uniform:
-        return values.uniform_(-math.sqrt(3) * init, math.sqrt(3) * init, generator=generator)
-    return values.normal_(0.0, init, generator=generator)
 
 
 def shared_flats(plan: contract.Plan, rank: int) -> dict[str, tuple[tuple[int, ...], int]]:

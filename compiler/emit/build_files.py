@@ -10,7 +10,8 @@ from compiler.emit import recipe
 from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, Replica, Stage, Use
 from compiler.ir.received_rows import most_rows
 from compiler.lower.estimate import Overlap
-from compiler.plan.blocks import sent_rows
+from compiler.plan.parameters import num_experts
+from compiler.plan.row_counts import sent_rows
 from compiler.plan.stages import block_of
 from dsl.schema import Moe, Optimizer, Spec
 from runtime import contract
@@ -57,7 +58,8 @@ def contract_plan(
         buckets=tuple(_bucket(b, table, spec.train.optimizer) for b in plan.buckets),
         frozen=tuple(_bucket(b, table, spec.train.optimizer) for b in plan.frozen),
         adapter=recipe.adapter(spec.adapter),
-        biases=tuple(_bias(r) for r in plan.replicas if r.role == "bias"),
+        biases=tuple(contract.Bias(*_held(r)) for r in plan.replicas if r.role == "bias"),
+        tables=tuple(contract.Table(*_held(r), num_experts(spec, r.name)) for r in plan.replicas if r.role == "table"),
         quantised=quantised,
         host=recipe.host(spec, lowered.memories),
         sequence_part=_largest_part(plan, "cp"),
@@ -134,8 +136,8 @@ def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) 
     return contract.Bucket(*held_by, parameters, bucket.owners, bucket.sites, bucket.rest)
 
 
-def _bias(replica: Replica) -> contract.Bias:
-    return contract.Bias(replica.name, replica.shape, tuple(replica.holders))
+def _held(replica: Replica) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    return replica.name, replica.shape, tuple(replica.holders)
 
 
 def program_json(program: Program, order: tuple[int, ...] = ()) -> str:

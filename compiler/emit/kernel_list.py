@@ -10,7 +10,7 @@ from compiler.emit.quantised import Making
 from compiler.ir import Emitted, Plan, SegmentCode
 from compiler.kernels import reason
 from compiler.kernels.calls import Call
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.row_counts import balanced_rows
 from compiler.predict.memory_state import kept_elements
 from dsl.memory import update_bytes
 from dsl.schema import Spec

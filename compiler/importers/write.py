@@ -205,7 +205,7 @@ def _moe(moe: Moe, remarks: tuple[Remark, ...]) -> Iterator[str]:
     yield "    ffn moe {"
     sizes = f"experts = {number(moe.experts)}, shared = {moe.shared}, top_k = {moe.top_k}"
     yield f"      {sizes}, inner = {number(moe.inner)}"
-    if more := _given(moe, "activation", "bias", "router_bias", "shared_inner", "shared_gate"):
+    if more := _given(moe, "activation", "bias", "router_bias", "shared_inner", "shared_gate", "choice"):
         yield f"      {more}"
     if moe.clamp is not None:
         yield f"      clamp {{ {_given(moe.clamp, 'limit', 'alpha', 'shift')} }}"

@@ -36,7 +36,7 @@ def read_weights(
     kind = "ema" if average else "weight"
     if average and not any(name.startswith("ema/") for name in checkpoint.shapes):
         raise InferenceError(f"{checkpoint.path} has no moving average of the weights", "leave --average out")
-    kinds = {"bias": "bias", "frozen": "weight"}
+    kinds = {"bias": "bias", "frozen": "weight", "table": "table"}
     names = {row.name: [f"{kinds.get(row.role, kind)}/{name}" for name in row.names()] for row in rows}
     wanted = {name: row.shape for row in rows for name in names[row.name]}
     held = {name: checkpoint.shapes.get(name) for name in wanted}

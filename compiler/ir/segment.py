@@ -64,8 +64,8 @@ class Output:
 
 
 # frozen: a weight that stays as it is; bias: a router's balancing bias, not trained by the optimizer; slots: which
-# place of the layer each expert has
-Role = Literal["parameter", "frozen", "bias", "slots"]
+# place of the layer each expert has; table: the experts that each token goes to
+Role = Literal["parameter", "frozen", "bias", "slots", "table"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,12 @@ ROUTER_PARAMETERS = {
     "bias": "ffn.router.bias",
     "logit_bias": "ffn.router.logit_bias",
     "slots": "ffn.router.slots",
+    "table": "ffn.router.table",
 }
 SHARED_PARAMETERS = named(
     {"norm": "ffn.norm", "up": "ffn.shared.up", "gate": "ffn.shared.gate", "down": "ffn.shared.down"}, "up", "down"
 )
+TABLE_DTYPE = "int32"  # of which experts each token goes to
 JOIN_PARAMETERS = {"post_norm": "ffn.post_norm"}
 EXPERTS_PARAMETERS = named({"up": "ffn.experts.up", "down": "ffn.experts.down"}, "up", "down")
 
@@ -39,7 +41,7 @@ def router(
     p: Any,
     h_TD: Any,
     y_TD: Any,
-    *,
+    *tokens_T: Any,
     eps: float,
     biased: bool,
     softmax: bool,
@@ -59,23 +61,26 @@ def router(
     counted: int = 0,
     pre: bool = True,
 ) -> tuple[Any, ...]:
-    """Chooses experts and puts the rows in their order, or `by_slots`, in that of their places in the layer; one row
-    for each of the `slices` of an expert, whose places are `apart`. The residual h + y, of which attention gave y, is
-    for the join, the normed `x` for the shared experts; with `balance` there is the sequence-wise loss, without its
-    weight. Where ranks have parts of sequences, `balance` makes it, of the scores and of the choices that are counted,
-    in so many rows of each."""
+    """Chooses experts by their scores, or by tokens if they are given, and puts the rows in their order, or `by_slots`,
+    in that of their places in the layer; one row for each of the `slices` of an expert, whose places are `apart`. The
+    residual h + y, of which attention gave y, is for the join, the normed `x` for the shared experts; with `balance`
+    there is the sequence-wise loss, without its weight. Where ranks have parts of sequences, `balance` makes it, of the
+    scores and of the choices that are counted, in so many rows of each."""
     residual_TD = ops.add(h_TD, y_TD)
     x_TD = entering(ops, p, residual_TD, eps, pre)
     logits_TE = ops.linear_wide(x_TD, p.weight)
     if logit_bias:
         logits_TE = ops.add_bias(logits_TE, p.logit_bias)
-    bias_E = p.bias if biased else None
-    choice = (groups, top_groups, top_k, normalize, scale)
     if sqrt_softplus:
         logits_TE = ops.sqrt_softplus(logits_TE)
-        gate_TK, expert_TK = ops.route_scores(logits_TE, bias_E, *choice)
+    by_score = () if sqrt_softplus else (softmax,)
+    if tokens_T:
+        expert_TK = ops.table_choices(*tokens_T, p.table)
+        weigh = ops.weigh_chosen_scores if sqrt_softplus else ops.weigh_chosen
+        gate_TK = weigh(logits_TE, expert_TK, *by_score, normalize, scale)
     else:
-        gate_TK, expert_TK = ops.route(logits_TE, bias_E, softmax, *choice)
+        route, bias_E = ops.route_scores if sqrt_softplus else ops.route, p.bias if biased else None
+        gate_TK, expert_TK = route(logits_TE, bias_E, *by_score, groups, top_groups, top_k, normalize, scale)
     routed = (x_TD, gate_TK, expert_TK)
     if slices > 1:
         of_slices = ops.slice_choices(gate_TK, expert_TK, p.slots, slices, apart)
@@ -107,11 +112,17 @@ def build_router(place: Place) -> ir.Segment:
     logit_bias = (place.vector("logit_bias", moe.experts),) if moe.router_bias else ()
     by_slots = place.spec.parallel.placement is not None or place.slices > 1
     slots = (ir.Param("slots", (moe.experts,), "int64", grad=False, role="slots"),) if by_slots else ()
+    shape, by_table = (place.model.vocab, moe.top_k), moe.choice == "table"
+    table = (ir.Param("table", shape, TABLE_DTYPE, grad=False, role="table"),) if by_table else ()
     of = segment(
         "router",
         router,
-        (*pre_gain(place), place.weight("weight", moe.experts, D), *logit_bias, *bias, *slots),
-        (place.input("h", place.T, D), place.input("y", place.T, D)),
+        (*pre_gain(place), place.weight("weight", moe.experts, D), *logit_bias, *bias, *slots, *table),
+        (
+            place.input("h", place.T, D),
+            place.input("y", place.T, D),
+            *((index("tokens", place.T),) if by_table else ()),
+        ),
         (
             "residual",
             *(("x",) if shared else ()),

@@ -38,6 +38,21 @@ def _infer_route_scores(
     return _infer_route(score_TE, bias_E, False, groups, top_groups, top_k, normalize, scale)
 
 
+def _infer_table_choices(tokens_T: Tensor, table_VK: Tensor) -> tuple[Tensor, ...]:
+    return (Tensor((tokens_T.shape[0], table_VK.shape[1]), INDEX),)
+
+
+def _infer_weigh(
+    logits_TE: Tensor, expert_TK: Tensor, softmax: bool, normalize: bool, scale: float
+) -> tuple[Tensor, ...]:
+    assert logits_TE.shape[:1] == expert_TK.shape[:1], (logits_TE, expert_TK)
+    return (Tensor(expert_TK.shape, logits_TE.dtype),)
+
+
+def _infer_weigh_scores(score_TE: Tensor, expert_TK: Tensor, normalize: bool, scale: float) -> tuple[Tensor, ...]:
+    return _infer_weigh(score_TE, expert_TK, False, normalize, scale)
+
+
 def _infer_balance_scores(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> tuple[Tensor, ...]:
     return _infer_balance(score_TE, expert_TK, sequence, False)
 
@@ -144,6 +159,36 @@ ROUTE_SCORES = Rule(
         gives=("score",),
         flops=elementwise("score", 2),
     ),
+)
+
+TABLE_CHOICES = Rule(
+    args=("tokens", "table"),
+    outputs=("expert",),
+    infer=_infer_table_choices,
+    kernel_class="embedding",
+    touched=lambda n: n.tokens[0] * (1 + 2 * n.table[1]),
+    kernel=lambda n: (n.tokens[0], n.table[1]),
+    differentiable=(),
+)
+
+WEIGH_CHOSEN = Rule(
+    args=("logits", "expert", "softmax", "normalize", "scale"),
+    outputs=("gate",),
+    infer=_infer_weigh,
+    kernel_class="router",
+    flops=elementwise("logits", 4),
+    differentiable=("gate",),
+    dgrad=ROUTE.dgrad,
+)
+
+WEIGH_CHOSEN_SCORES = Rule(
+    args=("score", "expert", "normalize", "scale"),
+    outputs=("gate",),
+    infer=_infer_weigh_scores,
+    kernel_class="router",
+    flops=elementwise("expert", 4),
+    differentiable=("gate",),
+    dgrad=ROUTE_SCORES.dgrad,
 )
 
 BALANCE_SCORES = Rule(
@@ -272,5 +317,8 @@ RULES = {
     "slice_choices": SLICE_CHOICES,
     "permute": PERMUTE,
     "permute_placed": PERMUTE_PLACED,
+    "table_choices": TABLE_CHOICES,
     "unpermute": UNPERMUTE,
+    "weigh_chosen": WEIGH_CHOSEN,
+    "weigh_chosen_scores": WEIGH_CHOSEN_SCORES,
 }

@@ -11,15 +11,14 @@ from types import MappingProxyType
 
 from compiler import ir
 from compiler.dtypes import flat_tensors
-from compiler.ir.received_rows import Received, even_rows, most_rows
 from compiler.ir.segment import SUM
 from compiler.layers import LAYERS, Place
 from compiler.layers.attention import norms_together
 from compiler.layers.stream import is_changed
 from compiler.layers.value_dtypes import back, to_experts
 from compiler.plan.layers_again import Again, CutOf, Cutter
+from compiler.plan.row_counts import copies_of
 from compiler.plan.split_blocks import gather, gather_choices, gather_sequences, scatter, scatter_parts, sum_everywhere
-from dsl.nodes import reached
 from dsl.schema import Moe, Spec
 
 Step = ir.Use | ir.Communication
@@ -279,7 +278,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
     )
     counted, balance = _balance(place, name, prefix, values)
     return (
-        _use(place, "router", f"{name}.router", prefix, attended, tuple(values.values())),
+        _use(place, "router", f"{name}.router", prefix, (*attended, *_tokens(place)), tuple(values.values())),
         *counted,
         dispatch,
         *(_use(place, "shared", f"{name}.shared", prefix, normed, (value,)) for value in shared),
@@ -288,6 +287,15 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
         combine,
         _use(place, "join", f"{name}.join", prefix, (values["residual"], *shared, returned, values["order"]), (out,)),
     )
+
+
+def _tokens(place: Place) -> tuple[str, ...]:
+    """The tokens of the rows of a layer whose experts a table chooses by them. Where tensor ranks have parts of the
+    vocabulary, `tokens` are those that an embedding reads."""
+    if place.moe.choice != "table":
+        return ()
+    of = "mtp_tokens" if place.mtp else "tokens"
+    return (f"row_{of}" if place.spec.splits_vocabulary else of,)
 
 
 def _balance(
@@ -343,58 +351,3 @@ def _end(place: Place, h: str, cut_of: CutOf | None) -> Block:
             *_head(inside, "M0.", "M0_final_h", "mtp_targets", "mtp_loss"),
         ]
     return Block(tuple(steps), "")
-
-
-# ---------------------------------------------------------------- received rows
-
-
-def mixtures(spec: Spec) -> tuple[Moe, ...]:
-    """The mixtures of experts of a model's layers."""
-    return tuple(layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe))
-
-
-def sent_rows(spec: Spec, moe: Moe) -> int:
-    """Rows that a rank sends in a layer and micro-batch: one to each slice of each chosen expert of each token."""
-    return spec.tokens_of_rank * moe.top_k * spec.parallel.expert_tensor
-
-
-def balanced_rows(spec: Spec) -> int:
-    """Rows an expert rank receives in a layer when the experts' load is even: as many as it sends, padded."""
-    ranks, alignment = spec.parallel.expert, spec.row_alignment
-    found = (even_rows(sent_rows(spec, moe), moe.experts // ranks, alignment) for moe in mixtures(spec))
-    return max(found, default=0)
-
-
-def held_rows(spec: Spec) -> int:
-    """Rows that memory is planned for: as many as an expert rank sends, with as much padding as those can need."""
-    ranks, alignment = spec.parallel.expert, spec.row_alignment
-    found = (most_rows(sent_rows(spec, moe), moe.experts // ranks, alignment) for moe in mixtures(spec))
-    return max(found, default=0)
-
-
-def held(spec: Spec) -> Received:
-    """What memory is planned for: `held_rows`, and that a rank forwards as many copies and rows as it sends at most."""
-    rows = held_rows(spec)
-    if not spec.by_nodes:
-        return Received(rows)
-    copies = max(copies_of(spec, moe) for moe in mixtures(spec))
-    return Received(rows, spec.tokens_of_rank * copies, max(sent_rows(spec, moe) for moe in mixtures(spec)))
-
-
-def copies_of(spec: Spec, moe: Moe) -> int:
-    """The most nodes that a token goes to."""
-    return min(moe.top_k, reached(moe.groups, moe.top_groups, _group_nodes(spec)))
-
-
-def _group_nodes(spec: Spec) -> int:
-    assert spec.group_nodes, "rows go through whole nodes"
-    return spec.group_nodes
-
-
-def most_held(spec: Spec, rows: int) -> Received:
-    """What a rank has if it receives `rows`, the most there can be, and every token of its column goes to its node."""
-    if not spec.by_nodes:
-        return Received(rows)
-    tokens, nodes = spec.tokens_of_rank, _group_nodes(spec)
-    most = max(min(moe.top_k, moe.experts // nodes) for moe in mixtures(spec))
-    return Received(rows, nodes * tokens, nodes * tokens * most * spec.parallel.expert_tensor)

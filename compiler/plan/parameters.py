@@ -95,7 +95,7 @@ def model_parameters(model: Model) -> tuple[Parameter, ...]:
 
 def stored(parameter: Parameter) -> str:
     """The name of a tensor in a checkpoint: weight/layers.3.ffn.down."""
-    return f"{'bias' if parameter.role == 'bias' else 'weight'}/{parameter.name}"
+    return f"{parameter.role if parameter.role in ('bias', 'table') else 'weight'}/{parameter.name}"
 
 
 def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:
@@ -103,7 +103,7 @@ def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:
     whole model."""
     sizes, idle = Counter[str](), 0
     for row in tensors(spec, steps):
-        if row.role == "slots" or is_adapter(row.name):
+        if row.role in ("slots", "table") or is_adapter(row.name):
             continue
         size, block = prod(row.shape), _part_of(row.name)
         sizes[block] += size * (row.num_experts or 1)
@@ -134,13 +134,14 @@ def _part_of(tensor: str) -> str:
 
 
 def _tensor(spec: Spec, param: ir.Param, name: str) -> Tensor:
-    shape, experts = (param.shape[1:], _num_experts(spec, name)) if param.stack else (param.shape, None)
+    shape, experts = (param.shape[1:], num_experts(spec, name)) if param.stack else (param.shape, None)
     shape = param.split.whole(shape) if param.split else shape
     facts = param.role, param.init, param.decay, experts, param.uniform, param.split, param.matrices
     return Tensor(name, shape, *facts)
 
 
-def _num_experts(spec: Spec, tensor: str) -> int:
+def num_experts(spec: Spec, tensor: str) -> int:
+    """The experts of the layer, or MTP block, of a tensor."""
     model = spec.model
     block, number, *_ = tensor.split(".")
     ffn = model.ffn(int(number) if block == "layers" else model.num_layers - 1)

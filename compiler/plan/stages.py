@@ -49,6 +49,7 @@ def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
 
 # ---------------------------------------------------------------- what a stage exchanges
 
+ROWS = ("row_tokens", "row_mtp_tokens")  # of the rows that a rank has, where it reads all in a part of the vocabulary
 PARTS = ("part_targets", "part_mtp_targets", "tensor_rank")  # what a head reads that has a part of the vocabulary
 
 
@@ -59,7 +60,7 @@ def _hidden(spec: Spec, value: str) -> ir.Buffer:
 
 def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
     """The data tensors a stage reads, each once."""
-    data = ("tokens", "starts", "positions", "targets", "mtp_tokens", "mtp_targets", *PARTS)
+    data = ("tokens", "starts", "positions", "targets", "mtp_tokens", "mtp_targets", *ROWS, *PARTS)
     found = (
         ir.Buffer(value, argument.shape, argument.dtype)
         for use in steps

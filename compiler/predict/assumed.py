@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from compiler.ir import Plan
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.row_counts import balanced_rows
 from compiler.plan.sharding import Crossing, crossing_of
 from compiler.predict import failures
 from compiler.predict.memory_why import gib, memory_assumptions

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.ir.plan import Replica
+from compiler.predict.memory_state import untrained_bytes
 from dsl.memory import ITEMSIZE, average_dtype, state_bytes
 from dsl.schema import Spec
 from dsl.schema.cluster import MTBF_S, Failures
@@ -68,16 +69,18 @@ def goodput_of(spec: Spec, replicas: Sequence[Replica], step_s: float, copy_s: f
 
 def checkpoint_bytes(spec: Spec, replicas: Sequence[Replica]) -> int:
     """Bytes of the tensors of a checkpoint: of each trained parameter its master weight, the state of the optimizer and
-    the moving average; and balancing biases."""
+    the moving average; and balancing biases and tables."""
     average = ITEMSIZE[average_dtype(spec.precision)] if spec.train.ema else 0
-    optimizer, of_bias = spec.train.optimizer, 0 if spec.adapter else ITEMSIZE[spec.precision.gradients]
+    optimizer = spec.train.optimizer
     of_weight = ITEMSIZE[spec.precision.master] + average
     of = [of_weight + state_bytes(spec.precision, row) for row in optimizer.rows]
 
-    def of_element(each: Replica) -> int:
-        return of[optimizer.is_rest(each.matrices)] if each.role == "parameter" else of_bias * (each.role == "bias")
+    def bytes_of(each: Replica) -> int:
+        if each.role == "parameter":
+            return each.num_elements * of[optimizer.is_rest(each.matrices)]
+        return 0 if spec.adapter else untrained_bytes(spec, each)
 
-    return sum(each.num_elements * of_element(each) for each in replicas)
+    return sum(map(bytes_of, replicas))
 
 
 def share(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, restart_s: float) -> float:

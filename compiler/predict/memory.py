@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from compiler.ir import Program
 from compiler.ir.received_rows import most_rows
 from compiler.lower import Lowering
-from compiler.plan.blocks import held, mixtures, most_held
+from compiler.plan.row_counts import held, mixtures, most_held
 from compiler.predict.memory_peak import peak_of, saved_and_deferred
 from compiler.predict.memory_state import device_of, rank_states, update_scratch
 from compiler.predict.prediction import RankMemory

@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from compiler.ir import Bucket, Plan, Use
+from compiler.dtypes import ITEMSIZE as BYTES
+from compiler.ir import Bucket, Plan, Replica, Use
+from compiler.layers.moe import TABLE_DTYPE
 from compiler.proof import Certificate
 from dsl.memory import (
     HOST_PART,
@@ -37,22 +39,22 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
     Parameters with the same holders lie in one flat buffer. With ZeRO it is padded to equal parts, of which each holder
     updates one (arXiv 1910.02054), or holders own whole parameters (compiler/plan/owners.py); of buckets that segments
     put together, it keeps the parts of those that it divides them with (`Bucket.parts`), of gradients (zero = 2) and of
-    weights (zero = 3). The balancing biases have the dtype of gradients. Weights that products read in eight bits are
-    held so twice more.
+    weights (zero = 3). The balancing biases have the dtype of gradients, tables four bytes an element. Weights that
+    products read in eight bits are held so twice more.
     """
     rows = [bytes_per_element(spec, row) for row in spec.train.optimizer.rows]
-    size, kept, biases = rows[0], kept_elements(spec, plan), Counter[int]()
+    size, kept, untrained = rows[0], kept_elements(spec, plan), Counter[int]()
     for replica in plan.replicas:
-        if replica.role == "bias":
+        if size_of := untrained_bytes(spec, replica):
             for rank in _pipeline_ranks(plan, replica.holders):
-                biases[rank] += replica.num_elements * ITEMSIZE[spec.precision.gradients]
+                untrained[rank] += size_of
     copies, staged = quantised_weights(plan), staged_bytes(spec, plan)
     checkpoint, saved = spec.train.checkpoint, (0,) * plan.mesh.pp
     if checkpoint is not None and checkpoint.background:  # they are written from a copy in the memory of the host
         saved = saved_bytes(spec, plan)
     return tuple(
         Memory(
-            weights=kept.weights[rank] * size.weights + biases[rank] + copies[rank],
+            weights=kept.weights[rank] * size.weights + untrained[rank] + copies[rank],
             gradients=kept.gradients[rank] * size.gradients,
             optimizer=kept.owned[rank] * size.optimizer + kept.rest[rank] * rows[-1].optimizer,
             activations=0,
@@ -108,13 +110,19 @@ def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
             found[holder] += -(-sum(sizes) // len(holders)) * of_owned
         found[holders[0]] += 0 if divided else sum(sizes) * of_weight
     for replica in plan.replicas:
-        if replica.role == "bias" and not plan.frozen:
-            found[next(iter(replica.holders))] += replica.num_elements * ITEMSIZE[precision.gradients]
+        if not plan.frozen:
+            found[next(iter(replica.holders))] += untrained_bytes(spec, replica)
     most = [0] * plan.mesh.pp
     for device, size in found.items():
         rank, _ = plan.mesh.coordinates(device)
         most[rank] = max(most[rank], size)
     return tuple(most)
+
+
+def untrained_bytes(spec: Spec, replica: Replica) -> int:
+    """Bytes of a balancing bias or of a table; 0 of anything else."""
+    size = {"bias": ITEMSIZE[spec.precision.gradients], "table": BYTES[TABLE_DTYPE]}
+    return replica.num_elements * size.get(replica.role, 0)
 
 
 def kept_elements(spec: Spec, plan: Plan) -> Elements:

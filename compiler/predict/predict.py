@@ -10,9 +10,10 @@ from compiler.ir import Communication, Plan, Program, Use
 from compiler.lower import Lowering
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
-from compiler.plan.blocks import balanced_rows, model_steps
+from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import counted
 from compiler.plan.plan import HELD
+from compiler.plan.row_counts import balanced_rows
 from compiler.predict.assumed import assumptions
 from compiler.predict.failures import Goodput, goodput_of
 from compiler.predict.flops import flops_per_token

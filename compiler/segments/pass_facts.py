@@ -49,8 +49,9 @@ def logits(segment: Segment, trained: bool, part: bool) -> int:
 
 
 def scored(segment: Segment) -> bool:
-    """Whether a router scores and chooses in one op, and permutes rows by what it chose."""
-    return segment.kind == "router" and {"sqrt_softplus", "slices"}.isdisjoint(dict(segment.constants))
+    """Whether a router scores and chooses in one op, and permutes rows by what it chose; no table chooses by tokens."""
+    plain = {"sqrt_softplus", "slices"}.isdisjoint(dict(segment.constants))
+    return segment.kind == "router" and plain and len(segment.inputs) == 2
 
 
 def placed(segment: Segment) -> bool:

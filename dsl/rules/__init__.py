@@ -32,6 +32,7 @@ STATE = (
     *("model", "precision", "parallel", "schedule", "offload"),
     *(f"train.{key}" for key in ("micro_batch", "sequence", "optimizer", "ema", "validate")),
 )
+_OF_PARTS = ("activation", "clamp", "shared", "shared_inner", "shared_gate", "choice", "groups", "balance")
 Row = tuple[tuple[str, ...], Rule]
 # Rules that numbers of several lines satisfy together, or cannot: of these `dsl.conflict` finds the smallest sets.
 JOINT: tuple[Row, ...] = (
@@ -96,7 +97,7 @@ RULES: tuple[Row, ...] = (
     ),
     (("model.mtp.depth",), model.one_mtp),
     (
-        tuple(f"{LAYERS}.ffn.{key}" for key in ("activation", "clamp", "shared", "shared_inner", "shared_gate")),
+        tuple(f"{LAYERS}.ffn.{key}" for key in _OF_PARTS),
         model.parts_of_a_layer_go_together,
     ),
     (tuple(f"precision.{role}" for role in precision.ALL_ROLES), precision.few_bits_have_a_role),

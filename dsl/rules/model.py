@@ -52,6 +52,24 @@ def parts_of_a_layer_go_together(spec: Spec) -> Iterator[Finding]:
                     message = f"{key} is of shared experts, and shared = 0"
                     note = ("their number", f"{at}.shared")
                     yield Finding("E0930", message, f"{at}.{key}", f"remove `{key}`", (note,))
+        if isinstance(ffn, Moe) and ffn.choice == "table":
+            yield from _steering(ffn, at)
+
+
+def _steering(moe: Moe, at: str) -> Iterator[Finding]:
+    """What steers a choice by scores, in a layer whose experts a table chooses."""
+    steering = {
+        "groups": moe.groups > 1,
+        "balance.bias_rate": moe.balance.bias_rate is not None,
+        "balance.sequence_loss": moe.balance.sequence_loss > 0,
+    }
+    for key, given in steering.items():
+        if given:
+            word = key.rpartition(".")[2]
+            message = f"a table chooses the experts of each token, and {word} is about a choice by scores"
+            edits = {"groups": "groups = 1", "bias_rate": "bias_rate = none", "sequence_loss": "sequence_loss = 0"}
+            note = ("what chooses them", f"{at}.choice")
+            yield Finding("E0930", message, f"{at}.{key}", f"write `{edits[word]}`", (note,))
 
 
 def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:

@@ -122,6 +122,17 @@ class Moe(Node):
             examples=["router_bias = true"],
         ),
     ] = False
+    choice: Annotated[
+        Literal["scores", "table"],
+        Quiet(),
+        Field(description="what decides which experts a token goes to", examples=["choice = table"]),
+        Choices(
+            {
+                "scores": "the largest scores, in the best groups",
+                "table": "a fixed table by the token, which is random at first; scores weigh the experts (DeepSeek-V4)",
+            }
+        ),
+    ] = "scores"
     groups: Annotated[
         int, Field(ge=1, le=65536, description="groups the experts are divided into", examples=["groups = 8"])
     ] = 1

@@ -14,7 +14,7 @@ is a field here, in the order of the file. No torch.
 | `watch.json` | Watch |
 """
 
-from runtime.contract.held import Bias, Bucket, Host, OptimizerState, Parameter, Quantised, StateTensor
+from runtime.contract.held import Bias, Bucket, Host, OptimizerState, Parameter, Quantised, StateTensor, Table
 from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
 from runtime.contract.mesh import Mesh, Opening
 from runtime.contract.nodes import NodeKind, node_kind
@@ -116,6 +116,7 @@ __all__ = [
     "Source",
     "Spike",
     "StateTensor",
+    "Table",
     "Train",
     "TrainedTokenizer",
     "UpdateOfRest",

@@ -97,6 +97,26 @@ class Bias:
     shape: Shape
     holders: tuple[Rank, ...]
 
+    @property
+    def stored(self) -> str:
+        """Its name in a checkpoint."""
+        return f"bias/{self.name}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The experts that each token of the vocabulary goes to: a row of different whole numbers below `below`."""
+
+    name: Name
+    shape: Shape
+    holders: tuple[Rank, ...]
+    below: Count
+
+    @property
+    def stored(self) -> str:
+        """Its name in a checkpoint."""
+        return f"table/{self.name}"
+
 
 @dataclass(frozen=True)
 class Quantised:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from runtime.contract.held import NO_HOST, Bias, Bucket, Host, OptimizerState, Parameter, Quantised
+from runtime.contract.held import NO_HOST, Bias, Bucket, Host, OptimizerState, Parameter, Quantised, Table
 from runtime.contract.mesh import MAX_RANKS, Mesh, Opening
 from runtime.contract.nodes import MAX_SMS, NodeKind
 from runtime.contract.numbers import (
@@ -233,6 +233,7 @@ class Plan:
     frozen: tuple[Bucket, ...] = ()  # of weights that stay as they are
     adapter: Adapter | None = None
     sequence_part: Amount = 0  # bytes of the largest part of sequences that a context rank gives the others
+    tables: tuple[Table, ...] = ()
     choices_part: Amount = 0  # bytes of the choices that a rank counts in its parts of sequences
 
     @staticmethod
@@ -246,6 +247,11 @@ class Plan:
     def parameters(self) -> tuple[Parameter, ...]:
         """All logical parameters that are trained."""
         return tuple(parameter for bucket in self.buckets for parameter in bucket.parameters)
+
+    @property
+    def untrained(self) -> tuple[Bias | Table, ...]:
+        """What routers have beside weights: no gradients move it. Where adapters are trained nothing does."""
+        return (*self.biases, *self.tables)
 
     def gathers(self, bucket: Bucket) -> bool:
         """Whether the holders of a bucket have parts of its weights, which segments gather."""
@@ -302,10 +308,12 @@ def _check_parts(plan: Plan) -> None:
     demand(plan.buckets and all(bucket.parameters for bucket in plan.buckets), "buckets")
     demand(bool(plan.frozen) == (plan.adapter is not None), "frozen")
     demand(all(bucket.parameters and not bucket.owners for bucket in plan.frozen), "frozen")
-    for part, rows in (("buckets", plan.buckets), ("frozen", plan.frozen), ("biases", plan.biases)):
+    parts = ("buckets", plan.buckets), ("frozen", plan.frozen), ("biases", plan.biases), ("tables", plan.tables)
+    for part, rows in parts:
         for row in rows:
             holders = row.holders
             demand(holders and [*holders] == sorted({*holders}) and holders[-1] < mesh.world, f"{part}: holders")
+    demand(all(len(each.shape) == 2 and each.shape[1] <= each.below for each in plan.tables), "tables")
     held = [each for bucket in (*plan.buckets, *plan.frozen) for each in bucket.parameters]
     slices = defaultdict[tuple[str, Shape], list[Slice | None]](list)
     for each in held:

@@ -118,7 +118,7 @@ def _alike(plan: contract.Plan) -> Iterator[_Alike]:
             yield from (_Alike(ranks, (f"weights of {bucket.name}",)) for ranks in parts if len(ranks) > 1)
         elif len(bucket.holders) > 1:
             yield _Alike(bucket.holders, names)
-    yield from (_Alike(bias.holders, (bias.name,)) for bias in plan.biases if len(bias.holders) > 1)
+    yield from (_Alike(each.holders, (each.name,)) for each in plan.untrained if len(each.holders) > 1)
 
 
 def _fingerprints(held: Mapping[str, Tensor], alike: _Alike, rank: int, device: torch.device) -> Tensor:
@@ -130,7 +130,7 @@ def _fingerprints(held: Mapping[str, Tensor], alike: _Alike, rank: int, device: 
 
 def _held(state: State) -> dict[str, Tensor]:
     """The tensors of a rank by the names that `_alike` gives them."""
-    found = {**state.biases}
+    found = {**state.biases, **state.tables}
     for bucket in state.held:
         if bucket.gathered:
             found[f"weights of {bucket.name}"] = bucket.parameters

@@ -48,10 +48,7 @@ def _chosen(
     """gate_TK, expert_TK of scores. `counted`: the best experts whose sum is the score of their group."""
     choice_TE = score_TE if bias_E is None else score_TE + bias_E
     expert_TK = best(_among_best_groups(choice_TE, groups, top_groups, counted), top_k)
-    gate_TK = score_TE.gather(1, expert_TK)
-    if normalize:
-        gate_TK = gate_TK / (gate_TK.sum(dim=-1, keepdim=True) + TINY)
-    return gate_TK * scale, expert_TK
+    return weigh_chosen_scores(score_TE, expert_TK, normalize, scale), expert_TK
 
 
 def scores(logits_TE: Tensor, softmax: bool) -> Tensor:
@@ -139,6 +136,30 @@ def route_scores_dgrad(dgate_TK: Tensor, score_TE: Tensor, expert_TK: Tensor, no
     return torch.zeros_like(score_TE).scatter_(1, expert_TK, dscore_TK)
 
 
+# ---------------------------------------------------------------- experts that a table chooses
+
+
+def table_choices(tokens_T: Tensor, table_VK: Tensor) -> Tensor:
+    """tokens_T (int64), table_VK (int32) -> expert_TK (int64), the rows of the table by token."""
+    return table_VK.index_select(0, tokens_T).long()
+
+
+def weigh_chosen(logits_TE: Tensor, expert_TK: Tensor, softmax: bool, normalize: bool, scale: float) -> Tensor:
+    """logits_TE, expert_TK -> gate_TK, the weights that `route` gives experts that are chosen already."""
+    return weigh_chosen_scores(scores(logits_TE, softmax), expert_TK, normalize, scale)
+
+
+def weigh_chosen_scores(score_TE: Tensor, expert_TK: Tensor, normalize: bool, scale: float) -> Tensor:
+    """score_TE, expert_TK -> gate_TK, likewise of scores that are given."""
+    gate_TK = score_TE.gather(1, expert_TK)
+    if normalize:
+        gate_TK = gate_TK / (gate_TK.sum(dim=-1, keepdim=True) + TINY)
+    return gate_TK * scale
+
+
+# ---------------------------------------------------------------- gates of shared experts
+
+
 def sigmoid_gate(logit_T1: Tensor) -> Tensor:
     """logit_T1 -> gate_T = sigmoid(logit)."""
     return torch.sigmoid(logit_T1[:, 0])
@@ -150,6 +171,7 @@ def sigmoid_gate_dgrad(dgate_T: Tensor, gate_T: Tensor) -> Tensor:
 
 
 OPS = (
+    *(table_choices, weigh_chosen, weigh_chosen_scores),
     *(route, route_dgrad, route_scores, route_scores_dgrad),
     *(sqrt_softplus, sqrt_softplus_dgrad, sigmoid_gate, sigmoid_gate_dgrad),
 )

@@ -52,7 +52,8 @@ def moes(draw: Draw, expert: int) -> schema.Moe:
     groups = draw(st.sampled_from([1, 2, 4]))
     experts = expert * groups * draw(st.integers(1, 8))
     top_groups = draw(st.integers(1, groups))
-    shared = draw(st.integers(0, 4))
+    shared, by_table = draw(st.integers(0, 4)), draw(st.booleans()) and groups == 1
+    balance = schema.Balance(bias_rate=draw(maybe(phases())), sequence_loss=draw(small(0, 1)))
     return schema.Moe(
         experts=experts,
         shared=shared,
@@ -66,7 +67,8 @@ def moes(draw: Draw, expert: int) -> schema.Moe:
         **draw(activations),
         normalize=draw(st.booleans()),
         scale=draw(small(0.001, 1000)),
-        balance=schema.Balance(bias_rate=draw(maybe(phases())), sequence_loss=draw(small(0, 1))),
+        choice="table" if by_table else "scores",
+        balance=schema.Balance() if by_table else balance,
     )
 
 

@@ -72,6 +72,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("model b extends | { }\nmodel c { }\nmodel d { }", ["c", "d"]),
         ("model b |", ["extends"]),
         ("run a { schedule { name = |", None),
+        ("model m { layers 0..1 { ffn moe { choice = |", ["scores", "table"]),
         ("model m { layers 0..1 { ffn moe { score = |", ["sigmoid", "softmax", "sqrt_softplus"]),
         ("model m { layers 0..1 { ffn moe { normalize = |", ["true", "false"]),
         ("run a { recompute = |", ["[ ]"]),

@@ -14,7 +14,7 @@ from compiler.actions.order_cache import Orders
 from compiler.ir import Body, Program
 from compiler.lower import Lowering
 from compiler.lower.estimate import Overlap, lane_times, overlaps_of, times_on
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.row_counts import balanced_rows
 from compiler.proof import prove
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.schedule import Schedule

@@ -174,6 +174,14 @@ def route_scores(
     return score_TE, bias_E, groups, top_groups, top_k, normalize, scale
 
 
+def weigh_chosen(source: Source, T: int = 6, E: int = 7, K: int = 3, softmax: bool = True) -> Args:
+    return 3 * source.normal(T, E), source.choices(T, E, K), softmax, True, 2.5
+
+
+def weigh_chosen_scores(source: Source, T: int = 6, E: int = 7, K: int = 3) -> Args:
+    return source.normal(T, E).abs(), source.choices(T, E, K), True, 2.5
+
+
 def balance_scores(source: Source, B: int = 3, S: int = 4, E: int = 6, K: int = 2) -> Args:
     return source.normal(B * S, E).abs(), source.choices(B * S, E, K), S
 
@@ -228,6 +236,8 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "swiglu": swiglu,
     "two_squares": lambda source: (source.normal(5, 9), 4, 2),
     "unpermute": unpermute,
+    "weigh_chosen": weigh_chosen,
+    "weigh_chosen_scores": weigh_chosen_scores,
 }
 GRADIENTS = sorted({gradient.op for op in FORWARD for gradient in RULES[op].gradients if gradient.op})
 ACCUMULATIONS = sorted(f"{rule.wgrad.op}_" for op in FORWARD if (rule := RULES[op]).wgrad)

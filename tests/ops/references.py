@@ -24,6 +24,8 @@ from tests.ops.routing_references import (
     slice_choices,
     sqrt_softplus,
     unpermute,
+    weigh_chosen,
+    weigh_chosen_scores,
 )
 
 
@@ -145,6 +147,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "cross_entropy_of_parts": cross_entropy_of_parts,
     "cross_entropy_part": cross_entropy_part,
     "embedding": embedding,
+    "weigh_chosen": weigh_chosen,
+    "weigh_chosen_scores": weigh_chosen_scores,
     "gated_swiglu": gated_swiglu,
     "gqa_attention": gqa_attention,
     "add_grouped_bias": add_grouped_bias,

@@ -134,3 +134,13 @@ def balance_scores(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor
 
 def sigmoid_gate(logit_T1: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-logit_T1.flatten()))
+
+
+def weigh_chosen(logits_TE: Tensor, expert_TK: Tensor, softmax: bool, normalize: bool, scale: float) -> Tensor:
+    score_TE = logits_TE.exp() / logits_TE.exp().sum(1, keepdim=True) if softmax else 1 / (1 + (-logits_TE).exp())
+    return weigh_chosen_scores(score_TE, expert_TK, normalize, scale)
+
+
+def weigh_chosen_scores(score_TE: Tensor, expert_TK: Tensor, normalize: bool, scale: float) -> Tensor:
+    chosen_TK = torch.stack([row[choices] for row, choices in zip(score_TE, expert_TK, strict=True)])
+    return scale * chosen_TK / (chosen_TK.sum(1, keepdim=True) if normalize else 1)

@@ -11,7 +11,7 @@ from compiler.lower import Lowering
 from compiler.lower.estimate import stage_costs
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
-from compiler.plan.blocks import held_rows
+from compiler.plan.row_counts import held_rows
 from compiler.predict.memory import MAX_POINTS, rank_memories, thinned, worst_held_rows
 from compiler.predict.prediction import RankMemory
 from compiler.proof import prove

@@ -12,8 +12,9 @@ from compiler.cli import main
 from compiler.lower import Lowering
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
-from compiler.plan.blocks import balanced_rows, cut_model
+from compiler.plan.blocks import cut_model
 from compiler.plan.layer_runs import stage_placement_of_spec
+from compiler.plan.row_counts import balanced_rows
 from compiler.plan.splitting import Splitting
 from compiler.predict.floor import least_step_s
 from compiler.predict.memory_floor import missing_anywhere

@@ -10,7 +10,7 @@ import pytest
 from compiler.decide import lower_spec
 from compiler.emit.segment_cache import Segments
 from compiler.ir import Body, Plan, Program
-from compiler.plan.blocks import held_rows
+from compiler.plan.row_counts import held_rows
 from compiler.proof import ProofError, prove
 from dsl.schema import Moe, Spec
 from tests.proof.ledger import peak_bytes

@@ -13,7 +13,7 @@ from compiler.cli import main
 from compiler.commands.common import load_spec
 from compiler.emit.segment_cache import Segments
 from compiler.plan import make_plan
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.row_counts import balanced_rows
 from compiler.rates import Rates, rates_of, read_table
 from compiler.rates.calibration import Task, job, table_of, tasks_of
 from compiler.rates.table import TABLES, Device

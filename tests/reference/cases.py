@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.reference.config import Balance, Config, Dense, Gqa, HeadDim, Mla, Moe, Mtp, Phase, Rope
-from tests.reference.model import Reference
+from tests.reference.model import Reference, Router
 
 EXACT = 1e-12  # of float64, over the few hundred roundings of a small model
 
@@ -69,6 +69,12 @@ def trained_like(config: Config, seed: int = 0, dtype: torch.dtype = torch.float
     model = Reference(config, seed)
     generator = torch.Generator().manual_seed(seed + 1000)
     for name, tensor in model.state_dict().items():
+        if name.endswith("router.table"):
+            router = model.get_submodule(name.removesuffix(".table"))
+            assert isinstance(router, Router)
+            drawn = torch.rand(len(tensor), router.moe.experts, generator=generator)
+            tensor.copy_(drawn.argsort(dim=1)[:, : router.moe.top_k])
+            continue
         noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
         if name.endswith(("norm", "_bias")):
             tensor += 0.2 * noise

@@ -109,9 +109,11 @@ class Moe:
     shared_gate: bool = False
     bias: bool = False
     router_bias: bool = False
+    choice: str = "scores"
 
     def __post_init__(self) -> None:
         assert self.experts % self.groups == 0, "groups are equal"
+        assert self.choice in ("scores", "table"), self.choice
         assert self.score in ("sigmoid", "softmax", "sqrt_softplus"), self.score
         assert self.top_groups <= self.groups, "cannot keep more groups than there are"
         assert self.top_k <= self.experts // self.groups * self.top_groups, "the kept groups hold fewer than top_k"
@@ -213,6 +215,6 @@ def _ffn(ffn: Mapping[str, Any]) -> Dense | Moe:
     keys = ("experts", "shared", "top_k", "inner", "groups", "top_groups", "score", "normalize", "scale")
     rate = ffn["balance"]["bias_rate"]
     balance = Balance(None if rate is None else _phases(rate), ffn["balance"]["sequence_loss"])
-    more = {"shared_inner": None, "shared_gate": False, "router_bias": False}
+    more = {"shared_inner": None, "shared_gate": False, "router_bias": False, "choice": "scores"}
     shared = {key: ffn.get(key, usual) for key, usual in more.items()}
     return Moe(**{key: ffn[key] for key in keys}, balance=balance, **activation, **shared)

@@ -91,7 +91,7 @@ class DenseLayer(Network):
         self.norm_eps = norm_eps
         self.norm = norm(hidden)
 
-    def forward(self, h_BSD: Tensor) -> tuple[Tensor, None]:
+    def forward(self, h_BSD: Tensor, tokens_BS: Tensor | None = None) -> tuple[Tensor, None]:
         return super().forward(rmsnorm(h_BSD, self.norm, self.norm_eps)), None
 
 
@@ -119,21 +119,27 @@ class Routing:
 
 
 class Router(nn.Module):
-    """Sigmoid or softmax scores; the balancing bias, if there is one, and the groups act on the choice only."""
+    """Sigmoid or softmax scores; the balancing bias, if there is one, and the groups act on the choice only. With a
+    table each token of the vocabulary has its experts, as in Hash Layers (arXiv 2106.04426)."""
 
-    def __init__(self, hidden: int, moe: Moe) -> None:
+    def __init__(self, hidden: int, moe: Moe, vocab: int) -> None:
         super().__init__()
         self.moe = moe
         self.weight = weight(moe.experts, hidden)
         self.logit_bias = weight(moe.experts) if moe.router_bias else None
         if moe.balance.bias_rate is not None:
             self.register_buffer("bias", torch.zeros(moe.experts, dtype=torch.float64))
+        if moe.choice == "table":
+            self.register_buffer("table", torch.arange(moe.top_k, dtype=torch.int32).repeat(vocab, 1))
 
-    def forward(self, x_BSD: Tensor) -> Routing:
+    def forward(self, x_BSD: Tensor, tokens_BS: Tensor | None = None) -> Routing:
         logits_BSE = functional.linear(x_BSD, self.weight, self.logit_bias)
         scores = {"softmax": lambda x: x.softmax(dim=-1), "sigmoid": torch.sigmoid}
         score_BSE = scores.get(self.moe.score, lambda x: functional.softplus(x).sqrt())(logits_BSE)
-        chosen_BSK = self.choose(score_BSE.detach())
+        if self.moe.choice == "table":
+            chosen_BSK = self.get_buffer("table").long()[tokens_BS]
+        else:
+            chosen_BSK = self.choose(score_BSE.detach())
         gate_BSK = score_BSE.gather(-1, chosen_BSK)
         if self.moe.normalize:
             gate_BSK = gate_BSK / (gate_BSK.sum(-1, keepdim=True) + 1e-20)
@@ -155,19 +161,19 @@ class Router(nn.Module):
 class MoeLayer(nn.Module):
     """The feed-forward half of an MoE block: every chosen expert sees the token, none is dropped."""
 
-    def __init__(self, hidden: int, moe: Moe, norm_eps: float) -> None:
+    def __init__(self, hidden: int, moe: Moe, norm_eps: float, vocab: int) -> None:
         super().__init__()
         self.norm_eps = norm_eps
         self.norm = norm(hidden)
-        self.router = Router(hidden, moe)
+        self.router = Router(hidden, moe, vocab)
         if moe.shared > 0:
             inner = moe.inner if moe.shared_inner is None else moe.shared_inner
             self.shared = Expert(hidden, inner * moe.shared, moe, gated=moe.shared_gate)
         self.experts = nn.ModuleList(Expert(hidden, moe.inner, moe) for _ in range(moe.experts))
 
-    def forward(self, h_BSD: Tensor) -> tuple[Tensor, Routing]:
+    def forward(self, h_BSD: Tensor, tokens_BS: Tensor | None = None) -> tuple[Tensor, Routing]:
         x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
-        routing = self.router(x_BSD)
+        routing = self.router(x_BSD, tokens_BS)
         x_TD, chosen_TK, gate_TK = x_BSD.flatten(0, 1), routing.chosen_BSK.flatten(0, 1), routing.gate_BSK.flatten(0, 1)
         y_TD = self.shared(x_TD) if self.router.moe.shared > 0 else torch.zeros_like(x_TD)
         for e, expert in enumerate(self.experts):
@@ -201,7 +207,7 @@ class Block(nn.Module):
             self.attention = MultiHeadLatentAttention(config.hidden, attention, config.norm_eps)
         self.ffn: MoeLayer | DenseLayer
         if isinstance(ffn, Moe):
-            self.ffn = MoeLayer(config.hidden, ffn, config.norm_eps)
+            self.ffn = MoeLayer(config.hidden, ffn, config.norm_eps, config.vocab)
         else:
             self.ffn = DenseLayer(config.hidden, ffn, config.norm_eps)
 
@@ -212,9 +218,11 @@ class Block(nn.Module):
             if config.norm != "pre":
                 part.post_norm = norm(config.hidden)
 
-    def forward(self, h_BSD: Tensor, starts_BS: Tensor | None = None) -> tuple[Tensor, Routing | None]:
+    def forward(
+        self, h_BSD: Tensor, tokens_BS: Tensor, starts_BS: Tensor | None = None
+    ) -> tuple[Tensor, Routing | None]:
         h_BSD = h_BSD + self.added(self.attention, by_document(self.attention, h_BSD, starts_BS))
-        y_BSD, routing = self.ffn(h_BSD)
+        y_BSD, routing = self.ffn(h_BSD, tokens_BS)
         return h_BSD + self.added(self.ffn, y_BSD), routing
 
     def added(self, part: nn.Module, y_BSD: Tensor) -> Tensor:
@@ -236,13 +244,13 @@ class MtpModule(Block):
         self.final_norm = norm(config.hidden)
 
     def predict(
-        self, embedded_BSD: Tensor, hidden_BSD: Tensor, starts_BS: Tensor | None = None
+        self, embedded_BSD: Tensor, hidden_BSD: Tensor, tokens_BS: Tensor, starts_BS: Tensor | None = None
     ) -> tuple[Tensor, Routing | None]:
-        """Both [B, S, D], of the next token and of the token itself -> [B, S, D], ready for the shared head."""
+        """Both [B, S, D], of the next tokens and of the token itself -> [B, S, D], ready for the shared head."""
         embedded_BSD = rmsnorm(embedded_BSD, self.embedding_norm, self.norm_eps)
         hidden_BSD = rmsnorm(hidden_BSD, self.hidden_norm, self.norm_eps)
         both_BSD = functional.linear(torch.cat([embedded_BSD, hidden_BSD], dim=-1), self.projection)
-        h_BSD, routing = self(both_BSD, starts_BS)
+        h_BSD, routing = self(both_BSD, tokens_BS, starts_BS)
         return rmsnorm(h_BSD, self.final_norm, self.norm_eps), routing
 
 
@@ -300,7 +308,7 @@ class Reference(nn.Module):
                 nn.init.zeros_(parameter)
             elif not name.endswith("norm"):
                 nn.init.normal_(parameter, std=config.init_std, generator=generator)
-        self.to(dtype)
+        self.to(dtype)  # tables stay whole numbers
 
     def forward(
         self, tokens_BS: Tensor, mtp_tokens_BS: Tensor | None = None, starts_BS: Tensor | None = None
@@ -310,12 +318,13 @@ class Reference(nn.Module):
         routings = {}
         h_BSD = self.embedded(tokens_BS)
         for i, layer in enumerate(self.layers):
-            h_BSD, routings[f"layers.{i}"] = layer(h_BSD, starts_BS)
+            h_BSD, routings[f"layers.{i}"] = layer(h_BSD, tokens_BS, starts_BS)
         hidden_BSD = rmsnorm(h_BSD, self.final_norm, self.config.norm_eps)
 
         mtp_logits_BSV = None
         if mtp_tokens_BS is not None:
-            h_BSD, routings["mtp.0"] = self.mtp[0].predict(self.embedded(mtp_tokens_BS), hidden_BSD, starts_BS)
+            embedded_BSD = self.embedded(mtp_tokens_BS)
+            h_BSD, routings["mtp.0"] = self.mtp[0].predict(embedded_BSD, hidden_BSD, mtp_tokens_BS, starts_BS)
             mtp_logits_BSV = self.logits(h_BSD)
         routed = {block: routing for block, routing in routings.items() if routing is not None}
         return Output(self.logits(hidden_BSD), mtp_logits_BSV, routed)
@@ -354,15 +363,16 @@ class Reference(nn.Module):
         return Losses(main, mtp, sequence, {block: routing.load_E for block, routing in output.routings.items()})
 
     def load_logical(self, tensors: dict[str, Tensor]) -> None:
-        """Takes copies of all parameters and router biases, by logical name; refuses a missing or an unknown one."""
+        """Takes copies of all parameters, router biases and tables, by logical name; refuses one that is missing or
+        unknown."""
         self.load_state_dict(tensors, strict=True)
 
     def logical_parameters(self) -> dict[str, Tensor]:
-        """Copies of all parameters and router biases, by logical name."""
+        """Copies of all parameters, router biases and tables, by logical name."""
         return {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
 
     def logical_gradients(self) -> dict[str, Tensor]:
-        """Copies of the gradients by logical name (none for router biases); zeros where no loss reached."""
+        """Copies of the gradients by logical name (none for router biases and tables); zeros where no loss reached."""
         return {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
             for name, parameter in self.named_parameters()

@@ -16,8 +16,9 @@ from torch import Tensor
 from runtime import contract, snapshot
 from runtime.checkpoint.publish import CheckpointError, Part, load
 from runtime.contract.slices import Slice, held_elements, tiling_problem
+from runtime.initial_values import initial_value
 from runtime.slices import cut, place
-from runtime.state import State, build_state, initial_value
+from runtime.state import State, build_state
 from runtime.strict_json import FormError, pretty
 from tests.runtime.faulty_files import save_all
 from tests.runtime.plans import small_plan

@@ -280,6 +280,21 @@ def route_scores(
     return chosen_of(score_TE, bias_E, 2, groups, top_groups, top_k, normalize, scale)
 
 
+def table_choices(tokens_T: Tensor, table_VK: Tensor) -> Tensor:
+    return torch.stack([table_VK[token].long() for token in tokens_T.tolist()])
+
+
+def weigh_chosen(logits_TE: Tensor, expert_TK: Tensor, softmax: bool, normalize: bool, scale: float) -> Tensor:
+    return weigh_chosen_scores(scores(logits_TE, softmax), expert_TK, normalize, scale)
+
+
+def weigh_chosen_scores(score_TE: Tensor, expert_TK: Tensor, normalize: bool, scale: float) -> Tensor:
+    gate_TK = score_TE.gather(1, expert_TK)
+    if normalize:
+        gate_TK = gate_TK / (gate_TK.sum(dim=1, keepdim=True) + 1e-20)
+    return gate_TK * scale
+
+
 def chosen_of(
     score_TE: Tensor,
     bias_E: Tensor | None,

@@ -53,6 +53,8 @@ def arguments(segment: ir.Segment, vocab: int, rows: list[int] | None = None, se
         return torch.randn(sizes, generator=generator, dtype=torch.float64)  # type: ignore[arg-type]
 
     given = {param.name: noise(param.shape) for param in segment.params}
+    if "table" in given:
+        given["table"] = given["table"].argsort(dim=1).int()
     given |= {f"g_{param.name}": noise(param.shape) for param in segment.params if param.grad}
     for argument in segment.inputs:
         if argument.dtype == "int32":
@@ -62,7 +64,7 @@ def arguments(segment: ir.Segment, vocab: int, rows: list[int] | None = None, se
         elif argument.name == "rank":
             given[argument.name] = torch.tensor([int(dict(segment.constants)["ranks"]) - 1])  # type: ignore[arg-type]
         elif argument.dtype == "int64":
-            low = -1 if argument.name in ("targets", "tokens") else 0
+            low = -1 if argument.name in ("targets", "tokens") and "table" not in given else 0
             given[argument.name] = torch.randint(low, vocab, argument.shape, generator=generator)  # type: ignore[arg-type]
         else:
             given[argument.name] = noise(argument.shape)
@@ -130,6 +132,15 @@ def test_router_variants(ffn: Moe) -> None:
     segment = segment_of("router", spec(), ffn)
     biased = ffn.balance.bias_rate is not None
     assert [param.name for param in segment.params] == ["norm", "weight", *(["bias"] if biased else [])]
+    check(segment)
+
+
+@pytest.mark.parametrize("score", ["sigmoid", "softmax", "sqrt_softplus"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_experts_that_a_table_chooses(score: str, normalize: bool) -> None:
+    ffn = moe(score=score, normalize=normalize, choice="table", groups=1, top_groups=1, balance=Balance())
+    segment = segment_of("router", spec(), ffn)
+    assert [param.name for param in segment.params] == ["norm", "weight", "table"]
     check(segment)
 
 

@@ -118,7 +118,7 @@ def mixtures(draw: st.DrawFn, expert: int) -> Moe:
     bias, loss = draw(st.sampled_from([None, ALWAYS, FALLING])), draw(st.sampled_from([0.0, 0.01]))
     groups = draw(st.sampled_from([each for each in range(1, experts + 1) if experts % each == 0]))
     kept = draw(st.integers(1, groups))
-    shared = draw(st.integers(0, 2))
+    shared, by_table = draw(st.integers(0, 2)), draw(st.booleans()) and groups == 1
     return Moe(
         experts=experts,
         shared=shared,
@@ -135,7 +135,8 @@ def mixtures(draw: st.DrawFn, expert: int) -> Moe:
         scale=draw(st.sampled_from([1.0, 2.5])),
         score=draw(st.sampled_from(["sigmoid", "softmax", "sqrt_softplus"])),
         normalize=draw(st.booleans()),
-        balance=Balance(bias_rate=bias, sequence_loss=loss),
+        choice="table" if by_table else "scores",
+        balance=Balance() if by_table else Balance(bias_rate=bias, sequence_loss=loss),
     )
 
 

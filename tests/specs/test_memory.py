@@ -13,7 +13,7 @@ from compiler.build import compile_spec, write_build
 from compiler.decide import Lowered, lower_spec
 from compiler.emit.segment_cache import Segments
 from compiler.ir import Plan
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.row_counts import balanced_rows
 from compiler.proof import prove
 from dsl.memory import ITEMSIZE, lower_bound
 from dsl.schema import Spec

@@ -9,8 +9,9 @@ import pytest
 from compiler.lower import Lowering
 from compiler.plan import make_plan
 from compiler.plan.block_costs import chains_of
-from compiler.plan.blocks import balanced_rows, cut_model
+from compiler.plan.blocks import cut_model
 from compiler.plan.holding import kept_bytes, schedule_on
+from compiler.plan.row_counts import balanced_rows
 from compiler.plan.split_search import NEAR
 from compiler.plan.splitting import Splitting
 from compiler.predict.memory import curve_of

@@ -13,7 +13,7 @@ from compiler.lower import Lowering
 from compiler.lower.estimate import lane_times, overlaps_of, rank_times, stage_costs
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
-from compiler.plan.blocks import held_rows
+from compiler.plan.row_counts import held_rows
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_state import proven_memories
 from compiler.proof import prove

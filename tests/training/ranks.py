@@ -32,7 +32,7 @@ from runtime.state import Bucket
 from runtime.trace import Trace
 from runtime.trainer import Trainer
 from tests.training.recorded import Recorded, nothing_else
-from tests.training.samples import RandomSamples, weight
+from tests.training.samples import RandomSamples, table, weight
 
 
 def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
@@ -126,6 +126,9 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
             bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     for name, bias in trainer.state.biases.items():
         bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
+    for each in plan.tables:
+        if (mine := trainer.state.tables.get(each.name)) is not None:
+            mine.copy_(torch.from_numpy(table(each.name, each.shape, each.below)))
     result: dict[str, Tensor] = {}
     rows, writers, routed = [], counted(trainer), Routed.watched(trainer)
     for step in range(plan.steps):

@@ -43,6 +43,13 @@ def weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     return 0.1 * noise if name.endswith("bias") else 0.3 * noise
 
 
+def table(name: str, shape: tuple[int, ...], below: int) -> npt.NDArray[np.int32]:
+    """Rows of different whole numbers below `below`."""
+    generator = np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
+    rows = [generator.permutation(below)[: shape[1]] for _ in range(shape[0])]
+    return np.array(rows, np.int32)
+
+
 def steady_weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """Noise that is smaller the wider a matrix is: neither values nor gradients grow from layer to layer."""
     return weight(name, shape) * (3 / np.sqrt(shape[-1]) if len(shape) > 1 else 1.0)

@@ -71,6 +71,10 @@ PATTERN_MOE = MOE.model_copy(
 )
 
 
+# Experts that a table chooses: in all layers, so that the block of MTP has one, too.
+TABLE_MOE = MOE.model_copy(
+    update={"score": "sqrt_softplus", "choice": "table", "groups": 1, "top_groups": 1, "balance": Balance()}
+)
 BIASED_MOE = QWEN_MOE.model_copy(update={"bias": True, "router_bias": True})
 
 
@@ -170,6 +174,7 @@ MODELS = {
         Dense(inner=12),
         mtp=False,
     ).model_copy(update={"norm": "post"}),
+    "tables": model(mla(), TABLE_MOE.model_copy(update={"score": "sigmoid", "normalize": False}), TABLE_MOE, mtp=True),
     "yarn": model(mla().model_copy(update={"rope": Rope(theta=100.0, scaling=YARN)}), Dense(inner=22), MOE, mtp=True),
 }
 

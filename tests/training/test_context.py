@@ -28,6 +28,7 @@ SPLIT: list[tuple[str, str, int, int, int, int, int, int, Documents, int]] = [
     ("yarn", "zbv", 2, 1, 1, 2, 2, 0, "joined", 12),
     ("pattern", "1f1b", 1, 1, 1, 1, 2, 3, "joined", 12),
     ("split", "zbv", 2, 1, 1, 2, 2, 1, "masked", 8),
+    ("tables", "1f1b", 1, 2, 1, 1, 2, 1, "masked", 8),
 ]
 
 

@@ -32,11 +32,11 @@ from runtime.contract.slices import Slice
 from runtime.rate import learning_rate, tokens_after
 from runtime.slices import cut
 from tests.reference.config import Config
-from tests.reference.model import Reference
+from tests.reference.model import Reference, Router
 from tests.reference.muon import Muon, MuonRecipe
 from tests.reference.training import AdamW, Recipe, balance_, clip_
 from tests.training.processes import run_module
-from tests.training.samples import RandomSamples, weight
+from tests.training.samples import RandomSamples, table, weight
 from tests.training.specs import SEQUENCE, spec
 
 STEPS = 5
@@ -47,7 +47,7 @@ WEIGHT_TOLERANCE = 1e-8
 MESHES = [(1, 1, 1, 0), (2, 1, 1, 0), (2, 2, 2, 0), (4, 1, 1, 0), (4, 2, 2, 0), (2, 4, 4, 0), (2, 2, 2, 1)]
 
 # model (V3 above) and schedule, then as above: softmax gates and none, no bias, no MTP, no shared expert, no query
-# rank, all that attention may have
+# rank, all that attention may have, tables that choose experts
 OTHER_MODELS = [
     ("llama", "dualpipe", 4, 1, 1, 0),
     ("llama", "1f1b", 2, 1, 2, 1),
@@ -58,6 +58,8 @@ OTHER_MODELS = [
     ("pattern", "1f1b", 2, 1, 2, 3),
     ("everything", "dualpipe", 2, 2, 2, 0),
     ("yarn", "1f1b", 2, 1, 2, 1),
+    ("tables", "dualpipe", 2, 2, 2, 1),
+    ("tables", "1f1b", 2, 4, 4, 3),
 ]
 
 
@@ -79,11 +81,21 @@ def reference_of(model: Model, sequence: int = SEQUENCE) -> Reference:
     return Reference(Config.from_plan(model.model_dump(mode="json") | {"sequence": sequence}))
 
 
+def value(model: Reference, name: str, like: Tensor) -> Tensor:
+    """What a tensor of the reference has at first: numbers of its name alone."""
+    shape = tuple(like.shape)
+    if like.is_floating_point():
+        return torch.from_numpy(weight(name, shape))
+    router = model.get_submodule(name.rpartition(".")[0])
+    assert isinstance(router, Router)
+    return torch.from_numpy(table(name, shape, router.moe.experts))
+
+
 def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = reference_of) -> dict[str, Any]:
     """What five steps of the reference give, on the same samples in one global batch."""
     sequence = chosen.train.sequence
     model = make(chosen.model, sequence)
-    model.load_logical({n: torch.from_numpy(weight(n, tuple(t.shape))) for n, t in model.logical_parameters().items()})
+    model.load_logical({name: value(model, name, each) for name, each in model.logical_parameters().items()})
     train = chosen.train
     recipe = Recipe(rates=(), weight_decay=train.optimizer.weight_decay, clip=train.optimizer.clip, eps=1e-8)
     optimizer = optimizer_of(model, train.optimizer, recipe)

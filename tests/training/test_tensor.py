@@ -38,6 +38,7 @@ EXPERTS = [
     ("qwen", "1f1b", 1, 2, 1, 2, 2),
     ("pattern", "dualpipe", 2, 2, 1, 2, 1),
     ("everything", "1f1b", 1, 2, 2, 2, 3),
+    ("tables", "dualpipe", 2, 2, 2, 2, 1),
 ]
 
 
