@@ -17,6 +17,21 @@ StateRole = Literal["moments", "master"]  # of a precision
 Unit = Literal["element", "matrix"]
 SHARED = ("kind", "weight_decay", "clip")  # fields that every kind has
 
+# Fields that several kinds have:
+WeightDecay = Annotated[
+    float, Field(ge=0, le=10, description="decay of the weights, times the rate", examples=["weight_decay = 0.1"])
+]
+Clip = Annotated[
+    float | None, Field(gt=0, le=1e9, description="largest global gradient norm, or none", examples=["clip = 1.0"])
+]
+Beta1 = Annotated[float, Field(ge=0, lt=1, description="decay of the first moment of AdamW", examples=["beta1 = 0.9"])]
+Beta2 = Annotated[
+    float, Field(ge=0, lt=1, description="decay of the second moment of AdamW", examples=["beta2 = 0.95"])
+]
+Eps = Annotated[
+    float, Field(gt=0, le=1, description="added to the root of the second moment of AdamW", examples=["eps = 1e-8"])
+]
+
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
@@ -85,19 +100,11 @@ class AdamW(Optimizer):
     state: ClassVar[tuple[StateTensor, ...]] = (StateTensor("moment1"), StateTensor("moment2"))
 
     kind: Annotated[Literal["adamw"], Syntax("label"), Field(description="the kind")] = "adamw"
-    beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the first moment", examples=["beta1 = 0.9"])] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the second moment", examples=["beta2 = 0.95"])] = (
-        0.95
-    )
-    eps: Annotated[
-        float, Field(gt=0, le=1, description="added to the root of the second moment", examples=["eps = 1e-8"])
-    ] = 1e-8
-    weight_decay: Annotated[
-        float, Field(ge=0, le=10, description="decay of the weights, times the rate", examples=["weight_decay = 0.1"])
-    ] = 0.0
-    clip: Annotated[
-        float | None, Field(gt=0, le=1e9, description="largest global gradient norm, or none", examples=["clip = 1.0"])
-    ] = None
+    beta1: Beta1 = 0.9
+    beta2: Beta2 = 0.95
+    eps: Eps = 1e-8
+    weight_decay: WeightDecay = 0.0
+    clip: Clip = None
 
 
 class Muon(Optimizer):
@@ -153,22 +160,11 @@ class Muon(Optimizer):
             examples=["rms = 0.2"],
         ),
     ] = 0.2
-    beta1: Annotated[
-        float, Field(ge=0, lt=1, description="of AdamW: decay of the first moment", examples=["beta1 = 0.9"])
-    ] = 0.9
-    beta2: Annotated[
-        float, Field(ge=0, lt=1, description="of AdamW: decay of the second moment", examples=["beta2 = 0.95"])
-    ] = 0.95
-    eps: Annotated[
-        float,
-        Field(gt=0, le=1, description="of AdamW: added to the root of the second moment", examples=["eps = 1e-8"]),
-    ] = 1e-8
-    weight_decay: Annotated[
-        float, Field(ge=0, le=10, description="decay of the weights, times the rate", examples=["weight_decay = 0.1"])
-    ] = 0.0
-    clip: Annotated[
-        float | None, Field(gt=0, le=1e9, description="largest global gradient norm, or none", examples=["clip = 1.0"])
-    ] = None
+    beta1: Beta1 = 0.9
+    beta2: Beta2 = 0.95
+    eps: Eps = 1e-8
+    weight_decay: WeightDecay = 0.0
+    clip: Clip = None
 
     def flops(self, shape: tuple[int, ...]) -> int:
         """Three products a step: two of s²·l multiplications and one of s³, for the shorter and longer side."""
