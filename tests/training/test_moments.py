@@ -103,16 +103,20 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
 
 def test_parts_of_them_on_two_ranks_make_the_same_weights(tmp_path: Path, segments: Segments) -> None:
     """ZeRO cuts buckets where it falls: an element's update is the same beside whichever others."""
-    for zero in (0, 1):
-        write_build(
-            tmp_path / "builds" / f"zero_{zero}", compile_spec(chosen(SHORT, dp=2, zero=zero), segments=segments).files
-        )
-    run_module("tests.training.ranks", tmp_path, 2, "memory")
+    whole, divided = (chosen(SHORT, dp=2, zero=zero) for zero in (0, 1))
+    assert_same_under_zero(tmp_path, segments, whole, divided)
+
+
+def assert_same_under_zero(folder: Path, segments: Segments, whole: Spec, divided: Spec) -> None:
+    """Two ranks that each have all of the state train the same weights as two that each have a part of it."""
+    for name, of in (("whole", whole), ("divided", divided)):
+        write_build(folder / "builds" / name, compile_spec(of, segments=segments).files)
+    run_module("tests.training.ranks", folder, 2, "memory")
     for rank in range(2):
-        whole, parts = (load_file(tmp_path / "out" / f"zero_{zero}" / f"rank_{rank}.safetensors") for zero in (0, 1))
-        for norms in (whole, parts):
+        one, other = (load_file(folder / "out" / name / f"rank_{rank}.safetensors") for name in ("whole", "divided"))
+        for norms in (one, other):
             del norms["rows"]  # they are summed over the parts of a bucket, in another order
-        assert_equal(parts, whole)
+        assert_equal(other, one)
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
-from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
 from compiler.plan import make_plan
 from compiler.predict.failures import checkpoint_bytes as predicted_bytes
@@ -15,10 +13,9 @@ from dsl.schema import Muon, Spec
 from runtime import snapshot
 from runtime.resume import expected_shapes
 from runtime.room import checkpoint_bytes
-from tests.training.processes import run_module
 from tests.training.specs import spec
 from tests.training.test_differential import MESHES, STEPS, check
-from tests.training.test_moments import assert_equal, held, trainer_of
+from tests.training.test_moments import assert_equal, assert_same_under_zero, held, trainer_of
 
 V4 = Muon(weight_decay=0.1, clip=0.5, newton_schulz=8, polish=2, rms=0.18)  # as DeepSeek-V4 (arXiv 2606.19348)
 PLAIN = Muon(weight_decay=0.1, clip=0.5, nesterov=False, momentum=0.8)
@@ -60,15 +57,7 @@ def short(dp: int, zero: int) -> Spec:
 
 def test_owners_change_no_weight_in_bf16(tmp_path: Path, segments: Segments) -> None:
     """Who updates a matrix under ZeRO, and who has which part of the rest, moves no bit of any weight."""
-    for zero in (0, 1):
-        files = compile_spec(short(2, zero), segments=segments).files
-        write_build(tmp_path / "builds" / f"zero_{zero}", files)
-    run_module("tests.training.ranks", tmp_path, 2, "memory")
-    for rank in range(2):
-        whole, parts = (load_file(tmp_path / "out" / f"zero_{zero}" / f"rank_{rank}.safetensors") for zero in (0, 1))
-        for norms in (whole, parts):
-            del norms["rows"]  # they are summed over the parts of a bucket, in another order
-        assert_equal(parts, whole)
+    assert_same_under_zero(tmp_path, segments, short(2, 0), short(2, 1))
 
 
 def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -> None:
