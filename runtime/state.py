@@ -50,9 +50,8 @@ class Piece:
     """Elements of a bucket whose optimizer state is on this rank: a slice of it, or a whole parameter."""
 
     part: slice  # of the bucket's flat tensors
-    shapes: tuple[
-        tuple[int, ...], ...
-    ]  # of what is updated apart: the parameter, each of its matrices, or all of it flat
+    # Of what is updated apart: the parameter, each of its matrices, or all of it flat.
+    shapes: tuple[tuple[int, ...], ...]
     master: Tensor  # flat, and so are the tensors of state; what is offloaded is on the CPU
     state: Mapping[str, Tensor]  # by name, in the order that the optimizer takes
     average: Tensor | None = None  # of the weights over the steps, on the CPU
