@@ -106,11 +106,12 @@ def _idle(model: Model, ffn: Dense | Moe | Custom) -> int:
 
 def mtp_parameters(model: Model) -> int:
     """Parameters of the MTP blocks alone (arXiv 2412.19437, §2.2). Each has two norms of D, a projection 2D → D, a
-    layer like the last one, with the bias of its gate, and a final norm of D."""
+    layer like the last one, with the bias of its gate, and a final norm of D. Its attention may be another."""
     if model.mtp is None:
         return 0
     D = model.hidden
-    return model.mtp.depth * (2 * D + 2 * D * D + layer_parameters(model, model.num_layers - 1) + D)
+    layer = _layer(model, model.ffn(model.num_layers - 1), model.attention_of_mtp)
+    return model.mtp.depth * (2 * D + 2 * D * D + layer + D)
 
 
 def _layer(model: Model, ffn: Dense | Moe | Custom, attention: Mla | Gqa | CustomAttention) -> int:

@@ -120,7 +120,10 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
             said = True
     if model.mtp is not None:
         yield from _remarked(remarks, "mtp", INDENT)
-        yield f"  mtp {{ depth = {model.mtp.depth}, weight = {_phases(model.mtp.weight)} }}"
+        own = model.mtp.attention
+        assert not isinstance(own, CustomAttention)
+        of_mtp = "" if own is None else f", attention {{ {_changes(attention, own)} }}"
+        yield f"  mtp {{ depth = {model.mtp.depth}, weight = {_phases(model.mtp.weight)}{of_mtp} }}"
     yield "}"
 
 

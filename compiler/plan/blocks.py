@@ -338,7 +338,7 @@ def _end(place: Place, h: str, cut_of: CutOf | None) -> Block:
     ]
     if mtp:
         assert mtp.depth == 1, "one MTP block"
-        inside = replace(place, mtp=True)
+        inside = replace(place, mtp=True, attention=place.model.attention_of_mtp)
         build = _layer if cut_of is None else _LayerAgain(inside, cut_of)
         block = build(inside, "M0", "mtp.0", "M0_input")
         embedded = _embedded(inside, "M0.embed", "mtp_tokens", "M0_embedded") if place.spec.splits_vocabulary else ()

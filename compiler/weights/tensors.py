@@ -122,9 +122,9 @@ class _Naming:
 
 
 def _attention_of(model: Model, name: str) -> Mla | Gqa:
-    """The attention of the block of a tensor; a block of MTP has that of the last layer."""
+    """The attention of the block of a tensor."""
     kind, index = name.split(".")[:2]
-    found = model.attention_of(int(index) if kind == "layers" else model.num_layers - 1)
+    found = model.attention_of(int(index)) if kind == "layers" else model.attention_of_mtp
     assert not isinstance(found, CustomAttention), "refused before: compiler/weights/checkpoint.py"
     return found
 

@@ -17,7 +17,7 @@ from dsl.canonical import number
 from dsl.resolve.fields import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.rules import RULES
 from dsl.rules.finding import Rule
-from dsl.schema import Choices, Derived, LayerRange, Node, Spec, Tile
+from dsl.schema import Choices, Derived, LayerRange, Mtp, Node, Spec, Tile
 from dsl.syntax import NAMED
 
 NESTED = ("more",)  # blocks that may be within one of their kind
@@ -161,7 +161,7 @@ def _inner(cls: type[Node], name: str, path: str) -> Iterator[Block]:
     classes = (kind.entry,) if listed else kind.nodes
     if kind.form in ("phases", "batch", "rate", "tokenizer") or not classes or classes == (Tile,):
         return
-    if cls is LayerRange and name == "attention":  # it has the keys of the model's
+    if cls in (LayerRange, Mtp) and name == "attention":  # it has the keys of the model's
         return
     for each in classes:
         label = each.model_fields["kind"].default if "kind" in each.model_fields else ""

@@ -14,7 +14,7 @@ from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import MAX_HINTED
 from dsl.resolve.fields import FieldType, broken_bound, fields_of, keys_of, out_of_bounds, scalar
 from dsl.resolve.merge import key_of, label_of, lost_keys, merge
-from dsl.schema import BUILT_IN, LayerRange, Node, Tile
+from dsl.schema import BUILT_IN, LayerRange, Model, Node, Tile
 from dsl.schema.model import MAX_LAYER
 from dsl.source import Span
 from dsl.syntax import NAMED, Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
@@ -26,6 +26,8 @@ SOURCES_HINT = 'write `sources { web { files = "web/*.jsonl", weight = 0.7 } }`'
 def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
     """An instance of `cls`. Fields that failed are absent from it, and their paths are in `context.failed`."""
     fields, keys = fields_of(cls), keys_of(cls)
+    if cls is Model:
+        block = _over_attention(context, block)
     values: dict[str, Any] = {name: label_of(block) for name, kind in fields.items() if kind.form == "label"}
     failed: set[str] = set()
     ranges: list[Block] = []
@@ -52,7 +54,7 @@ def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
     for name in {_target(key) for key in lost_keys(block) & {*keys}} - values.keys():
         failed.add(name)
     if ranges:
-        values["layers"] = _layers(context, scope, ranges, next(iter(block.named.get("attention", ())), None))
+        values["layers"] = _layers(context, scope, ranges, _attention_of(block))
         context.origins[scope.at("layers")] = ranges[0].head
         if "layers" in failed:  # one range of several: the others can be looked at, not how they follow each other
             failed.remove("layers")
@@ -233,9 +235,24 @@ def _layers(context: Context, scope: Scope, blocks: list[Block], attention: Stat
     return tuple(found)
 
 
+def _attention_of(block: Block) -> Statement | None:
+    return next(iter(block.named.get("attention", ())), None)
+
+
+def _over_attention(context: Context, block: Block) -> Block:
+    """A model whose `mtp` has the attention that it gives put over the model's."""
+    body = [
+        _put_over(context, each, None, _attention_of(block))
+        if isinstance(each, Block) and key_of(each) == "mtp"
+        else each
+        for each in block.body
+    ]
+    return replace(block, body=tuple(body))
+
+
 def _put_over(context: Context, block: Block, around: Block | None, attention: Statement | None) -> Block:
-    """A layer range with what it takes from the range `around` it, which a range `by` may leave out, and from the
-    attention of the model."""
+    """A layer range, or `mtp`, with what it takes from the range `around` it, which a range `by` may leave out, and
+    from the attention of the model."""
     body = [*block.body]
     if around is not None:
         body += [each for each in around.body if key_of(each) in LayerRange.KEYS and not block.gives(key_of(each))]

@@ -27,7 +27,7 @@ COLUMNS = tuple(f"parallel.{degree}" for degree in ("data", "tensor", "context")
 TENSOR = ("parallel.tensor", "parallel.expert_tensor")
 FP8 = tuple(f"precision.{key}" for key in ("linear", "activation_tile", "weight_tile"))
 LAYERS = "model.layers.*"
-ATTENTIONS = ("model.attention", f"{LAYERS}.attention")
+ATTENTIONS = ("model.attention", f"{LAYERS}.attention", "model.mtp.attention")
 STATE = (
     *("model", "precision", "parallel", "schedule", "offload"),
     *(f"train.{key}" for key in ("micro_batch", "sequence", "optimizer", "ema", "validate")),

@@ -8,7 +8,7 @@ from math import gcd
 
 from dsl.formats import FP8, format_of
 from dsl.rules.finding import Finding, nearest_divisor
-from dsl.schema import CustomAttention, Dense, Gqa, Mla, Model, Moe, Spec
+from dsl.schema import Dense, Gqa, Mla, Moe, Spec
 
 TENSOR, EXPERT = "tensor", "expert_tensor"  # keys of `parallel` that split layers
 
@@ -21,7 +21,7 @@ def layers_are_split(spec: Spec) -> Iterator[Finding]:
 
 def _layers(spec: Spec, code: str) -> Iterator[Finding]:
     tensor = spec.parallel.tensor
-    for path, attention in _attentions(spec.model):
+    for path, attention in spec.model.attentions:
         if isinstance(attention, Mla):
             if attention.heads % tensor:
                 yield _uneven(code, TENSOR, spec, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
@@ -39,14 +39,6 @@ def _layers(spec: Spec, code: str) -> Iterator[Finding]:
             yield _whole(code, TENSOR, spec, "a module is not split over ranks yet", path)
         elif ffn.inner % tensor:
             yield _uneven(code, TENSOR, spec, f"inner = {ffn.inner:,}", ffn.inner, f"{path}.inner")
-
-
-def _attentions(model: Model) -> Iterator[tuple[str, Mla | Gqa | CustomAttention]]:
-    """The attention of a model, and those of its layers, by their paths."""
-    yield "model.attention", model.attention
-    for index, span in enumerate(model.layers):
-        if span.attention is not None:
-            yield f"model.layers.{index}.attention", span.attention
 
 
 def _experts(spec: Spec, code: str, moe: Moe, path: str) -> Iterator[Finding]:

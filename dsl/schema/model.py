@@ -232,6 +232,14 @@ class Mtp(Node):
             description="weight of the MTP loss", examples=["weight = 0.3", "weight = 0.3 until 10T tokens then 0.1"]
         ),
     ]
+    attention: Annotated[
+        Mla | Gqa | CustomAttention | None,
+        Quiet(),
+        Field(
+            description="attention of the blocks, put over the model's, or none: that of the last layer",
+            examples=["attention { window = 128 }"],
+        ),
+    ] = None
 
 
 class Model(Node):
@@ -342,6 +350,11 @@ class Model(Node):
         return self.layers[self.range_of(layer)].attention or self.attention
 
     @property
+    def attention_of_mtp(self) -> Mla | Gqa | CustomAttention:
+        """The attention of the MTP blocks, if there are any."""
+        return (self.mtp and self.mtp.attention) or self.attention_of(self.num_layers - 1)
+
+    @property
     def customs(self) -> tuple[tuple[str, Custom | CustomAttention], ...]:
         """The layers of the user's own: attentions, and feed-forward parts of ranges, with their paths."""
         parts = (*self.attentions, *((f"model.layers.{index}.ffn", span.ffn) for index, span in enumerate(self.layers)))
@@ -349,15 +362,17 @@ class Model(Node):
 
     @property
     def has_latents(self) -> bool:
-        """Whether a range of layers has latent attention."""
-        return any(isinstance(span.attention or self.attention, Mla) for span in self.layers)
+        """Whether a range of layers, or MTP, has latent attention."""
+        ranges = (span.attention or self.attention for span in self.layers)
+        return any(isinstance(each, Mla) for each in (*ranges, self.mtp and self.mtp.attention))
 
     @property
     def attentions(self) -> tuple[tuple[str, Mla | Gqa | CustomAttention], ...]:
-        """The attention of the model, and of each range that has its own, with its path."""
+        """The attention of the model, of each range that has its own, and of MTP if it has, with its path."""
         of_ranges = (
             (f"model.layers.{index}.attention", span.attention)
             for index, span in enumerate(self.layers)
             if span.attention is not None
         )
-        return (("model.attention", self.attention), *of_ranges)
+        of_mtp = (("model.mtp.attention", self.mtp.attention),) if self.mtp and self.mtp.attention else ()
+        return (("model.attention", self.attention), *of_ranges, *of_mtp)

@@ -70,3 +70,13 @@ def test_attention_of_another_kind_takes_nothing_over(tmp_path: Path) -> None:
 def test_overrides_reach_the_attention_of_a_range(setting: str) -> None:
     model = load(SPECS / "quickstart.dsc", overrides=[setting]).model
     assert model.attention.heads == 4 and model.attention_of(1).heads == 8 and isinstance(model.ffn(1), Moe)
+
+
+def test_attention_of_mtp_is_put_over_the_models(tmp_path: Path) -> None:
+    layers = "layers 0..2 { ffn dense { inner = 8 } }\nlayers 3..3 { ffn dense { inner = 8 }, attention { heads = 8 } }"
+    usual = model_of(tmp_path, f"{layers}\nmtp {{ depth = 1, weight = 0.3 }}")
+    assert usual.attention_of_mtp is usual.attention_of(3), "that of the last layer"
+    own = model_of(tmp_path, f"{layers}\nmtp {{ depth = 1, weight = 0.3, attention {{ window = 16 }} }}")
+    assert isinstance(own.attention, Gqa)
+    assert own.attention_of_mtp == own.attention.model_copy(update={"window": 16})
+    assert own.attentions[-1] == ("model.mtp.attention", own.attention_of_mtp)

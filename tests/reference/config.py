@@ -123,6 +123,7 @@ class Moe:
 class Mtp:
     depth: int
     weight: tuple[Phase, ...]
+    attention: Mla | Gqa | None = None
 
     def __post_init__(self) -> None:
         assert self.depth == 1, "the reference predicts one further token"
@@ -167,7 +168,7 @@ class Config:
             norm_eps=model["norm_eps"],
             attention=_attention(model["attention"]),
             layers=tuple(_ffn(each["ffn"]) for each in ranges),
-            mtp=None if model["mtp"] is None else Mtp(model["mtp"]["depth"], _phases(model["mtp"]["weight"])),
+            mtp=None if model["mtp"] is None else _mtp(model["mtp"]),
             sequence=model["sequence"],
             **{key: model[key] for key in WHOLE if key in model},
             attentions=tuple(_attention(each.get("attention") or model["attention"]) for each in ranges)
@@ -190,6 +191,11 @@ def phase_value(phases: Sequence[Phase], tokens: int) -> float:
 
 def _phases(phases: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
     return tuple(Phase(phase["value"], phase["until_tokens"]) for phase in phases)
+
+
+def _mtp(mtp: Mapping[str, Any]) -> Mtp:
+    own = mtp.get("attention")
+    return Mtp(mtp["depth"], _phases(mtp["weight"]), None if own is None else _attention(own))
 
 
 def _attention(attention: Mapping[str, Any]) -> Mla | Gqa:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.reference.attention import GroupedQueryAttention, MultiHeadLatentAttention, norm, rmsnorm, weight
-from tests.reference.config import Config, Dense, Gqa, Moe
+from tests.reference.config import Config, Dense, Gqa, Mla, Moe
 
 
 def swiglu(x: Tensor) -> Tensor:
@@ -197,9 +197,9 @@ def by_document(attention: Callable[[Tensor], Tensor], h_BSD: Tensor, starts_BS:
 class Block(nn.Module):
     """Attention, then the feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: Config, layer: int) -> None:
+    def __init__(self, config: Config, layer: int, attention: Mla | Gqa | None = None) -> None:
         super().__init__()
-        ffn, attention = config.layers[layer], config.attention_of(layer)
+        ffn, attention = config.layers[layer], attention or config.attention_of(layer)
         self.attention: MultiHeadLatentAttention | GroupedQueryAttention
         if isinstance(attention, Gqa):
             self.attention = GroupedQueryAttention(config.hidden, attention, config.norm_eps)
@@ -236,7 +236,8 @@ class MtpModule(Block):
     """Multi-token prediction (section 2.2): one more block, on the next token's embedding and the main hidden state."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config, len(config.layers) - 1)
+        assert config.mtp is not None
+        super().__init__(config, len(config.layers) - 1, config.mtp.attention)
         self.norm_eps = config.norm_eps
         self.embedding_norm = norm(config.hidden)
         self.hidden_norm = norm(config.hidden)

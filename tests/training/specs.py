@@ -138,6 +138,12 @@ def pattern() -> Model:
     return base.model_copy(update={"layers": spans, "norm": "sandwich", "residual_scale": 0.5, **ends})
 
 
+def with_own_mtp(base: Model, attention: Mla | Gqa) -> Model:
+    """A model whose MTP block has an attention of its own."""
+    assert base.mtp is not None
+    return base.model_copy(update={"mtp": base.mtp.model_copy(update={"attention": attention})})
+
+
 def split() -> Model:
     """Dense layers with all that tensor ranks split: two kinds, one with an attention of its own."""
     keys = EVERYTHING.model_copy(update={"qk_norm": "head"})
@@ -174,7 +180,10 @@ MODELS = {
         Dense(inner=12),
         mtp=False,
     ).model_copy(update={"norm": "post"}),
-    "tables": model(mla(), TABLE_MOE.model_copy(update={"score": "sigmoid", "normalize": False}), TABLE_MOE, mtp=True),
+    "tables": with_own_mtp(
+        model(mla(), TABLE_MOE.model_copy(update={"score": "sigmoid", "normalize": False}), TABLE_MOE, mtp=True),
+        EVERYTHING,
+    ),
     "yarn": model(mla().model_copy(update={"rope": Rope(theta=100.0, scaling=YARN)}), Dense(inner=22), MOE, mtp=True),
 }
 
