@@ -123,7 +123,7 @@ def test_what_is_said_to_be_there(home: Path) -> None:
     assert "<svg" in (folder / "runs" / "first" / "report.html").read_text("utf-8")
     assert list((folder / "runs" / "first" / "checkpoints" / "step-00000120").glob("*.safetensors"))
     spec = (folder / "qwen.dsc").read_text("utf-8")
-    assert "# `tie_word_embeddings` = true: embedding and head are one matrix; a spec has two; lost here\n" in spec
+    assert "# `attention_dropout` = 0.1: dropout; a spec has none; lost here\n" in spec
 
 
 def test_the_largest_import_is_as_large_as_is_said() -> None:
