@@ -64,9 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--devices", type=int, metavar="N", help="of a plan: devices of the cluster")
     parser.add_argument("--vocab", type=int, metavar="N", help="of a plan: size of the padded vocabulary")
-    text = "of a plan: a variable of the script that the file does not set"
+    text = "of a plan: a variable of the script, also in place of what the file sets"
     parser.add_argument("-D", "--define", action="append", default=[], metavar="NAME=VALUE", help=text)
-    which = "of torchtitan: the function of the module, where several return a configuration"
+    which = "of a plan in Python: the function of the module, where several return a configuration"
     parser.add_argument("--config", metavar="NAME", help=which)
     how = "of a plan: the ledger and the spec; default: text"
     parser.add_argument("--format", choices=("text", "json"), default="text", help=how)
@@ -82,9 +82,10 @@ def run(args: argparse.Namespace) -> int:
     if args.system != "hf":
         if args.model_only or args.config_only:
             return wrong("--model-only and --config-only are options of hf", "leave them out", args.format)
-        if (args.vocab or args.define) if args.system == "torchtitan" else args.config:
-            what = "--vocab and -D are" if args.system == "torchtitan" else "--config is"
-            return wrong(f"{what} not of {args.system}", "leave them out", args.format)
+        if args.system == "torchtitan" and (args.vocab or args.define):
+            return wrong(f"--vocab and -D are not of {args.system}", "leave them out", args.format)
+        if args.config and args.path.suffix != ".py":
+            return wrong("--config is of a module in Python", "leave it out", args.format)
         from compiler.commands import import_plan  # brings what specs are checked with
 
         text = import_plan.spec_of(args, args.name or identifier(args.path.stem))

@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 
 from compiler.commands.common import say, wrong
-from compiler.importers import command_lines, megatron, torchtitan
-from compiler.importers.literal_python import assignments
+from compiler.importers import command_lines, key_files, megatron, torchtitan
 from compiler.importers.plan_ledger import CHANGES, Entry
 from compiler.importers.plan_text import Imported, Members
 from compiler.importers.python_calls import returned
@@ -61,10 +60,10 @@ def spec_of(args: argparse.Namespace, name: str) -> str | None:
 def _megatron(args: argparse.Namespace, name: str, source: Source, variables: dict[str, str]) -> Read:
     """Read a configuration of Megatron, by the kind of its file."""
     if args.path.suffix == ".py":
-        found, computed = assignments(source)
-        members = megatron.from_recipe(found)
+        function, found, computed = returned(source, megatron.CONFIG, args.config)
+        members, name = megatron.from_recipe(found), args.name or identifier(function)
     elif args.path.suffix in (".yaml", ".yml"):
-        members, computed = command_lines.yaml_keys(source, variables)
+        members, computed = key_files.yaml_keys(source, variables)
     else:
         members, computed = command_lines.script(source, variables)
     return megatron.imported(members, name, args.devices, args.vocab), computed
@@ -75,7 +74,7 @@ def _torchtitan(args: argparse.Namespace, name: str, source: Source, _: dict[str
     members: Members
     computed: list[Diagnostic]
     if args.path.suffix == ".toml":
-        members, computed = torchtitan.from_toml(command_lines.toml_keys(source)), []
+        members, computed = torchtitan.from_toml(key_files.toml_keys(source)), []
     else:
         function, members, computed = returned(source, torchtitan.CONFIG, args.config)
         name = args.name or identifier(function)

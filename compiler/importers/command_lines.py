@@ -1,183 +1,153 @@
-"""Arguments of a command line in a shell script or a YAML file, and keys of TOML, read without running anything.
+"""Arguments of the command lines of a shell script, read without running anything.
 
-In a script an argument is a word `--name`, with the words behind it up to the next one; `NAME=value` at the beginning
-of a line is a variable. In YAML it is a key whose name may begin with `--`, at any depth. `$NAME` and
-`${NAME:-default}` are replaced by variables, of the script or given ones; what stays is not known.
+An argument is a word `--name`, with the words behind it up to the next one or up to where a shell ends a command.
+Arguments that a variable holds, `ARGS="--x 1"` and `ARGS=(--x 1)`, are read where they are written. Of all other
+variables `$NAME` and `${NAME:-default}` are replaced by their values, of the script or given ones; what stays is not
+known. The branches of a script are not followed.
 """
 
 from __future__ import annotations
 
-import math
 import re
-import shlex
-import tomllib
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-import yaml
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from compiler.importers.json_text import Json
-from dsl.diagnostics import Diagnostic, SpecError
+from compiler.importers.shell_words import PROTECTED, Word, words
+from compiler.importers.typed_text import VARIABLE, Computed, is_known, replaced, typed, unknown
+from dsl.diagnostics import Diagnostic
 from dsl.source import Source, Span
 
-VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
-SETTING = re.compile(r"\s*(?:export\s+|local\s+)?([A-Za-z_]\w*)=(?!\()(.*)")
-TABLE = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
-ENTRY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
-TOML_PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
-WORDS = {"true": True, "false": False, "none": None, "null": None}
-MAX_DEPTH = 32  # of YAML
+ARGUMENT = re.compile(r"--([A-Za-z][^=]*+)(?:(=)(.*))?", re.DOTALL)
+OPTION = re.compile(r"-[A-Za-z][\w-]*")  # of a shell, of Python
+HOLDS = re.compile(r"(?:^|\s)--[A-Za-z]|\.py\s")  # of the text of a string: arguments, or a command
+REFERENCE = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?\}?")
+BEFORE_SETTINGS = re.compile(r"export|local|readonly|declare|typeset|env|then|do|else|!|\{|-\w+")
+LAUNCHERS = {"python", "python3", "torchrun", "srun", "mpirun", "bash", "sh", "exec", "env", "deepspeed", "nsys"}
 
 
 def script(source: Source, given: Mapping[str, str]) -> tuple[dict[str, list[Json]], list[Diagnostic]]:
-    """The arguments of a shell script by name, with `-` as `_`, and what could not be read."""
-    variables, found, mistakes = dict(given), dict[str, list[Json]](), list[Diagnostic]()
-    name: tuple[str, Span] | None = None
-    values: list[tuple[str, Span]] = []
+    """The arguments of a shell script by name, with `-` as `_`, and what could not be read.
 
-    def end() -> None:
-        if name is not None:
-            joined = " ".join(word for word, _ in values)
-            last = values[-1][1] if values else name[1]
-            _put(found, mistakes, name, Json(joined if values else True, name[1].to(last)), variables)
-
-    for number in range(1, len(source.line_starts) + 1):
-        line = source.line(number)
-        if (setting := SETTING.fullmatch(line)) and "--" not in line:
-            words = [*_words(source, number, setting[2])]
-            if setting[1] not in given and words:
-                variables[setting[1]] = _replaced(words[0][0], variables)
-            continue
-        for word, span in _words(source, number, line):
-            if word.startswith("--"):
-                end()
-                key, equals, value = word[2:].partition("=")
-                name, values = (key.rstrip(":").replace("-", "_"), span), [(value, span)] if equals else []
-            elif word in (")", "(", "|", "&&", ";") or word.endswith("=("):
-                end()
-                name, values = None, []
-            elif name is not None and word != "\\":
-                values.append((word, span))
-    end()
-    return found, mistakes
+    `given`: variables, also in place of what the script sets.
+    """
+    reader = _Reader(source, given, dict(given))
+    reader.read(words(source.text, 0, len(source.text)))
+    return reader.found, reader.mistakes
 
 
-def _words(source: Source, number: int, line: str) -> Iterator[tuple[str, Span]]:
-    """The words of a line, without comments, and where they are."""
-    reader = shlex.shlex(line, posix=True)
-    reader.whitespace_split, reader.commenters = True, "#"
-    begin, at = source.line_starts[number - 1], 0
-    try:
-        words = list(reader)
-    except ValueError:  # a quote that is closed on another line
-        words = line.split()
-    for word in words:
-        place = line.find(word, at)
-        place = at if place < 0 else place
-        at = min(len(line), place + len(word))
-        yield word, Span(source, begin + place, begin + max(at, place + 1))
+@dataclass
+class _Reader:
+    """What was found of a script so far."""
 
+    source: Source
+    given: Mapping[str, str]
+    variables: dict[str, str]
+    found: dict[str, list[Json]] = field(default_factory=dict)
+    mistakes: list[Diagnostic] = field(default_factory=list)
+    holders: set[str] = field(default_factory=set)  # variables whose arguments were read
+    name: tuple[str, Span] | None = None  # of the argument that is being read
+    values: list[tuple[str, Span]] = field(default_factory=list)
 
-def yaml_keys(source: Source, given: Mapping[str, str]) -> tuple[dict[str, list[Json]], list[Diagnostic]]:
-    """The keys of a YAML file that have values, at any depth, and what could not be read. SpecError for no YAML."""
-    try:
-        root = yaml.compose(source.text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        start = min(mark.index if mark else 0, max(0, len(source.text) - 1))
-        message = f"this is no YAML: {getattr(error, 'problem', error)}"
-        raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
-    found, mistakes = dict[str, list[Json]](), list[Diagnostic]()
+    def read(self, of: Iterable[Word]) -> None:
+        """Read commands."""
+        begins, has_program, each = True, False, iter(of)
+        for word in each:
+            if word.kind == "array":
+                self._array(word, each)
+            elif word.kind != "word":
+                self._end()
+                begins, has_program = (True, False) if word.kind == "end" else (begins, has_program)
+            elif begins and word.head:
+                self._setting(word)
+            elif not (begins and BEFORE_SETTINGS.fullmatch(word.text)):
+                for part in self._expanded(word):
+                    has_program = self._word(part, has_program or (begins and part.text.startswith("--")))
+                    begins = False
+        self._end()
 
-    def walk(node: Any, depth: int) -> None:
-        for key, value in node.value if isinstance(node, yaml.MappingNode) and depth < MAX_DEPTH else ():
-            if isinstance(value, yaml.MappingNode):
-                walk(value, depth + 1)
-                continue
-            name = str(key.value).removeprefix("--").replace("-", "_")
-            place = Span(source, key.start_mark.index, max(value.end_mark.index, key.end_mark.index))
-            written = [each.value for each in value.value] if isinstance(value, yaml.SequenceNode) else value.value
-            _put(found, mistakes, (name, place), Json(written, place), dict(given))
+    def _expanded(self, word: Word) -> Iterator[Word]:
+        """The words that a shell makes of a word whose variables are known."""
+        text = replaced(word.text, self.variables)
+        if word.is_quoted or text == word.text or not is_known(text):
+            yield word
+        else:
+            yield from (replace(word, text=part, inner=None) for part in text.split())
 
-    walk(root, 0)
-    return found, mistakes
+    def _word(self, word: Word, has_program: bool) -> bool:
+        """Read a word of a command; whether its program was named. Words before that are of what launches it."""
+        text, span = word.head + word.text, Span(self.source, word.start, word.end)
+        reference = REFERENCE.fullmatch(text)
+        if found := ARGUMENT.fullmatch(text) if not self._opens(word) else None:
+            self._end()
+            key = found[1].rstrip(":").replace("-", "_")
+            self.name, self.values = (key, span), [(found[3], span)] if found[2] else []
+        elif self._opens(word) and not (self.name and not self.values):
+            self._end()
+            assert word.inner is not None
+            self.read(words(self.source.text, *word.inner, of_string=True))
+        elif reference and reference[1] in self.holders:
+            self._end()
+        elif text.endswith(".py") and not has_program:
+            self._end()
+            return True
+        elif text in LAUNCHERS or OPTION.fullmatch(text):
+            self._end()
+        elif self.name is not None:
+            self.values.append((text, span))
+        elif reference and has_program:
+            message = f"arguments that {text} holds are not read: nothing is executed here"
+            hint = f"give it: -D {reference[1]}='--name value'" if reference[1].isidentifier() else "write them out"
+            self.mistakes.append(Diagnostic("I0104", message, span, hint, severity="warning"))
+        return has_program
 
+    def _opens(self, word: Word) -> bool:
+        """Whether a word is a string with arguments in it."""
+        return word.inner is not None and HOLDS.search(self.source.text[slice(*word.inner)]) is not None
 
-def toml_keys(source: Source) -> dict[str, Json]:
-    """The keys of a TOML file by their paths, `training.seq_len`. SpecError where the text is no TOML."""
-    try:
-        root = tomllib.loads(source.text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        line, column = map(int, found.groups()) if (found := TOML_PLACE.search(str(error))) else (1, 1)
-        start = min(source.line_starts[line - 1] + column - 1, max(0, len(source.text) - 1))
-        message = f"this is no TOML: {TOML_PLACE.sub('', str(error)).strip()}"
-        raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
-    places, table = dict[str, Span](), ""
-    for number, begin in enumerate(source.line_starts, 1):
-        line_text = source.line(number)
-        if head := TABLE.fullmatch(line_text):
-            table = _path(head[1])
-            places.setdefault(table, Span(source, begin, begin + len(line_text)))
-        elif entry := ENTRY.match(line_text):
-            place = Span(source, begin + entry.start(1), begin + entry.end(1))
-            places.setdefault(f"{table}.{_path(entry[1])}".lstrip("."), place)
-    keys = dict[str, Json]()
+    def _setting(self, word: Word) -> None:
+        """Read `NAME=value`."""
+        name, is_more = re.split(r"[\[+=]", word.head)[0], word.head.endswith("+=")
+        if name in self.given:
+            return
+        if self._opens(word):
+            assert word.inner is not None
+            self.holders.add(name)
+            self.read(words(self.source.text, *word.inner, of_string=True))
+            return
+        before, text = self.variables.get(name, ""), replaced(word.text, self.variables)
+        self.variables[name] = before + text if is_more else text
+        if before and before != text and not is_more and name not in VARIABLE.sub(r"\1\3 ", word.text).split():
+            message = f"`{name}` is {text} from here on, and was {before}: branches are not followed"
+            span = Span(self.source, word.start, word.end)
+            self.mistakes.append(Diagnostic("I0104", message, span, f"say which: -D {name}=VALUE", severity="warning"))
 
-    def walk(values: Mapping[str, Any], path: str, near: Span) -> None:
-        for name, value in values.items():
-            at = f"{path}.{name}".lstrip(".")
-            place = places.get(at, near)
-            if isinstance(value, dict) and at.count(".") < MAX_DEPTH:
-                walk(value, at, place)
-            elif isinstance(value, (bool, int, float, str, list)) and (
-                type(value) is not float or math.isfinite(value)
-            ):
-                keys[at] = Json(value, place, place)
-            else:
-                keys[at] = Json(str(value), place, place)
+    def _array(self, begin: Word, rest: Iterator[Word]) -> None:
+        """Read `NAME=(…)`."""
+        name, items = re.split(r"[+=]", begin.head)[0], list[Word]()
+        for word in rest:
+            if word.kind == "end":
+                break
+            items.append(word)
+        if name in self.given:
+            return
+        if any(word.text.startswith("--") for word in items):
+            self._end()
+            self.holders.add(name)
+            self.read(items)
+        else:
+            more = [self.variables[name]] if begin.head.endswith("+=") and name in self.variables else []
+            self.variables[name] = " ".join([*more, *(replaced(word.text, self.variables) for word in items)])
 
-    walk(root, "", Span(source, 0, 0))
-    return keys
-
-
-def _path(text: str) -> str:
-    """A dotted key without blanks and quotes."""
-    return ".".join(part.strip().strip("\"'") for part in text.split("."))
-
-
-def _put(
-    found: dict[str, list[Json]],
-    mistakes: list[Diagnostic],
-    name: tuple[str, Span],
-    value: Json,
-    variables: Mapping[str, str],
-) -> None:
-    text = _replaced(value.value, variables) if isinstance(value.value, str) else value.value
-    if isinstance(text, str) and (unknown := VARIABLE.search(text)):
-        message = f"`{name[0]}` is {text}, and nothing is executed here"
-        variable = unknown[1] or unknown[3]
-        mistakes.append(Diagnostic("I0104", message, name[1], f"give it: -D {variable}=VALUE", severity="warning"))
-        return
-    found.setdefault(name[0], []).append(Json(_typed(text), value.span, name[1]))
-
-
-def _replaced(text: str, variables: Mapping[str, str]) -> str:
-    def of(match: re.Match[str]) -> str:
-        return variables.get(match[1] or match[3], match[2] if match[2] is not None else match[0])
-
-    return VARIABLE.sub(of, text)
-
-
-def _typed(text: Any) -> Any:
-    """A word as the number, the truth value or the text that it is."""
-    if not isinstance(text, str):
-        return text
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
-    for kind in (int, float):
-        try:
-            value = kind(text)
-        except ValueError:
-            continue
-        return value if math.isfinite(value) else text
-    return text
+    def _end(self) -> None:
+        """Put what is being read among what was found."""
+        if self.name is not None:
+            (name, place), written = self.name, " ".join(word for word, _ in self.values)
+            last = self.values[-1][1] if self.values else place
+            text = replaced(written, self.variables)
+            value = typed(text.replace(PROTECTED, "$")) if self.values else True
+            if not is_known(text):
+                self.mistakes.append(unknown(name, text, place, written))
+                value = Computed(text)
+            self.found.setdefault(name, []).append(Json(value, place.to(last), place))
+        self.name, self.values = None, []

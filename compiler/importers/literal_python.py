@@ -1,17 +1,15 @@
-"""A recipe in Python, read without running it: what is assigned, where it is a literal.
+"""Literals of Python as values, without running anything.
 
 Numbers, texts, lists, tuples, names, sums and products of lists are literals; so is a call, whose arguments are keys of
-their own. What else a statement computes is not known here: it is said at its place.
+their own. What else an expression computes is not known here.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.importers.json_text import Json
 from dsl.diagnostics import Diagnostic, SpecError
 from dsl.source import Source, Span
 
@@ -27,21 +25,6 @@ class Name:
     """A dotted name, such as torch.bfloat16, or the name of a function that is called."""
 
     text: str
-
-
-def assignments(source: Source) -> tuple[dict[str, Json], list[Diagnostic]]:
-    """What the functions of a module assign: `cfg.model = Provider(a=1)` is `model.a`, `cfg.train.b = 2` is `train.b`.
-
-    SpecError where the text is no Python. With it what is not a literal, as warnings at their places.
-    """
-    tree = module_of(source)
-    found: dict[str, Json] = {}
-    mistakes: list[Diagnostic] = []
-    for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
-        for statement in function.body:
-            for name, node in _assigned(statement):
-                _put(found, mistakes, source, name, node)
-    return found, mistakes
 
 
 def module_of(source: Source) -> ast.Module:
@@ -85,30 +68,6 @@ def list_of(text: str) -> Any:
         return value_of(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise NotLiteralError(text) from None
-
-
-def _assigned(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
-    """The attributes that a statement gives values, without the name of the configuration; calls by their arguments."""
-    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-        return
-    target = statement.targets[0]
-    if isinstance(target, ast.Attribute):
-        name = ast.unparse(target).partition(".")[2]
-        if isinstance(statement.value, ast.Call) and statement.value.keywords:
-            yield name, statement.value.func
-            for keyword in statement.value.keywords:
-                yield f"{name}.{keyword.arg or '**'}", keyword.value
-        else:
-            yield name, statement.value
-
-
-def _put(found: dict[str, Json], mistakes: list[Diagnostic], source: Source, name: str, node: ast.expr) -> None:
-    span = span_of(source, node)
-    try:
-        found[name] = Json(value_of(node), span, span)
-    except (NotLiteralError, RecursionError) as error:
-        text = f"`{name}` is computed, and nothing is executed here: {str(error)[:80]}"
-        mistakes.append(Diagnostic("I0104", text, span, "write its value", severity="warning"))
 
 
 def span_of(source: Source, node: ast.expr | ast.stmt) -> Span:

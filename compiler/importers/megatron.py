@@ -6,13 +6,13 @@ of Megatron-LM (megatron/training/arguments.py, Megatron-Core 0.16).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 from compiler.exporters.megatron_bridge import RECOMPUTED
 from compiler.importers.json_text import Json
 from compiler.importers.literal_python import Name
 from compiler.importers.megatron_model import model_lines
-from compiler.importers.plan_ledger import Keys
+from compiler.importers.plan_ledger import Keys, shown
 from compiler.importers.plan_text import Degrees, Imported, Members, adam, quoted, rate_lines, spec_of
 from dsl.diagnostics import Diagnostic
 
@@ -22,6 +22,23 @@ RENAMED = {
     "sequence_length": "seq_length",
     "random_seed": "seed",
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+}
+CONFIG = "ConfigContainer"  # what a recipe returns
+PARTS = {  # of a recipe, and their classes
+    "train": "TrainingConfig", "optimizer": "OptimizerConfig", "scheduler": "SchedulerConfig",
+    "ddp": "DistributedDataParallelConfig", "dataset": "GPTDatasetConfig", "logger": "LoggerConfig",
+    "tokenizer": "TokenizerConfig", "checkpoint": "CheckpointConfig", "rng": "RNGConfig",
+    "dist": "DistributedInitConfig", "comm_overlap": "CommOverlapConfig", "model": "MLAModelProvider", "return": CONFIG,
+}  # fmt: skip
+IDLE_PARTS = ("logger", "tokenizer", "checkpoint", "rng", "dist", "comm_overlap", "dataset")
+USUAL = {"return": "_pretrain_common", "model": "GPTModelProvider"}  # of a part too
+# Precisions of Megatron-Bridge by their names (megatron/bridge/training/mixed_precision.py), behind bf16_ or fp16_.
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "mixed": {},
+    "with_fp8_delayed_scaling_mixed": {"fp8": "hybrid", "fp8_recipe": "delayed"},
+    "with_fp8_current_scaling_mixed": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+    "with_fp8_subchannel_scaling_mixed": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    "with_mxfp8_mixed": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
 }
 OF_MODULES = {theirs: ours for ours, theirs in RECOMPUTED.items()}
 # Keys that change nothing of what is computed, by how they begin: logs, files, checks and how fast it is.
@@ -33,22 +50,36 @@ IDLE = (
     *("params_dtype", "autocast_", "nproc", "nnodes", "node_rank", "master_", "rdzv_", "save", "load", "no_load"),
     *("no_save", "auto_detect", "ckpt_", "async_save", "max_position_embeddings", "enable_experimental", "split"),
     *("no_rope_fusion", "apply_rope_fusion", "attention_backend", "overlap_param_gather", "profile", "gradient_acc"),
+    "use_transformer_engine",
 )
 
 
-def from_recipe(found: Mapping[str, Json]) -> Members:
-    """The keys of a recipe by Megatron-LM's names: `model.num_moe_experts` is `num_experts`."""
+def from_recipe(found: Members) -> Members:
+    """The keys of a recipe by Megatron-LM's names: `model.num_moe_experts` is `num_experts`.
+
+    A precision that has a name is the keys that it stands for, `config.train` the class of a part.
+    """
     members: dict[str, list[Json]] = {}
-    for path, value in found.items():
+    for path, values in found.items():
         name = path.rpartition(".")[2]
-        members.setdefault(RENAMED.get(name, name), []).append(value)
-    for part in ("model", "mixed_precision"):
-        members.pop(part, None)  # the class of a part
-    if "model" in found:
-        members["multi_latent_attention"] = [
-            Json("MLA" in getattr(found["model"].value, "text", ""), found["model"].span)
-        ]
+        name = f"config.{path}" if path in PARTS else RENAMED.get(name, name)
+        members.setdefault(name, []).extend(values)
+    for each in found.get("mixed_precision", ()):
+        for key, value in (_named(each.value) or {}).items():
+            if f"mixed_precision.{key}" not in found:
+                members.setdefault(key, []).append(Json(value, each.span, each.key))
+    for each in found.get("model", ()):
+        members.setdefault("multi_latent_attention", [Json("MLA" in shown(each.value), each.span, each.key)])
     return members
+
+
+def _named(precision: Any) -> dict[str, Any] | None:
+    """The keys of a precision that is named, by a text or by a function; None if it is not known."""
+    name = precision.text.removesuffix("()") if isinstance(precision, Name) else precision
+    base, _, rest = name.replace("-", "_").partition("_") if isinstance(name, str) else ("", "", "")
+    if base not in ("bf16", "fp16") or rest not in PRECISIONS:
+        return None
+    return {base: True, "grad_reduce_in_fp32": base == "bf16"} | PRECISIONS[rest]
 
 
 def imported(members: Members, name: str, devices: int | None, vocab: int | None) -> Imported:
@@ -61,6 +92,12 @@ def imported(members: Members, name: str, devices: int | None, vocab: int | None
     for each in list(members):
         if each.startswith(IDLE):
             keys.lose(each, "logs, files, or how it is computed", kind="no effect")
+        elif each.startswith(("if ", "for ")):
+            keys.lose(each, "its statements are taken for executed, once", kind="assumed")
+    for part, named in PARTS.items():
+        harmless = tuple(Name(f"{each}()") for each in (named, USUAL.get(part, named)))
+        why = f"a {named} is read: defaults of what stands there are not known"
+        keys.lose(f"config.{part}", why, harmless, "assumed" if part in IDLE_PARTS else "not expressible")
     keys.lose("tokenizer_type", "name the tokenizer in `data`", kind="assumed")
     keys.lose("tokenizer_model", "name the tokenizer in `data`", kind="assumed")
     keys.lose("data_path", "name the text in `data`", kind="assumed")
@@ -121,6 +158,9 @@ def _recompute(keys: Keys) -> list[str]:
 
 def _precision(keys: Keys) -> tuple[str, list[str]]:
     """A precision that is built in, or else the lines of a block."""
+    named = keys.take("mixed_precision", "precision", None, object) if keys.has("mixed_precision") else None
+    if named not in (None, Name("MixedPrecisionConfig()")) and _named(named) is None:
+        keys.note("not expressible", "mixed_precision", named, "no precision of Megatron-Bridge: BF16 or FP32 is said")
     bf16 = keys.take("bf16", "precision.compute", False)
     keys.lose("fp32", "`bf16` is set too", (not bf16,))
     keys.lose("fp16", "there is no FP16: BF16 or FP32 is", (False,))
@@ -191,16 +231,16 @@ def _train(keys: Keys) -> list[str]:
     lines = [
         "train {",
         f"sequence = {sequence}, micro_batch = {micro}, batch = {batch}, steps = {steps}",
-        f"seed = {keys.take('seed', 'train.seed', 1234)}",
+        f"seed = {keys.take('seed', 'train.seed', 1234, least=0)}",
         adam(of_adam, clip),
         *rate_lines(warmup, shape, peak, least, (begin, min(decay, steps), steps)),
     ]
     every = keys.take("save_interval", "train.checkpoint.every" if keys.has("save_interval") else "", 0, int)
-    keep = keys.take("most_recent_k", "train.checkpoint.keep" if keys.has("most_recent_k") else "", -1, int)
+    keep = keys.take("most_recent_k", "train.checkpoint.keep" if keys.has("most_recent_k") else "", -1, int, -1)
     if every:
         lines.append(f"checkpoint {{ every = {every} steps{f', keep = {keep}' if keep > 0 else ''} }}")
     often = keys.take("eval_interval", "train.validate.every" if keys.has("eval_interval") else "", 0, int)
-    many = keys.take("eval_iters", "train.validate.batches" if keys.has("eval_iters") else "", 100, int)
+    many = keys.take("eval_iters", "train.validate.batches" if keys.has("eval_iters") else "", 100, int, 0)
     if often and many:
         lines.append(f"validate {{ every = {often} steps, batches = {many} }}")
     return [*lines, "}"]

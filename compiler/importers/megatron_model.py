@@ -18,21 +18,25 @@ ALWAYS = {
     "disable_bias_linear": True, "hidden_dropout": 0.0, "attention_dropout": 0.0, "moe_router_dtype": "fp32",
     "position_embedding_type": "rope",
 }  # fmt: skip
+# What Megatron has where none of some keys is written, and no model has here.
+DEFAULTS = (
+    (("normalization",), "LayerNorm", "norms are RMSNorm here"),
+    (("swiglu", "gated_linear_unit"), False, "feed-forward layers have SwiGLU here"),
+    (("add_bias_linear", "disable_bias_linear"), "biases", "linear layers have no biases here"),
+    (("hidden_dropout",), 0.1, "there is no dropout here"),
+    (("attention_dropout",), 0.1, "there is no dropout here"),
+    (("position_embedding_type", "use_rotary_position_embeddings"), "learned_absolute", "positions are rotated here"),
+)
+OF_EXPERTS = ((("moe_router_dtype",), "that of the weights", "routers compute in FP32 here"),)
+OF_MLA = ((("qk_layernorm",), False, "latents have norms here"),)
 
 
 def model_lines(keys: Keys, name: str, vocab: int | None) -> list[str]:
     """The block of the model."""
-
-    def size(key: str, path: str) -> int:
-        if not keys.has(key):
-            keys.mistakes.append(Diagnostic("I0202", f"`{key}` is missing", None, "sizes have no default here"))
-            return 1
-        return int(keys.take(key, path, 1))
-
-    layers, hidden = min(MOST_LAYERS, size("num_layers", "model.layers")), size("hidden_size", "model.hidden")
-    heads = size("num_attention_heads", "model.attention.heads")
+    layers = min(MOST_LAYERS, keys.size("num_layers", "model.layers"))
+    hidden, heads = keys.size("hidden_size", "model.hidden"), keys.size("num_attention_heads", "model.attention.heads")
     if vocab is None:
-        if not keys.has("vocab_size"):
+        if keys.peek("vocab_size", None) is None:
             text = "the vocabulary is that of the tokenizer, which is not read"
             keys.mistakes.append(Diagnostic("I0202", text, None, "say it: --vocab N, padded"))
         vocab = keys.take("vocab_size", "model.vocab", 1)
@@ -44,20 +48,32 @@ def model_lines(keys: Keys, name: str, vocab: int | None) -> list[str]:
     std = keys.take("init_method_std", "model.init_std", 0.02)
     keys.lose("output_layer_init_method", "all layers begin alike here", kind="no effect")
     keys.lose("activation_func", "experts and dense layers have SwiGLU here", kind="no effect")
+    is_mla = keys.peek("multi_latent_attention", False) is True
+    _defaults(keys, is_mla)
     for key, value in ALWAYS.items():
         keys.lose(key, f"models have {key} = {value} here", (value, int(value) if value == 0.0 else value))
     untied = keys.take("untie_embeddings_and_output_weights", "model.tied", False)
     tied = keys.take("share_embeddings_and_output_weights", "model.tied", not untied)
+    keys.lose("use_rotary_position_embeddings", "positions are rotated here", (True,))
     attention = _mla if keys.take("multi_latent_attention", "model.attention.kind", False) else _gqa
     lines = [f"model {name}_model {{", f"vocab = {vocab}, hidden = {hidden}, init_std = {number(std)}"]
     lines += [f"norm_eps = {number(eps)}", *(["tied = true"] if tied else [])]
     lines += attention(keys, heads, hidden)
-    lines += _layers(keys, layers, size("ffn_hidden_size", "model.layers.0.ffn.inner"))
+    lines += _layers(keys, layers, keys.size("ffn_hidden_size", "model.layers.0.ffn.inner"))
     if depth := keys.take("mtp_num_layers", "model.mtp.depth", 0, int):
         weight = keys.take("mtp_loss_scaling_factor", "model.mtp.weight", 0.1)
         lines.append(f"mtp {{ depth = {depth}, weight = {number(weight)} }}")
     keys.lose("mtp_loss_scaling_factor", "there is no multi-token prediction", kind="no effect")
     return [*lines, "}"]
+
+
+def _defaults(keys: Keys, is_mla: bool) -> None:
+    """Take note of what Megatron has where keys are not written, and no model has here."""
+    rows = (*DEFAULTS, *(OF_EXPERTS if keys.has("num_experts") else ()), *(OF_MLA if is_mla else ()))
+    of_recipe = "MLA" in shown(keys.peek("config.model", ""))  # whose norms are RMSNorm
+    for names, default, why in rows:
+        if all(keys.peek(name, None) is None for name in names) and not (of_recipe and names[0] == "normalization"):
+            keys.note("not expressible", names[0], default, f"the default of Megatron; {why}")
 
 
 def _mla(keys: Keys, heads: int, hidden: int) -> list[str]:
@@ -164,10 +180,10 @@ def _dense(keys: Keys, layers: int) -> int:
         pattern = list_of(written) if isinstance(written, str) else written
     except NotLiteralError:
         pattern = None
-    if isinstance(pattern, int):
+    if type(pattern) is int and pattern > 0:
         pattern = [int(index % pattern == 0) for index in range(layers)]
     dense = pattern.index(1) if isinstance(pattern, list) and 1 in pattern else 0
     if pattern != [0] * dense + [1] * (layers - dense):
-        text = f"`moe_layer_freq` = {written} is not dense layers and behind them {layers} in all"
+        text = f"`moe_layer_freq` = {shown(written)} is not dense layers and behind them {layers} in all"
         keys.mistakes.append(Diagnostic("I0301", text, None, "write `[0]*3+[1]*58`"))
     return dense

@@ -8,13 +8,16 @@ from typing import Any, Literal
 
 from compiler.exporters.ledger import plain
 from compiler.importers.json_text import Json
+from compiler.importers.typed_text import Computed
 from dsl.diagnostics import Diagnostic
 from dsl.source import Span
 
-Kind = Literal["said", "approximated", "not expressible", "no effect", "unknown", "default", "assumed"]
-ORDER: tuple[Kind, ...] = ("not expressible", "approximated", "unknown", "assumed", "default", "no effect", "said")
+Kind = Literal["said", "approximated", "not expressible", "computed", "no effect", "unknown", "default", "assumed"]
+ORDER: tuple[Kind, ...] = (
+    *("not expressible", "approximated", "computed", "unknown", "assumed", "default", "no effect", "said"),
+)
 MOST = 1e15  # of a number
-CHANGES = ("not expressible", "approximated")
+CHANGES = ("not expressible", "approximated", "computed")
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,22 @@ class Keys:
         self.mistakes: list[Diagnostic] = []
 
     def has(self, name: str) -> bool:
-        """Whether the key is written, and nothing has been said of it."""
-        return name in self._left
+        """Whether the key is written, is not null, and nothing has been said of it."""
+        return name in self._left and self._left[name][0].value is not None
 
     def peek(self, name: str, default: Any) -> Any:
-        """The value of a key that is written, without a word in the ledger."""
-        return self.members[name][0].value if name in self.members else default
+        """The value of a key that is written and known, without a word in the ledger."""
+        value = self.members[name][0].value if name in self.members else default
+        return default if isinstance(value, Computed) else value
+
+    def size(self, name: str, path: str) -> int:
+        """A size, which has no default here: 1 where it is missing, null or not known, which is a mistake."""
+        if self.peek(name, None) is None:
+            text = f"`{name}` is {'missing' if name not in self.members else 'not known'}"
+            place = self.members[name][0].span if name in self.members else None
+            self.mistakes.append(Diagnostic("I0202", text, place, "sizes have no default here"))
+            path = ""
+        return int(self.take(name, path, 1))
 
     def take(
         self,
@@ -72,6 +85,13 @@ class Keys:
             if other.value != first.value:
                 text = f"`{name}` is {shown(other.value)} here and {shown(first.value)} elsewhere"
                 self.mistakes.append(Diagnostic("I0203", text, other.span, "remove one of them"))
+        if isinstance(first.value, Computed):
+            why = f"{path or 'not in the spec'}: {shown(default)} stands for it"
+            self._say("computed" if path else "no effect", name, first, why)
+            return default
+        if first.value is None and default is not None:
+            self._say("default", name, Json(default, first.span, first.key), path or "null: not in the spec")
+            return default
         of_kind = isinstance(first.value, kinds) and (type(first.value) is not bool or kinds in (bool, object))
         if not of_kind and first.value is not None:
             names = {int: "a whole number", bool: "true or false", str: "a text", list: "a list"}
@@ -85,7 +105,7 @@ class Keys:
                 self.mistakes.append(Diagnostic("I0203", text, first.span))
                 return default
         self._say("said", name, first, path)
-        return default if first.value is None else first.value
+        return first.value
 
     def lose(self, name: str, why: str, harmless: Sequence[Any] = (), kind: Kind = "not expressible") -> None:
         """Take note that a spec does not say a key; with a harmless value that has no effect."""
@@ -101,7 +121,10 @@ class Keys:
         """Take note of all keys that nothing was said of."""
         for name, found in self._left.items():
             for each in found:
-                self._say("unknown", name, each, "not known, and not in the spec")
+                if each.value is None:
+                    self._say("no effect", name, each, "null: as if it were not written")
+                else:
+                    self._say("unknown", name, each, "not known, and not in the spec")
         self._left.clear()
 
     def ledger(self) -> tuple[Entry, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from compiler.importers.json_text import Json
 from compiler.importers.literal_python import NotLiteralError, module_of, span_of, value_of
+from compiler.importers.typed_text import Computed
 from dsl.diagnostics import Diagnostic, SpecError
 from dsl.source import Source, Span
 
@@ -27,6 +28,7 @@ def returned(source: Source, kind: str, chosen: str | None) -> tuple[str, Member
     """
     reader = _Reader(source, module_of(source))
     functions = [name for name, node in reader.functions.items() if kind in ast.unparse(node.returns or _result(node))]
+    functions = functions or [name for name, node in reader.functions.items() if not _is_none(_result(node))]
     if chosen is None and len(functions) == 1:
         chosen = functions[0]
     if chosen not in functions:
@@ -38,10 +40,16 @@ def returned(source: Source, kind: str, chosen: str | None) -> tuple[str, Member
     return chosen, reader.found, reader.mistakes
 
 
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
 def _result(function: ast.FunctionDef) -> ast.expr:
     """What the last statement of a function returns; `None` where it returns nothing."""
     last = function.body[-1]
-    return last.value if isinstance(last, ast.Return) and last.value else ast.Constant(None)
+    if isinstance(last, ast.Return) and last.value is not None:
+        return last.value
+    return ast.copy_location(ast.Constant(None), last)
 
 
 @dataclass
@@ -57,11 +65,13 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
-        self.constants = {
-            node.targets[0].id: node.value
-            for node in self.tree.body
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-        }
+        self.constants = dict[str, ast.expr]()
+        for node in self.tree.body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    self.constants[name] = value
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    self.constants[name] = value
 
     def function(self, path: str, node: ast.FunctionDef, depth: int) -> None:
         """Follow what a function returns, and what it sets besides."""
@@ -85,7 +95,11 @@ class _Reader:
             match statement:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     names[name] = value
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    names[name] = value
                 case ast.Assign(targets=[ast.Attribute() as target], value=value):
+                    later.append((ast.unparse(target), value))
+                case ast.AnnAssign(target=ast.Attribute() as target, value=ast.expr() as value):
                     later.append((ast.unparse(target), value))
                 case ast.For(target=ast.Name(id=name), iter=items, body=inner, orelse=[]):
                     later.append((f"for {name}", ast.copy_location(ast.Name(id=ast.unparse(items)), items)))
@@ -93,7 +107,9 @@ class _Reader:
                 case ast.If(test=test, body=inner, orelse=[]):
                     later.append((f"if {ast.unparse(test)}", ast.copy_location(ast.Constant(True), test)))
                     self._statements(inner, names, later)
-                case ast.Return() | ast.Pass() | ast.Expr(value=ast.Constant()):
+                case ast.Return() | ast.Pass() | ast.Expr(value=ast.Constant()) | ast.AnnAssign(value=None):
+                    pass
+                case ast.Import() | ast.ImportFrom():
                     pass
                 case _:
                     self._computed(ast.unparse(statement), "this statement", span_of(self.source, statement))
@@ -138,8 +154,8 @@ class _Reader:
             value = value_of(node)
         except (NotLiteralError, RecursionError) as error:
             self._computed(str(error), path, span)
-        else:
-            self.found.setdefault(path or "return", []).append(Json(value, span, span))
+            value = Computed(str(error))
+        self.found.setdefault(path or "return", []).append(Json(value, span, span))
 
     def _computed(self, text: str, path: str, span: Span) -> None:
         what = f"`{path}` is computed, and nothing is executed here: {text[:80]}"

@@ -78,7 +78,11 @@ def with_flavour(members: Members, keys: Keys) -> Members:
     """The keys, and behind them those of the flavour that they name; what is wrong with the flavour goes to `keys`."""
     named = members.get(f"{JOB}.flavor") or members.get("model_spec") or ()
     text = str(getattr(named[0].value, "text", named[0].value)) if named else ""
-    if LAYERS in members or not text:
+    if LAYERS in members:
+        return members
+    if not text:
+        hint = f'write `flavor = "16B"` below `[{JOB}]`, or `model_spec = ModelSpec(…)` in a module'
+        keys.mistakes.append(Diagnostic("I0202", "no model is named: its sizes are missing", None, hint))
         return members
     call, _, rest = text.partition("(")
     flavour = rest.rstrip(")").strip("'\"") if rest else text
@@ -104,11 +108,8 @@ def model_lines(keys: Keys, members: Members, name: str) -> list[str]:
     by_flavour = LAYERS not in members
 
     def size(key: str, path: str) -> int:
-        if not keys.has(key):
-            if not by_flavour:
-                keys.mistakes.append(Diagnostic("I0202", f"`{key}` is missing", None, "sizes have no default here"))
-            return 1
-        return int(keys.take(key, path, 1))
+        is_said = by_flavour and not keys.has(key)  # that there is no such flavour, or no model
+        return 1 if is_said else keys.size(key, path)
 
     if by_flavour and keys.has("model_spec"):
         keys.lose("model_spec", "the registry is taken for that of torchtitan's deepseek_v3", kind="assumed")

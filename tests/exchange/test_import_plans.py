@@ -18,10 +18,12 @@ from compiler.commands.export_plan import _planned
 from compiler.commands.schedule_spec import run_of
 from compiler.exporters import megatron_bridge
 from compiler.exporters.ledger import Loss
-from compiler.importers.command_lines import script, yaml_keys
-from compiler.importers.literal_python import NotLiteralError, assignments, list_of
-from compiler.importers.megatron import from_recipe, imported
+from compiler.importers.command_lines import script
+from compiler.importers.key_files import yaml_keys
+from compiler.importers.literal_python import NotLiteralError, list_of
+from compiler.importers.megatron import CONFIG, from_recipe, imported
 from compiler.importers.plan_text import Imported
+from compiler.importers.python_calls import returned
 from dsl.diagnostics import SpecError
 from dsl.formatter import formatted
 from dsl.leaves import leaves
@@ -46,10 +48,11 @@ MODEL_ARGS=(
     --kv-channels 32 --seq-length 256 # tokens
     --rotary-base 10000 --norm-epsilon 1e-6 --swiglu --untie-embeddings-and-output-weights
     --multi-latent-attention --q-lora-rank 128 --kv-lora-rank 64 --qk-head-dim 32 --qk-pos-emb-head-dim 16
-    --v-head-dim 32
+    --v-head-dim 32 --qk-layernorm --position-embedding-type rope
+    --normalization RMSNorm --disable-bias-linear --hidden-dropout 0.0 --attention-dropout 0
     --num-experts 16 --moe-layer-freq '([0]*1+[1]*3)' --moe-ffn-hidden-size 128 --moe-router-topk 4
     --moe-shared-expert-intermediate-size 128 --moe-router-num-groups 4 --moe-router-group-topk 2
-    --moe-router-score-function sigmoid --moe-router-topk-scaling-factor 2.5
+    --moe-router-dtype fp32 --moe-router-score-function sigmoid --moe-router-topk-scaling-factor 2.5
     --moe-router-enable-expert-bias --moe-router-bias-update-rate 1e-3
 )
 torchrun pretrain_gpt.py ${MODEL_ARGS[@]} \\
@@ -66,6 +69,17 @@ def read_back(text: str) -> Spec:
         path = Path(folder) / "imported.dsc"
         path.write_text(text)
         return load(path)
+
+
+def of_recipe(text: str, devices: int | None = 2) -> Imported:
+    """The import of a recipe in which nothing is computed."""
+    name, members, computed = returned(Source("recipe.py", text), CONFIG, None)
+    assert not computed
+    return imported(from_recipe(members), name, devices, None)
+
+
+def of_script(text: str, devices: int | None = 2) -> Imported:
+    return imported(script(Source("pretrain.sh", text), {"DATA": "a"})[0], "mine", devices, None)
 
 
 @st.composite
@@ -109,9 +123,7 @@ def test_what_was_exported_comes_back(case: tuple[str, list[str]]) -> None:
     except SpecError:  # the values do not fit together
         reject()
     exported = megatron_bridge.export(_planned(run_of(spec)))
-    members, computed = assignments(Source("recipe.py", exported.files["recipe.py"].decode()))
-    assert not computed
-    found = imported(from_recipe(members), spec.name, spec.cluster.world, None)
+    found = of_recipe(exported.files["recipe.py"].decode(), spec.cluster.world)
     assert_comes_back(spec, found, exported.losses, ELSEWHERE)
 
 
@@ -121,6 +133,7 @@ def assert_comes_back(spec: Spec, found: Imported, losses: Sequence[Loss], elsew
     assert not found.mistakes
     assert not [e for e in found.ledger if e.kind in ("unknown", "not expressible", "approximated")]
     again = read_back(found.text)
+    assert again.name == spec.name
     before, after = ({leaf.path: leaf.text for leaf in leaves(each)} for each in (spec, again))
     lost = [*elsewhere, *(loss.path for loss in losses), *(f"{loss.path}.*" for loss in losses)]
     differ = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
@@ -136,7 +149,7 @@ def test_every_argument_of_a_script_is_in_the_ledger() -> None:
     found = imported(members, "mine", 2, None)
     assert not found.mistakes
     told = {entry.key: entry for entry in found.ledger}
-    assert written - {"data_path"} <= told.keys()
+    assert written <= told.keys()
     assert {key for key in written & told.keys() if told[key].kind == "unknown"} == {"some_new_option"}
     place = told["num_experts"].place
     assert place is not None and place.text == "--num-experts"
@@ -150,7 +163,7 @@ def test_every_argument_of_a_script_is_in_the_ledger() -> None:
 
 
 def test_yaml_says_what_a_script_says() -> None:
-    members, _ = script(Source("pretrain.sh", SCRIPT), {"PP": "1"})
+    members, _ = script(Source("pretrain.sh", SCRIPT), {"PP": "1", "DATA": "a"})
     lines = "".join(
         f"  --{name.replace('_', '-')}: {json.dumps(each.value)}\n" for name, found in members.items() for each in found
     )
@@ -165,12 +178,12 @@ def test_nothing_is_executed(tmp_path: Path, capsys: Capture) -> None:
     recipe, mark = tmp_path / "recipe.py", tmp_path / "mark"
     recipe.write_text(
         f"open({str(mark)!r}, 'w')\ndef run():\n    cfg.model = MLAModelProvider(\n"
-        f"        num_layers=[open({str(mark)!r}, 'w')][0],\n        hidden_size=64)\n"
+        f"        num_layers=[open({str(mark)!r}, 'w')][0],\n        hidden_size=64)\n    return cfg\n"
     )
     assert main(["import", "megatron-bridge", str(recipe), "--vocab", "100"]) == 2
     printed = capsys.readouterr().err
     assert not mark.exists()
-    assert "I0104" in printed and f"{recipe}:4:20" in printed and "`num_layers` is missing" in printed
+    assert "I0104" in printed and f"{recipe}:4:20" in printed and "`num_layers` is not known" in printed
     for text in ("f(1)[0]", "1 if x else 2", "[0] * 10**9", "x +"):
         with pytest.raises(NotLiteralError):
             list_of(text)

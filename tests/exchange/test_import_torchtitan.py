@@ -13,7 +13,7 @@ from compiler.cli import main
 from compiler.commands.export_plan import _planned
 from compiler.commands.schedule_spec import run_of
 from compiler.exporters import torchtitan as exporter
-from compiler.importers.command_lines import toml_keys
+from compiler.importers.key_files import toml_keys
 from compiler.importers.plan_ledger import CHANGES, Keys
 from compiler.importers.plan_text import Imported
 from compiler.importers.python_calls import returned
@@ -237,7 +237,7 @@ def test_nothing_is_executed(tmp_path: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert main(["import", "torchtitan", str(module)]) == 2
     printed = capsys.readouterr().err
-    assert not mark.exists() and "I0104" in printed and "`model_spec.model.layers.dim` is missing" in printed
+    assert not mark.exists() and "I0104" in printed and "`model_spec.model.layers.dim` is not known" in printed
 
 
 def test_a_configuration_that_changes_another(tmp_path: Path, capsys: Capture) -> None:

@@ -1,0 +1,69 @@
+"""Keys of YAML files: each with its value and its place, whatever refers to what."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.importers.key_files import yaml_keys
+from compiler.importers.typed_text import Computed
+from dsl.diagnostics import SpecError
+from dsl.source import Source
+
+
+def read(text: str, **variables: str) -> dict[str, list[object]]:
+    found, _ = yaml_keys(Source("a.yaml", text), variables)
+    return {name: [each.value for each in values] for name, values in found.items()}
+
+
+def test_every_value_has_its_type() -> None:
+    text = """\
+a: [1, 2.5, x, true, null, "7"]
+b:
+  - [0, 0]
+  - [1]
+c: ~
+d:
+e: null
+f: None
+g: yes
+--h-i: 1e-3
+"j": ""
+"""
+    assert read(text) == {
+        "a": [[1, 2.5, "x", True, None, 7]], "b": [[[0, 0], [1]]], "c": [None], "d": [None], "e": [None], "f": [None],
+        "g": [True], "h_i": [1e-3], "j": [""],
+    }  # fmt: skip
+
+
+def test_keys_in_lists_are_keys() -> None:
+    text = "spec:\n  containers:\n  - name: a\n    env: [{x: 1}, {y: [2]}]\n  - name: b\n"
+    assert read(text) == {
+        "name": ["a", "b"], "x": [1], "y": [[2]], "env": [["{…}", "{…}"]], "containers": [["{…}", "{…}"]],
+    }  # fmt: skip
+
+
+def test_variables_are_replaced_and_others_are_not_known() -> None:
+    text = "a: $N\nb: [1, $M]\nc: ${P:-3}\n"
+    assert read(text, N="4", M="5") == {"a": [4], "b": [[1, 5]], "c": [3]}
+    found, mistakes = yaml_keys(Source("a.yaml", text), {})
+    assert isinstance(found["a"][0].value, Computed) and isinstance(found["b"][0].value, Computed)
+    assert [item.hint for item in mistakes] == ["give it: -D N=VALUE", "give it: -D M=VALUE"]
+
+
+def test_what_has_several_names_is_read_once() -> None:
+    """Aliases that multiply, and aliases of what they are in: both would take forever to be followed."""
+    doubled = "".join(f"a{n}: &a{n} {{x{n}: 1, l: *a{n - 1}, r: *a{n - 1}}}\n" for n in range(1, 60))
+    found = read("a0: &a0 {x0: 1}\n" + doubled)
+    assert {name: values for name, values in found.items() if name[0] == "x"} == {f"x{n}": [1] for n in range(60)}
+    assert read("a: &a {b: 1, c: *a}\n") == {"b": [1]}
+    for text in (
+        "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)),
+        "a: &a [*a]\n",
+        "a: " + "[" * 40 + "]" * 40,
+        "a: " + "{b: " * 40 + "1" + "}" * 40,
+        "a: " + "[" * 5000 + "]" * 5000,
+    ):
+        with pytest.raises(SpecError) as caught:
+            read(text)
+        (item,) = caught.value.diagnostics
+        assert item.code == "I0103" and item.span is not None
