@@ -103,6 +103,8 @@ CODES = {
     "E0932": "the weights of sources are whole numbers in proportion, which sum to 100,000 at most",
     "E0933": "documents are filled in the middle in the tokens of a tokenizer, and token ids end by one of them",
     "E0934": "filters are of documents of text, and leave some of them",
+    "E0935": "groups divide the heads of compressed attention",
+    "E0936": "a sequence is as long as the tokens of an entry of compressed attention",
     "E0940": "adapters are trained beside the weights of a checkpoint",
     "E0941": "adapters are on matrices that the model has",
     "E0942": "the rank of an adapter is at most the smaller extent of the matrices that it is on",
@@ -112,7 +114,7 @@ CODES = {
     "E1001": "training runs in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4",
     "E1006": "training in mxfp8, nvfp4 and other formats without kernels runs on CPUs",
     "E1005": "a tokenizer is trained, or is a file",
-    "E1007": "attention that is a module sees all documents of a sequence",
+    "E1007": "attention that is compressed, or a module, sees all documents of a sequence",
 }
 
 # Rules that no longer hold. Their codes are never given to other rules.

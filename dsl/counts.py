@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsl.schema import Custom, CustomAttention, Dense, Gqa, Mla, Model, Moe
+from dsl.schema import AnyAttention, Compressed, Custom, CustomAttention, Dense, Gqa, Mla, Model, Moe
 from dsl.schema.model import is_gated
 
 
@@ -55,17 +55,21 @@ def layer_parameters(model: Model, layer: int) -> int:
     return _layer(model, model.ffn(layer), model.attention_of(layer))
 
 
-def attention_parameters(model: Model, attention: Mla | Gqa | CustomAttention) -> int:
+def attention_parameters(model: Model, attention: AnyAttention) -> int:
     """Parameters of one attention block of a model, without the norm in front of it.
 
     MLA, ranks q and c, head widths n | r | v (arXiv 2405.04434, §2.1): queries D·q + q + q·H(n + r), or D·H(n + r)
     without a query rank; D(c + r) + c + c·H(n + v) for keys and values; H·v·D out. The ranks' norms are the q and c.
     GQA, head width d and K heads of keys and values (arXiv 2305.13245): D·H·d + 2·D·K·d + H·d·D. Its norms have 2·d, or
     H·d + K·d over the whole width; its biases H·d + 2·K·d, and D behind attention; its sinks H.
+    Compressed, head width d, G groups of rank o (arXiv 2606.19348, §2.3): D·q + q + q·H·d; D·d + d for keys; H·d·o for
+    the groups and G·o·D out. Entries of m tokens: 2·D·d, m·d of the position bias, and d of their norm.
     """
     D = model.hidden
     if isinstance(attention, CustomAttention):
         return 0
+    if isinstance(attention, Compressed):
+        return compressed_products(attention, D) + sum(compressed_vectors(attention).values())
     return _gqa(attention, D) if isinstance(attention, Gqa) else _mla(attention, D)
 
 
@@ -114,7 +118,7 @@ def mtp_parameters(model: Model) -> int:
     return model.mtp.depth * (2 * D + 2 * D * D + layer + D)
 
 
-def _layer(model: Model, ffn: Dense | Moe | Custom, attention: Mla | Gqa | CustomAttention) -> int:
+def _layer(model: Model, ffn: Dense | Moe | Custom, attention: AnyAttention) -> int:
     norms = 4 if model.norm == "sandwich" else 2
     return attention_parameters(model, attention) + _ffn(ffn, model.hidden) + norms * model.hidden
 
@@ -136,6 +140,24 @@ def gqa_vectors(gqa: Gqa, D: int) -> dict[str, int]:
         "norms": norms[gqa.qk_norm],
         "biases": (queries + 2 * keys if gqa.bias else 0) + (D if gqa.bias == "all" else 0),
         "sinks": gqa.heads if gqa.sinks else 0,
+    }
+
+
+def compressed_products(sizes: Compressed, D: int) -> int:
+    """Elements of the matrices of compressed attention."""
+    queries = sizes.heads * sizes.head_dim
+    query = (D + queries) * sizes.query_rank
+    pools = 2 * D * sizes.head_dim if sizes.compress else 0
+    return query + D * sizes.head_dim + pools + queries * sizes.out_rank + sizes.groups * sizes.out_rank * D
+
+
+def compressed_vectors(sizes: Compressed) -> dict[str, int]:
+    """Parameters of compressed attention that are no matrices, by what they are."""
+    entries = sizes.head_dim if sizes.compress else 0
+    return {
+        "norms": sizes.query_rank + sizes.head_dim + entries,
+        "positions": entries * sizes.compress.rate if sizes.compress else 0,
+        "sinks": sizes.heads if sizes.sinks else 0,
     }
 
 

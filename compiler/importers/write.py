@@ -12,7 +12,6 @@ from dsl.counts import parameters
 from dsl.schema import (
     Balance,
     Custom,
-    CustomAttention,
     Dense,
     Gqa,
     LinearScaling,
@@ -97,12 +96,12 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
         yield f"  {more}"
     yield from _remarked(remarks, "attention", INDENT)
     attention = model.attention
-    assert not isinstance(attention, CustomAttention), "no configuration has a module of a user's own"
+    assert isinstance(attention, Mla | Gqa), "no configuration that is read has another"
     yield from _mla(attention, remarks) if isinstance(attention, Mla) else _gqa(attention, remarks)
     yield from _remarked(remarks, "ffn", INDENT)
     said = False
     for span in model.layers:
-        assert not isinstance(span.ffn, Custom) and not isinstance(span.attention, CustomAttention)
+        assert not isinstance(span.ffn, Custom) and isinstance(span.attention, Mla | Gqa | None)
         head = f"  layers {span.first}..{span.last}{f' by {span.by}' if span.by > 1 else ''} {{"
         of_range = "" if span.attention is None else f"attention {{ {_changes(attention, span.attention)} }}"
         if span.by > 1:  # its feed-forward part is that of the range around it
@@ -121,7 +120,7 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
     if model.mtp is not None:
         yield from _remarked(remarks, "mtp", INDENT)
         own = model.mtp.attention
-        assert not isinstance(own, CustomAttention)
+        assert isinstance(own, Mla | Gqa | None)
         of_mtp = "" if own is None else f", attention {{ {_changes(attention, own)} }}"
         yield f"  mtp {{ depth = {model.mtp.depth}, weight = {_phases(model.mtp.weight)}{of_mtp} }}"
     yield "}"

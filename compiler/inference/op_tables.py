@@ -113,8 +113,8 @@ class Continued(Forward):
     Grouped-query attention keeps keys, rotated, and values: 2·G·C numbers a token; of those that a window leaves out
     nothing is read. Latent attention keeps the normed latent and the rotated rope key, C + rope numbers a token, and
     multiplies with the up-projection on the side of the queries and of what is read (DeepSeek-V2, arXiv 2405.04434,
-    §2.1.2): expanding N tokens at each step would cost N·C·H·(nope + value) products. Where nothing is cached yet, both
-    run the op of training.
+    §2.1.2): expanding N tokens at each step would cost N·C·H·(nope + value) products. Compressed attention keeps keys,
+    and entries and what the next of them are made of. Where nothing is cached yet, all run the op of training.
 
     Any other op of sequences keeps the rows of its arguments and is computed again on all of them: right for whatever
     is causal, and slow.
@@ -156,11 +156,12 @@ class Continued(Forward):
         return tuple(each[self.start :] for each in result) if isinstance(result, tuple) else result[self.start :]
 
     def rotate(self, x: Tensor, sequence: int, heads: int, first: int, width: int, *how: float) -> Tensor:
-        """x [T, H·C] of the new tokens -> y [T, H·C]: needs no cache."""
-        *frequencies, magnitude, scale = how
+        """x [T, H·C] of the new tokens, or of all entries of a `stride` of tokens -> y, likewise: needs no cache."""
+        (*frequencies, magnitude, scale), stride = how[:7], int(how[9]) if len(how) > 7 else 1
+        rows = slice(0, len(x)) if stride > 1 else slice(self.start, self.length)
         turns_Tr = None
         if width:
-            turns_Tr = ramped_angles(self._room, width, *frequencies, x.dtype, x.device)[self.start : self.length]
+            turns_Tr = ramped_angles(self._room, width, *frequencies, x.dtype, x.device, stride)[rows]
         return rotated_by(x, x.shape[0], heads, first, width, turns_Tr, magnitude, scale)
 
     # ------------------------------------------------------------ grouped queries
@@ -260,7 +261,49 @@ class Continued(Forward):
         o_HTV = torch.bmm(o_HTC, up_HWC[:, nope:].transpose(1, 2))
         return o_HTV.transpose(0, 1).flatten(1).to(q.dtype)
 
-    # ------------------------------------------------------------ both
+    # ------------------------------------------------------------ entries
+
+    def compress(self, x: Tensor, bias: Tensor, sequence: int, overlap: bool) -> Tensor:
+        """x [T, 2·W] of the new tokens -> y [E, C]: the entries of all tokens, each of which is made once."""
+        self._calls += 1
+        rate, op = len(bias), f"compress {self._calls}"
+        there = self.start // rate
+        first = max(0, there - overlap)  # entries are of two windows then
+        kept = self._rows(op).put(self.start, x)[first * rate :]
+        entries = OPS["compress"](kept, bias, len(kept), overlap)[0]
+        return self._rows(op, 1).put(there, entries[there - first :])
+
+    def compressed_attention(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        entries: Tensor,
+        chosen: Tensor | None,
+        sinks: Tensor | None,
+        sequence: int,
+        heads: int,
+        window: int,
+        rate: int,
+    ) -> Tensor:
+        """q [T, H·C], kv [T, C] and chosen [T, K] of the new tokens, all entries [E, C], sinks [H] -> o [T, H·C]."""
+        kept = self._rows("window").put(self.start, kv)
+        if not self.start:
+            sizes = self.length, heads, window, rate
+            return OPS["compressed_attention"](q, kv, entries, chosen, sinks, *sizes)[0]
+        first, (E, C) = max(0, self.start - window + 1), entries.shape
+        position_T1 = torch.arange(self.start, self.length, device=q.device)[:, None]
+        key_N = torch.arange(first, self.length, device=q.device)
+        unseen_TE = torch.arange(E, device=q.device) >= (position_T1 + 1) // rate
+        if chosen is not None:
+            picked = torch.zeros(len(q), E + 1, dtype=torch.bool, device=q.device).scatter_(1, chosen.long() + 1, True)
+            unseen_TE |= ~picked[:, 1:]
+        hidden_TX = torch.cat(((key_N > position_T1) | (key_N <= position_T1 - window), unseen_TE), dim=1)
+        keys_XC = wide(torch.cat((kept[first:], entries)))
+        scores_THX = wide(q).unflatten(1, (heads, C)) * C**-0.5 @ keys_XC.t()
+        scores_THX.masked_fill_(hidden_TX[:, None], -torch.inf)
+        return (_shares(scores_THX, None if sinks is None else wide(sinks)) @ keys_XC).flatten(1).to(q.dtype)
+
+    # ------------------------------------------------------------ all
 
     @property
     def _room(self) -> int:
@@ -285,6 +328,11 @@ def _weights_of(scores: Tensor, new: int, window: int = 0, sinks: Tensor | None 
         if window:
             hidden_TN |= key_N <= query_T1 - window
         scores.masked_fill_(hidden_TN.repeat_interleave(scores.shape[-2] // new, dim=0), -torch.inf)
+    return _shares(scores, sinks)
+
+
+def _shares(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax of scores [.., M, N], with logits `sinks` [.., M] besides."""
     if sinks is None:
         return torch.softmax(scores, dim=-1)
     return (scores - torch.logaddexp(scores.logsumexp(dim=-1), sinks)[..., None]).exp()

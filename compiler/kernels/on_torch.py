@@ -8,6 +8,7 @@ from dsl.formats import FP8, PRODUCTS
 FORMATS = tuple(form.name for form in PRODUCTS if form != FP8)
 
 PRODUCT = "a matrix product: torch calls cuBLAS"
+COMPRESSED = "nobody has written one yet: torch makes the scores of a few queries at a time, in products of cuBLAS"
 PASS = "one pass over its operands in torch too"
 VIEW = "a view, which computes nothing"
 SCORES = "small beside the products around it"
@@ -24,6 +25,7 @@ def _with_gradients(*ops: str) -> tuple[str, ...]:
 
 ON_TORCH: dict[str, str] = {
     **dict.fromkeys(("linear", "linear_dgrad", "linear_wgrad_"), PRODUCT),
+    **dict.fromkeys(("block_linear", "block_linear_dgrad", "block_linear_wgrad_"), PRODUCT),
     **dict.fromkeys(("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_"), PRODUCT),
     **dict.fromkeys(("add", "add_bias", "add_bias_wgrad_", "cat2"), PASS),
     **dict.fromkeys((*_with_gradients("add_grouped_bias"), "add_grouped_bias_wgrad_"), PASS),
@@ -31,6 +33,9 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
     **dict.fromkeys(_with_gradients("two_squares", "shared_rmsnorm"), NORM),
     "columns": VIEW,
+    **dict.fromkeys(_with_gradients("compressed_attention"), COMPRESSED),
+    **dict.fromkeys((*_with_gradients("compress"), "compress_wgrad_"), SCORES),
+    **dict.fromkeys(_with_gradients("unweighted_rmsnorm"), PASS),
     "select_keys": INDEX,
     **dict.fromkeys(_with_gradients("gate_rows", "sigmoid_gate", "scale"), PASS),
     **dict.fromkeys(

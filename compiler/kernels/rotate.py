@@ -9,6 +9,7 @@ from compiler.ir import Buffer
 from compiler.kernels.kernel import BYTES, FUSION, Choice, Places, places, power_of_two
 
 STREAMS = {"_turn": ("ld.global.L1::evict_first",)}
+FACTORS = 7  # numbers that say how columns are rotated, in front of where rows stand
 TILE = 2048  # columns of several heads of several tokens that a program owns
 
 
@@ -37,7 +38,7 @@ def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> Choi
 
 
 def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *how: Any) -> Choice | None:
-    return choose(x, heads, first, width, places(how))
+    return choose(x, heads, first, width, places(how[FACTORS : FACTORS + 2]))
 
 
 OPS: dict[str, Callable[..., Choice | None]] = {"rotate": _row, "rotate_dgrad": _row}

@@ -6,11 +6,11 @@ The sum is the first op of the segment that comes next, where it and that segmen
 from __future__ import annotations
 
 from compiler import ir
-from compiler.layers import custom, gqa, mla
+from compiler.layers import compressed, custom, gqa, mla
 from compiler.layers.builder import Place
-from dsl.schema import CustomAttention, Gqa, Mla
+from dsl.schema import Compressed, CustomAttention, Gqa, Mla
 
-PARAMETERS = mla.PARAMETERS | gqa.PARAMETERS
+PARAMETERS = mla.PARAMETERS | gqa.PARAMETERS | compressed.PARAMETERS
 
 
 def build_products(place: Place) -> ir.Segment:
@@ -40,7 +40,7 @@ def build_attend(place: Place) -> ir.Segment:
 
 def _sizes(place: Place) -> Mla | Gqa:
     sizes = place.attention or place.model.attention
-    assert not isinstance(sizes, CustomAttention), "a module has whole sequences"
+    assert not isinstance(sizes, CustomAttention | Compressed), "modules and windows of entries have whole sequences"
     return sizes
 
 
@@ -48,4 +48,6 @@ def build(place: Place) -> ir.Segment:
     sizes = place.attention or place.model.attention
     if isinstance(sizes, CustomAttention):
         return custom.build_attention(place, sizes)
+    if isinstance(sizes, Compressed):
+        return compressed.build(place, sizes)
     return mla.build(place, sizes) if isinstance(sizes, Mla) else gqa.build(place, sizes)

@@ -10,7 +10,7 @@ from typing import Any
 from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
 from compiler.ops.rule import statistics_dtype
-from dsl.schema import Custom, CustomAttention, Dense, Gqa, Mla, Model, Moe, Spec
+from dsl.schema import AnyAttention, Custom, CustomAttention, Dense, Model, Moe, Spec
 
 Constant = int | float | bool | str | tuple[int | float, ...]
 
@@ -24,7 +24,7 @@ class Place:
     ffn: Dense | Moe | Custom
     mtp: bool = False
     high: bool = False  # whether the linears of its layer stay in the dtype of activations
-    attention: Mla | Gqa | CustomAttention | None = None
+    attention: AnyAttention | None = None
     built: dict[object, ir.Segment] = field(default_factory=dict, init=False, repr=False, compare=False)  # by layer
     part: bool = False  # whether it has a tensor rank's part of the matrices of a layer, and all rows
     inside: tuple[str, ...] | None = None  # what its backward computes again; None: what the run names
@@ -122,6 +122,10 @@ class Place:
         each of `width`."""
         shape, dtype = (stack, width) if stack else (width,), TORCH_DTYPE[self.spec.precision.parameter]
         return ir.Param(name, shape, dtype, stack, init=init)
+
+    def positions(self, name: str, rows: int, width: int) -> ir.Param:
+        """A number for each position and column: zeros at first, and not decayed; no matrix."""
+        return ir.Param(name, (rows, width), TORCH_DTYPE[self.spec.precision.parameter])
 
     def rows(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
         """The rows of matrices, and elements of vectors, that a rank has of each part of a fused product."""

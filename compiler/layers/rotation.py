@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil, floor, log, pi, sqrt
 from typing import Any
 
-from dsl.schema import Gqa, LinearScaling, Llama3Scaling, Mla, Rope, YarnScaling
+from dsl.schema import Compressed, Gqa, LinearScaling, Llama3Scaling, Mla, Rope, YarnScaling
 
 Rotation = tuple[int | float, ...]  # width, theta, factor, low, high, original, magnitude; () where attention rotates
 
@@ -28,6 +28,14 @@ def rotation(attention: Mla | Gqa) -> Rotation:
     if rope.scaling is None and width == whole and query_scale(attention) == 1:
         return ()
     return (width, rope.theta, *_frequencies(rope, width))
+
+
+def rotation_of_last(attention: Compressed) -> Rotation:
+    """How the last columns of each head are rotated; () where none is."""
+    if attention.rope is None:
+        return ()
+    width = attention.rope.width or attention.head_dim
+    return (width, attention.rope.theta, *_frequencies(attention.rope, width))
 
 
 def constants(attention: Mla | Gqa, apart: bool = False) -> dict[str, float | Rotation]:
@@ -53,11 +61,18 @@ def rotated(
     first: int,
     rotation: Rotation,
     scale: float = 1.0,
+    stride: int = 1,
 ) -> Any:
-    """x with the columns from `first` on of each head rotated, and all of them scaled; x itself if neither is to be."""
+    """x with the columns from `first` on of each head rotated, and all of them scaled; x itself if neither is to be.
+
+    `stride`: rows are so many tokens apart; −1 turns them back.
+    """
     if not rotation or (scale == 1 and not rotation[0]):
         return x_T
-    return ops.rotate(x_T, sequence, heads, first, *rotation, scale, *places_T)
+    if stride == 1:
+        return ops.rotate(x_T, sequence, heads, first, *rotation, scale, *places_T)
+    assert not places_T, "rows in their order"
+    return ops.rotate(x_T, sequence, heads, first, *rotation, scale, None, None, stride)
 
 
 def placed(places_T: tuple[Any, ...]) -> tuple[Any, ...]:

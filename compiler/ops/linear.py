@@ -1,4 +1,6 @@
-"""Matrix products: `linear`; `linear_wide` of logits, FP32 at least; `grouped_linear` over the rows of many experts."""
+"""Matrix products: `linear`; `linear_wide` of logits, FP32 at least; `grouped_linear` over the rows of many experts;
+`block_linear` over groups of columns, each with a block of rows of the weight.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +47,24 @@ def _infer_wide(x_TK: Tensor, w_NK: Tensor) -> tuple[Tensor, ...]:
 def _infer_grouped(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> tuple[Tensor, ...]:
     assert x_RK.shape[1] == w_ENK.shape[2] and offsets_E.shape == w_ENK.shape[:1], (x_RK, w_ENK, offsets_E)
     return (Tensor((x_RK.shape[0], w_ENK.shape[1]), x_RK.dtype),)
+
+
+def _infer_blocks(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    (T, columns), (rows, inputs) = x.shape, w.shape
+    assert columns % inputs == 0 and rows % (columns // inputs) == 0, (x, w)
+    return (Tensor((T, rows), x.dtype),)
+
+
+def _block_product(rows: str, kind: str) -> Callable[[SimpleNamespace], Shape]:
+    """(groups, m, n, k) of as many products; `kind` as in `_product`."""
+
+    def extents(sizes: SimpleNamespace) -> Shape:
+        T, (outputs, K) = getattr(sizes, rows)[0], sizes.w
+        groups = sizes.x[1] // K
+        N = outputs // groups
+        return groups, *{"y": (T, N, K), "x": (T, K, N), "w": (N, K, T)}[kind]
+
+    return extents
 
 
 LINEAR = Rule(
@@ -109,4 +129,33 @@ GROUPED_LINEAR = Rule(
     ),
 )
 
-RULES = {"linear": LINEAR, "linear_wide": LINEAR_WIDE, "grouped_linear": GROUPED_LINEAR}
+BLOCK_LINEAR = Rule(
+    args=("x", "w"),
+    outputs=("y",),
+    infer=_infer_blocks,
+    kernel_class="grouped_gemm",
+    flops=_gemm("x"),
+    kernel=_block_product("x", "y"),
+    dgrad=Gradient(
+        "block_linear_dgrad",
+        reads=("d_y", "w", Extent("x", 1)),
+        gives=("x",),
+        flops=_gemm("d_y"),
+        kernel=_block_product("d_y", "x"),
+    ),
+    wgrad=Gradient(
+        "block_linear_wgrad",
+        reads=("d_y", "x", Extent("w", 1)),
+        gives=("w",),
+        flops=_gemm("d_y"),
+        kernel=_block_product("d_y", "w"),
+        kernel_class="grouped_wgrad",
+    ),
+)
+
+RULES = {
+    "linear": LINEAR,
+    "linear_wide": LINEAR_WIDE,
+    "grouped_linear": GROUPED_LINEAR,
+    "block_linear": BLOCK_LINEAR,
+}

@@ -1,6 +1,6 @@
-"""RMSNorm of rows, and of the heads in a row. `x` may be a view of columns; `rstd`, one number for each row or head, is
-kept for the backward. Where the columns of rows are spread over ranks, each norms its own by the sum of the `squares`
-that `two_squares` makes on all of them."""
+"""RMSNorm of rows, and of the heads in a row, with a gain or without. `x` may be a view of columns; `rstd`, one number
+for each row or head, is kept for the backward. Where the columns of rows are spread over ranks, each norms its own by
+the sum of the `squares` that `two_squares` makes on all of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def _infer_heads(x_TW: Tensor, w_C: Tensor, eps: float) -> tuple[Tensor, ...]:
     (T, W), (C,) = x_TW.shape, w_C.shape
     assert W % C == 0, (x_TW, w_C)
     return x_TW, Tensor((T, W // C), statistics_dtype(x_TW.dtype))
+
+
+def _infer_unweighted(x: Tensor, heads: int, eps: float) -> tuple[Tensor, ...]:
+    T, W = x.shape
+    assert W % heads == 0, (x, heads)
+    return x, Tensor((T, heads), statistics_dtype(x.dtype))
 
 
 RMSNORM = Rule(
@@ -38,6 +44,16 @@ HEAD_RMSNORM = Rule(
     flops=elementwise("x", 4),
     dgrad=Gradient("head_rmsnorm_dgrad", reads=("d_y", "x", "w", "rstd"), gives=("x",), flops=elementwise("x", 8)),
     wgrad=Gradient("head_rmsnorm_wgrad", reads=("d_y", "x", "rstd"), gives=("w",), flops=elementwise("x", 3)),
+)
+
+UNWEIGHTED_RMSNORM = Rule(
+    args=("x", "heads", "eps"),
+    outputs=("y", "rstd"),
+    hidden=1,
+    infer=_infer_unweighted,
+    kernel_class="norm",
+    flops=elementwise("x", 3),
+    dgrad=Gradient("unweighted_rmsnorm_dgrad", reads=("d_y", "x", "rstd"), gives=("x",), flops=elementwise("x", 6)),
 )
 
 
@@ -88,4 +104,5 @@ RULES = {
     "head_rmsnorm": HEAD_RMSNORM,
     "two_squares": TWO_SQUARES,
     "shared_rmsnorm": SHARED_RMSNORM,
+    "unweighted_rmsnorm": UNWEIGHTED_RMSNORM,
 }

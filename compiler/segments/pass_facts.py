@@ -67,7 +67,8 @@ def norms(segment: Segment) -> int:
     """Norms whose result is an operand of products alone: of attention those of rows, not those of each head."""
     of_attention = segment.kind in ("attention", "project", "attend")
     names = {param.name for param in segment.params} if of_attention else set()
-    return len(names & ({"norm"} if "k_norm" in names else {"norm", "q_norm", "kv_norm"}))
+    of_rows = {"norm"} if "k_norm" in names else {"norm", "q_norm"}
+    return len(names & (of_rows | {"kv_norm"} if "kv_up" in names else of_rows))
 
 
 def quantised_norms(segment: Segment) -> int:
@@ -122,6 +123,7 @@ def kept(segment: Segment) -> bool:
 def attention_again(segment: Segment, kept: bool) -> bool:
     """Whether W quantises again what attention returned, from what is `kept` for it, or from the value itself."""
     attends = segment.kind in ("attention", "attend") and not segment.repeats
+    attends &= not any(param.name == "group_out" for param in segment.params)  # turned, and multiplied, before
     return attends and ("attention_output" in dict(segment.stored)) == kept
 
 

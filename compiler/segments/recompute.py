@@ -32,7 +32,7 @@ ACTIVATIONS = (
     "gelu_tanh",
     "relu2",
 )
-OPS = {"rmsnorm": ("rmsnorm", "head_rmsnorm", "shared_rmsnorm"), "swiglu": ACTIVATIONS}
+OPS = {"rmsnorm": ("rmsnorm", "head_rmsnorm", "shared_rmsnorm", "unweighted_rmsnorm"), "swiglu": ACTIVATIONS}
 WEIGHTS = {"mla_up": ("q_up", "kv_up"), "qkv": ("qkv",), "up": ("up",)}  # the product of it, and of its adapter's last
 PRODUCTS = ("linear", "grouped_linear")
 BIASES = ("add_bias", "add_grouped_bias")  # made again where what they are added to is

@@ -20,7 +20,7 @@ from compiler.importers.json_text import parse
 from compiler.importers.rotation import FULL, SLIDING
 from compiler.weights.families import FAMILIES, Family
 from compiler.weights.tensors import UnnamedError, experts_of, published
-from dsl.schema import Custom, CustomAttention, Dense, Gqa, Mla, Model, Moe
+from dsl.schema import Custom, Dense, Gqa, Mla, Model, Moe
 from dsl.schema.attention import LinearScaling, Rope
 from dsl.source import Source
 from runtime.contract.weights import Format, Published
@@ -121,7 +121,7 @@ def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, 
 def model_config(model: Model, model_type: str, context: int) -> Config:
     """The config.json of a model as one of a type. What the type cannot say of the model is left out."""
     attention, family = model.attention, importable.FAMILIES[model_type]
-    assert not isinstance(attention, CustomAttention), "refused before: compiler/weights/checkpoint.py"
+    assert isinstance(attention, Mla | Gqa), "others are refused before: compiler/weights/checkpoint.py"
     dense = next((span.ffn for span in model.layers if isinstance(span.ffn, Dense)), None)
     moe = next(iter(experts_of(model)), None)
     config: Config = {
@@ -247,7 +247,7 @@ def _rotations(model: Model, family: importable.Family, part: Mapping[str, float
         return {**_rope(rope, part), "no_rope_layers": [int(each.rope is not None) for each in layers]}
     if not family.local_theta:
         usual = model.attention
-        return {} if isinstance(usual, CustomAttention) else _rope(usual.rope, part)
+        return _rope(usual.rope, part) if isinstance(usual, Mla | Gqa) else {}
     kinds = {FULL: False, SLIDING: True}
     of_kind = {
         kind: next((each.rope for each in layers if (each.window is not None) == slides), None)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from compiler.plan.parameters import Parameter, model_parameters, stored
 from compiler.weights.families import Family
-from dsl.schema import CustomAttention, Gqa, Mla, Model, Moe
+from dsl.schema import Gqa, Mla, Model, Moe
 from runtime.contract.weights import Halves, Piece, Published
 
 # What a tensor of a block is called, by its path here; * is the number of an expert. Several names: its rows divided.
@@ -125,7 +125,7 @@ def _attention_of(model: Model, name: str) -> Mla | Gqa:
     """The attention of the block of a tensor."""
     kind, index = name.split(".")[:2]
     found = model.attention_of(int(index)) if kind == "layers" else model.attention_of_mtp
-    assert not isinstance(found, CustomAttention), "refused before: compiler/weights/checkpoint.py"
+    assert isinstance(found, Mla | Gqa), "others are refused before: compiler/weights/checkpoint.py"
     return found
 
 

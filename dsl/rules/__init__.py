@@ -95,6 +95,8 @@ RULES: tuple[Row, ...] = (
         ("model.attention", f"{LAYERS}.attention.heads", f"{LAYERS}.attention.kv_heads"),
         model.heads_of_ranges_share_keys,
     ),
+    (ATTENTIONS, model.groups_of_heads_are_equal),
+    ((*ATTENTIONS, "train.sequence"), model.sequences_have_entries),
     (("model.mtp.depth",), model.one_mtp),
     (
         tuple(f"{LAYERS}.ffn.{key}" for key in _OF_PARTS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsl.rules.finding import Finding
-from dsl.schema import CustomAttention, Filters, Spec
+from dsl.schema import Compressed, CustomAttention, Filters, Spec
 from dsl.shares import MAX_PERIOD, whole
 
 STDLIB = "python_stdlib"
@@ -106,15 +106,20 @@ def end_is_a_token(spec: Spec) -> Iterator[Finding]:
 
 
 def documents_reach_attention(spec: Spec) -> Iterator[Finding]:
-    """Attention is told where documents begin; a module of a user's own is called with the residual stream alone."""
+    """Attention is told where documents begin; a module of a user's own is called with the residual stream alone, and
+    entries are of so many tokens of a sequence, whichever documents these are of."""
     data = spec.data
     if not data.masks_documents:
         return
     packed = data.documents != "masked"
     key, hint = ("data.chat.pack", "pack = false") if packed else ("data.documents", "documents = joined")
-    message = "a token sees its own document alone, and modules of attention are not told where documents begin"
+    why = {
+        CustomAttention: "modules of attention are not told where documents begin",
+        Compressed: "compressed attention makes entries of all that is in a sequence",
+    }
     for path, attention in spec.model.attentions:
-        if isinstance(attention, CustomAttention):
+        if reason := why.get(type(attention)):
+            message = f"a token sees its own document alone, and {reason}"
             note = (("tokens see all documents of their sequence here", path),)
             yield Finding("E1007", message, key, f"write `{hint}`", note)
             return

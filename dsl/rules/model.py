@@ -7,7 +7,18 @@ from math import gcd
 
 from dsl.nodes import group_nodes, groups_fall, reached
 from dsl.rules.finding import Finding, nearest_divisor
-from dsl.schema import Custom, CustomAttention, Gqa, Llama3Scaling, Mla, Moe, Spec, TrainTokenizer, YarnScaling
+from dsl.schema import (
+    Compressed,
+    Custom,
+    CustomAttention,
+    Gqa,
+    Llama3Scaling,
+    Mla,
+    Moe,
+    Spec,
+    TrainTokenizer,
+    YarnScaling,
+)
 
 BYTES = 256  # a tokenizer has these and the end of a text at least
 
@@ -138,6 +149,26 @@ def _not_shared(attention: Gqa) -> tuple[str, str]:
     """What is wrong with the number of heads of keys, and the edit that mends it."""
     message = f"{attention.heads} heads cannot share kv_heads = {attention.kv_heads} evenly"
     return message, f"write `kv_heads = {nearest_divisor(attention.heads, attention.kv_heads)}`"
+
+
+def groups_of_heads_are_equal(spec: Spec) -> Iterator[Finding]:
+    """What groups of heads return is projected by matrices of one size."""
+    for path, attention in spec.model.attentions:
+        if isinstance(attention, Compressed) and attention.heads % attention.groups:
+            message = f"{attention.heads} heads do not divide into {attention.groups} groups"
+            hint = f"write `groups = {nearest_divisor(attention.heads, attention.groups)}`"
+            yield Finding("E0935", message, f"{path}.groups", hint, (("the query heads", f"{path}.heads"),))
+
+
+def sequences_have_entries(spec: Spec) -> Iterator[Finding]:
+    """A sequence has tokens for an entry of compressed attention."""
+    sequence = spec.train.sequence
+    for path, attention in spec.model.attentions:
+        entries = attention.compress if isinstance(attention, Compressed) else None
+        if entries is not None and entries.rate > sequence:
+            message = f"rate = {entries.rate:,} tokens are one entry, and a sequence has {sequence:,}"
+            hint = f"write `sequence = {entries.rate}`" + (f", or `rate = {sequence}`" if sequence > 1 else "")
+            yield Finding("E0936", message, f"{path}.compress.rate", hint, (("the sequence", "train.sequence"),))
 
 
 def even_rope(spec: Spec) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from dsl.memory import ITEMSIZE
 from dsl.nodes import group_nodes
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
-from dsl.schema import CustomAttention, Moe, Spec
+from dsl.schema import Compressed, CustomAttention, Moe, Spec
 from dsl.stages import fewest_stages_of_rank, most_stages, most_stages_of_rank, stages_of_rank
 from dsl.units import exactly
 
@@ -320,13 +320,13 @@ def sequences_are_split(spec: Spec) -> Iterator[Finding]:
 
 
 def attention_is_split(spec: Spec) -> Iterator[Finding]:
-    """A module of a user attends to whole sequences, which no context rank has."""
-    customs = [path for path, part in spec.model.attentions if isinstance(part, CustomAttention)]
-    if spec.parallel.context > 1 and customs:
-        message = f"context = {spec.parallel.context}: a module for attention has whole sequences"
-        yield Finding(
-            "E0809", message, "parallel.context", "write `context = 1`", (("which is given here", customs[0]),)
-        )
+    """Modules of a user, and entries of many tokens, are of whole sequences, which no context rank has."""
+    why = {CustomAttention: "a module for attention has whole sequences", Compressed: "entries are of whole sequences"}
+    whole = [(path, why[type(part)]) for path, part in spec.model.attentions if type(part) in why]
+    if spec.parallel.context > 1 and whole:
+        (path, reason), *_ = whole
+        message = f"context = {spec.parallel.context}: {reason}"
+        yield Finding("E0809", message, "parallel.context", "write `context = 1`", (("which is given here", path),))
 
 
 def zero_runs(spec: Spec) -> Iterator[Finding]:

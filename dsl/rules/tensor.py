@@ -8,7 +8,7 @@ from math import gcd
 
 from dsl.formats import FP8, format_of
 from dsl.rules.finding import Finding, nearest_divisor
-from dsl.schema import Dense, Gqa, Mla, Moe, Spec
+from dsl.schema import Compressed, Dense, Gqa, Mla, Moe, Spec
 
 TENSOR, EXPERT = "tensor", "expert_tensor"  # keys of `parallel` that split layers
 
@@ -25,6 +25,8 @@ def _layers(spec: Spec, code: str) -> Iterator[Finding]:
         if isinstance(attention, Mla):
             if attention.heads % tensor:
                 yield _uneven(code, TENSOR, spec, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
+        elif isinstance(attention, Compressed):
+            yield _whole(code, TENSOR, spec, "compressed attention is not split over ranks yet", path)
         elif not isinstance(attention, Gqa):
             yield _whole(code, TENSOR, spec, "a module is not split over ranks yet", path)
         elif attention.kv_heads % tensor or attention.heads % tensor:

@@ -1,7 +1,19 @@
 """The typed, frozen form of a spec. Every number has bounds; units are those of the fields' marks."""
 
 from dsl.schema.adapter import Lora
-from dsl.schema.attention import CustomAttention, Gqa, HeadDim, LinearScaling, Llama3Scaling, Mla, Rope, YarnScaling
+from dsl.schema.attention import (
+    AnyAttention,
+    Compressed,
+    CustomAttention,
+    Gqa,
+    Hca,
+    HeadDim,
+    LinearScaling,
+    Llama3Scaling,
+    Mla,
+    Rope,
+    YarnScaling,
+)
 from dsl.schema.base import (
     Aliases,
     Choices,
@@ -33,6 +45,7 @@ __all__ = [
     "RECIPES",
     "AdamW",
     "Aliases",
+    "AnyAttention",
     "AnyOptimizer",
     "Balance",
     "Batch",
@@ -41,6 +54,7 @@ __all__ = [
     "Choices",
     "Clamp",
     "Cluster",
+    "Compressed",
     "Custom",
     "CustomAttention",
     "Data",
@@ -53,6 +67,7 @@ __all__ = [
     "FilePath",
     "Filters",
     "Gqa",
+    "Hca",
     "HeadDim",
     "Health",
     "High",

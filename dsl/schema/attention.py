@@ -135,7 +135,8 @@ class Rope(Node):
         Field(
             ge=2,
             le=4096,
-            description="columns at the beginning of each head that are rotated, in pairs; all if it is not given",
+            description="columns of each head that are rotated, in pairs: the first of them, of `compressed` the last; "
+            "all if it is not given",
             examples=["width = 64"],
         ),
     ] = None
@@ -247,8 +248,79 @@ class Gqa(Node):
     rope: Position
 
 
+Rate = Annotated[int, Field(ge=2, le=65536, description="tokens that an entry stands for", examples=["rate = 128"])]
+
+
+class Hca(Node):
+    """Heavily compressed attention (arXiv 2606.19348, §2.3.2): entries of `rate` tokens each, and queries attend to all
+    entries before them."""
+
+    kind: Annotated[Literal["hca"], Syntax("label"), Field(description="the kind")] = "hca"
+    rate: Rate
+
+
+class Compressed(Node):
+    """The attention of DeepSeek-V4 (arXiv 2606.19348, §2.3): one head of keys, which are the values too, a window over
+    it, and compressed entries of all tokens before; queries and what attention returns are projected by low rank."""
+
+    kind: Annotated[Literal["compressed"], Syntax("label"), Field(description="the kind")] = "compressed"
+    heads: Annotated[int, Field(ge=1, le=65536, description="query heads", examples=["heads = 64"])]
+    head_dim: Annotated[
+        int,
+        Field(
+            ge=2,
+            le=4096,
+            description="width of a head; the last `width` columns of `rope` are rotated, in pairs",
+            examples=["head_dim = 512"],
+        ),
+    ]
+    query_rank: Annotated[
+        int, Field(ge=1, le=1_048_576, description="rank of the queries", examples=["query_rank = 1024"])
+    ]
+    window: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1_099_511_627_776,
+            description="tokens whose keys a token attends to one by one, itself the last of them",
+            examples=["window = 128"],
+        ),
+    ]
+    sinks: Annotated[
+        bool,
+        Field(
+            description="whether each query head has a learned logit that takes a share of the softmax",
+            examples=["sinks = true"],
+        ),
+    ] = False
+    groups: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=65536,
+            description="groups of heads; what each returns is projected by a matrix of its own",
+            examples=["groups = 8"],
+        ),
+    ]
+    out_rank: Annotated[
+        int,
+        Field(ge=1, le=1_048_576, description="width that each group is projected to", examples=["out_rank = 1024"]),
+    ]
+    compress: Annotated[
+        Hca | None,
+        Field(
+            description="compressed entries that stand beside the window, or none: the window alone",
+            examples=["compress hca { rate = 128 }", "compress = none"],
+        ),
+    ] = None
+    rope: Position
+
+
 class CustomAttention(Node):
     """An attention of one's own: a torch module that is traced when the run is planned."""
 
     kind: Annotated[Literal["custom"], Syntax("label"), Field(description="the kind")] = "custom"
     module: ModuleText
+
+
+AnyAttention = Mla | Gqa | Compressed | CustomAttention

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dsl.schema.attention import CustomAttention, Gqa, Mla, ModuleText
+from dsl.schema.attention import AnyAttention, Compressed, CustomAttention, Mla, ModuleText
 from dsl.schema.base import Choices, Node, Phase, Quiet, Syntax, Width
 
 MAX_LAYER = 999  # counted from 0; a layer takes some 50 ms to compile
@@ -206,7 +206,7 @@ class LayerRange(Node):
         Dense | Moe | Custom, Field(description="their feed-forward part", examples=["ffn dense { inner = 2048 }"])
     ]
     attention: Annotated[
-        Mla | Gqa | CustomAttention | None,
+        AnyAttention | None,
         Field(
             description="their attention, put over the model's: a key that is left out is as it is there",
             examples=["attention { rope { theta = 1e6 } }"],
@@ -233,7 +233,7 @@ class Mtp(Node):
         ),
     ]
     attention: Annotated[
-        Mla | Gqa | CustomAttention | None,
+        AnyAttention | None,
         Quiet(),
         Field(
             description="attention of the blocks, put over the model's, or none: that of the last layer",
@@ -255,7 +255,7 @@ class Model(Node):
     ]
     norm_eps: Annotated[float, Field(gt=0, le=1, description="epsilon of every RMSNorm", examples=["norm_eps = 1e-6"])]
     attention: Annotated[
-        Mla | Gqa | CustomAttention,
+        AnyAttention,
         Field(
             description="attention of every layer, of a kind",
             examples=["attention gqa { heads = 32, kv_heads = 8, head_dim = 128, rope { theta = 10_000 } }"],
@@ -345,12 +345,12 @@ class Model(Node):
         """The feed-forward part of main layer `layer`."""
         return self.layers[self.range_of(layer)].ffn
 
-    def attention_of(self, layer: int) -> Mla | Gqa | CustomAttention:
+    def attention_of(self, layer: int) -> AnyAttention:
         """The attention of main layer `layer`."""
         return self.layers[self.range_of(layer)].attention or self.attention
 
     @property
-    def attention_of_mtp(self) -> Mla | Gqa | CustomAttention:
+    def attention_of_mtp(self) -> AnyAttention:
         """The attention of the MTP blocks, if there are any."""
         return (self.mtp and self.mtp.attention) or self.attention_of(self.num_layers - 1)
 
@@ -362,12 +362,12 @@ class Model(Node):
 
     @property
     def has_latents(self) -> bool:
-        """Whether a range of layers, or MTP, has latent attention."""
+        """Whether a range of layers, or MTP, has latent attention, or compressed, whose queries have a latent."""
         ranges = (span.attention or self.attention for span in self.layers)
-        return any(isinstance(each, Mla) for each in (*ranges, self.mtp and self.mtp.attention))
+        return any(isinstance(each, Mla | Compressed) for each in (*ranges, self.mtp and self.mtp.attention))
 
     @property
-    def attentions(self) -> tuple[tuple[str, Mla | Gqa | CustomAttention], ...]:
+    def attentions(self) -> tuple[tuple[str, AnyAttention], ...]:
         """The attention of the model, of each range that has its own, and of MTP if it has, with its path."""
         of_ranges = (
             (f"model.layers.{index}.attention", span.attention)

@@ -150,7 +150,7 @@ class Spec(Node):
         Choices(
             {
                 "rmsnorm": "the norms",
-                "mla_up": "the up-projections of latent attention",
+                "mla_up": "the up-projections of latent attention, and of the queries of compressed attention",
                 "qkv": "the product that gives queries, keys and values of grouped-query attention",
                 "swiglu": "the activation between up and down",
                 "up": "the first product of feed-forward parts, in front of the activation",

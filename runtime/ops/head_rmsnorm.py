@@ -1,13 +1,16 @@
-"""RMSNorm over the columns of every head, with one weight for all heads. T rows, H heads, C columns of a head.
+"""RMSNorm over the columns of every head, with one weight for all heads or none. T rows, H heads of C columns.
 
-As Qwen3 norms queries and keys. W = H·C; `x` and `dy` may be views of columns.
+As Qwen3 norms queries and keys, and DeepSeek-V4, without a weight, queries. W = H·C; `x` and `dy` may be views of
+columns.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from runtime.ops.rmsnorm import rmsnorm, rmsnorm_dgrad, rmsnorm_wgrad, rmsnorm_wgrad_
+from runtime.ops.wide import wide
 
 
 def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -34,4 +37,26 @@ def head_rmsnorm_wgrad_(acc_C: Tensor, dy_TW: Tensor, x_TW: Tensor, rstd_TH: Ten
     rmsnorm_wgrad_(acc_C, dy_TW.reshape(-1, C), x_TW.reshape(-1, C), rstd_TH.flatten())
 
 
-OPS = (head_rmsnorm, head_rmsnorm_dgrad, head_rmsnorm_wgrad, head_rmsnorm_wgrad_)
+def unweighted_rmsnorm(x: Tensor, heads: int, eps: float) -> tuple[Tensor, Tensor]:
+    """x [T, H·C] -> y [T, H·C], rstd [T, H]: every head divided by the root of its mean square."""
+    x_THC = wide(x).unflatten(1, (heads, -1))
+    rstd_TH = torch.rsqrt(x_THC.square().mean(dim=-1) + eps)
+    return (x_THC * rstd_TH[..., None]).flatten(1).to(x.dtype), rstd_TH
+
+
+def unweighted_rmsnorm_dgrad(dy: Tensor, x: Tensor, rstd: Tensor) -> Tensor:
+    """dy and x [T, H·C], rstd [T, H] -> dx [T, H·C]."""
+    dy_THC, x_THC = (wide(each).unflatten(1, (rstd.shape[1], -1)) for each in (dy, x))
+    normed_THC = x_THC * rstd[..., None]
+    along_TH1 = (dy_THC * normed_THC).mean(dim=-1, keepdim=True)
+    return ((dy_THC - normed_THC * along_TH1) * rstd[..., None]).flatten(1).to(x.dtype)
+
+
+OPS = (
+    head_rmsnorm,
+    head_rmsnorm_dgrad,
+    head_rmsnorm_wgrad,
+    head_rmsnorm_wgrad_,
+    unweighted_rmsnorm,
+    unweighted_rmsnorm_dgrad,
+)

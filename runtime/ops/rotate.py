@@ -3,7 +3,8 @@
 Su et al., "RoFormer", 2021; Peng et al., "YaRN", 2023. T tokens in sequences of S; positions restart with every
 sequence, and with every document that begins at `starts` [T]. Where x has some rows of the sequences, `positions` [T]
 says which. H heads of C columns, of which `width` from `first` on turn in pairs (x0, x1), (x2, x3) … Pair i turns by
-its frequency at each position: theta^(−2i/width), or less, as `ramped` says.
+its frequency at each position: theta^(−2i/width), or less, as `ramped` says. With a `stride` x has a row for each so
+many tokens, row i of a sequence at position i·stride; a stride of −1 turns back.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from math import pi
 import torch
 from torch import Tensor
 
-from runtime.ops.causal import back, turns
 from runtime.ops.causal import rotate as turned
+from runtime.ops.causal import turns
 from runtime.ops.wide import wide, wide_dtype
 
 
@@ -34,15 +35,17 @@ def rotate(
     scale: float,
     starts: Tensor | None = None,
     positions: Tensor | None = None,
+    stride: int = 1,
 ) -> Tensor:
     """x [T, H·C] -> y [T, H·C]: the rotated columns times magnitude·scale, the others times scale.
 
     x may be a view of columns. `ramped` says what factor, low, high and original mean.
     """
     how = width, theta, factor, low, high, original
-    angles = turns(ramped_angles(sequence, *how, x.dtype, x.device), starts, positions) if width else None
-    rows = len(x) if positions is not None else sequence
-    return rotated_by(x, rows, heads, first, width, angles, magnitude, scale)
+    length = sequence // abs(stride)
+    angles_Sr = ramped_angles(length, *how, x.dtype, x.device, stride) if width else None
+    angles = None if angles_Sr is None else turns(angles_Sr, starts, positions)
+    return rotated_by(x, length if positions is None else len(x), heads, first, width, angles, magnitude, scale)
 
 
 def rotate_dgrad(
@@ -60,13 +63,11 @@ def rotate_dgrad(
     scale: float,
     starts: Tensor | None = None,
     positions: Tensor | None = None,
+    stride: int = 1,
 ) -> Tensor:
     """dy [T, H·C] -> dx [T, H·C]: turned back, with the same factors."""
-    how = width, theta, factor, low, high, original
-    angles_Sr = back(ramped_angles(sequence, *how, dy.dtype, dy.device)) if width else None
-    angles = None if angles_Sr is None else turns(angles_Sr, starts, positions)
-    rows = len(dy) if positions is not None else sequence
-    return rotated_by(dy, rows, heads, first, width, angles, magnitude, scale)
+    how = sequence, heads, first, width, theta, factor, low, high, original, magnitude, scale
+    return rotate(dy, *how, starts, positions, -stride)
 
 
 def rotated_by(
@@ -81,7 +82,7 @@ def rotated_by(
 ) -> Tensor:
     """x [B·S, H·C] with its columns rotated by the angles of each position, [S, r] or those of each sequence [B, S, r],
     and multiplied, as `rotate` says."""
-    x_BSHC = wide(x).reshape(-1, sequence, heads, x.shape[1] // heads)
+    x_BSHC = wide(x).reshape(-1 if len(x) else 0, sequence, heads, x.shape[1] // heads)
     y_BSHC = x_BSHC * scale
     if angles is not None:
         of_pairs = slice(first, first + width)
@@ -100,10 +101,12 @@ def ramped_angles(
     original: float,
     dtype: torch.dtype,
     device: torch.device,
+    stride: int = 1,
 ) -> Tensor:
-    """e^(i·pos·f) [S, width/2] with the frequencies f of `ramped`, complex of `dtype`, or of FP32 for BF16."""
+    """e^(i·pos·f) [S, width/2] with the frequencies f of `ramped`, complex of `dtype`, or of FP32 for BF16; positions
+    are `stride` apart."""
     frequency_r = ramped(width, theta, factor, low, high, original)
-    phase_Sr = torch.outer(torch.arange(sequence, dtype=torch.float64), frequency_r)
+    phase_Sr = torch.outer(stride * torch.arange(sequence, dtype=torch.float64), frequency_r)
     return torch.polar(torch.ones_like(phase_Sr), phase_Sr).to(device, wide_dtype(dtype).to_complex())
 
 

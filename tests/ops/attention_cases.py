@@ -88,10 +88,11 @@ def rotate(
     scale: float = 0.7,
     documents: bool = False,
     some: bool = False,
+    stride: int = 1,
 ) -> Args:
     """Frequencies of 50^(−i/3): with `original` the second of three lies on the ramp, without it all do."""
     low, high = (0.5, 2.0) if original else (-0.5, 3.5)
     where = places(source, B, S, documents, some)
-    x = source.normal(B * S if where[1] is None else len(where[1]), H * (first + width + behind))
+    x = source.normal(B * (S // abs(stride)) if where[1] is None else len(where[1]), H * (first + width + behind))
     how = 50.0, 8.0, low, high, original, magnitude, scale
-    return x, S, H, first, width, *how, *where
+    return x, S, H, first, width, *how, *where, stride

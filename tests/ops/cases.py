@@ -17,6 +17,7 @@ from tests.ops.attention_cases import gqa_attention as gqa_attention
 from tests.ops.attention_cases import mla_attention as mla_attention
 from tests.ops.attention_cases import rotate as rotate
 from tests.ops.attention_cases import select_keys as select_keys
+from tests.ops.compress_cases import block_linear, compress, compressed_attention, unweighted_rmsnorm
 from tests.ops.source import Args as Args
 from tests.ops.source import Source as Source
 
@@ -197,8 +198,11 @@ def scale(source: Source, T: int = 5, N: int = 4, factor: float = 0.22) -> Args:
 FORWARD: dict[str, Callable[..., Args]] = {
     "balance_scores": balance_scores,
     "add_bias": add_bias,
+    "block_linear": block_linear,
     "bounded_attention": bounded_attention,
     "clamped_swiglu": clamped_swiglu,
+    "compress": compress,
+    "compressed_attention": compressed_attention,
     "cross_entropy": cross_entropy,
     "cross_entropy_of_parts": cross_entropy_of_parts,
     "cross_entropy_part": cross_entropy,
@@ -236,6 +240,7 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "swiglu": swiglu,
     "two_squares": lambda source: (source.normal(5, 9), 4, 2),
     "unpermute": unpermute,
+    "unweighted_rmsnorm": unweighted_rmsnorm,
     "weigh_chosen": weigh_chosen,
     "weigh_chosen_scores": weigh_chosen_scores,
 }

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.ops.references_attention import bounded_attention, gqa_attention, mla_attention, rotate
+from tests.ops.references_compress import block_linear, compress, compressed_attention, unweighted_rmsnorm
 from tests.ops.routing_references import (
     balance_scores,
     counted_balance,
@@ -128,7 +129,10 @@ def gate_rows(x_RI: Tensor, gate_R: Tensor) -> Tensor:
 
 REFERENCES: dict[str, Callable[..., Any]] = {
     "add_bias": add_bias,
+    "block_linear": block_linear,
     "bounded_attention": bounded_attention,
+    "compress": compress,
+    "compressed_attention": compressed_attention,
     "balance_scores": balance_scores,
     "clamped_swiglu": clamped_swiglu,
     "gate_rows": gate_rows,
@@ -170,4 +174,5 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "sequence_balance": sequence_balance,
     "swiglu": swiglu,
     "unpermute": unpermute,
+    "unweighted_rmsnorm": unweighted_rmsnorm,
 }

@@ -170,8 +170,9 @@ def rotate(
     scale: float,
     starts: Tensor | None = None,
     positions: Tensor | None = None,
+    stride: int = 1,
 ) -> Tensor:
-    """A matrix for every position, of rotations by the angle of each pair."""
+    """A matrix for every position, of rotations by the angle of each pair; rows are `stride` positions apart."""
     if positions is not None:
         sizes = sequence, heads, first, width, theta, factor, low, high, original, magnitude, scale
         return of_some(lambda x, begins: rotate(x, *sizes, begins), x, 1, sequence, starts, positions)
@@ -179,19 +180,19 @@ def rotate(
         how = heads, first, width, theta, factor, low, high, original, magnitude, scale
         return by_document(lambda x, size: rotate(x, size, *how), (x,), starts, sequence)
     C = x.shape[1] // heads
-    x_BSHC = x.reshape(-1, sequence, heads, C)
+    x_BSHC = x.reshape(-1, sequence // abs(stride), heads, C)
     rows = []
-    for position in range(sequence):
+    for row in range(x_BSHC.shape[1]):
         matrix = torch.eye(C, dtype=torch.float64)
         for pair in range(width // 2):
             frequency = theta ** (-2 * pair / width)
             at = original * frequency / (2 * torch.pi) if original else pair
             share = min(1.0, max(0.0, (at - low) / (high - low)))
             divided = 1 - share if original else share
-            turned = position * (divided * frequency / factor + (1 - divided) * frequency)
+            turned = row * stride * (divided * frequency / factor + (1 - divided) * frequency)
             angle = torch.tensor(turned, dtype=torch.float64)
             block = torch.stack((torch.stack((angle.cos(), -angle.sin())), torch.stack((angle.sin(), angle.cos()))))
             of_pair = slice(first + 2 * pair, first + 2 * pair + 2)
             matrix[of_pair, of_pair] = magnitude * block
-        rows.append(scale * x_BSHC[:, position] @ matrix.to(x.dtype).T)
+        rows.append(scale * x_BSHC[:, row] @ matrix.to(x.dtype).T)
     return torch.stack(rows, dim=1).reshape(x.shape)

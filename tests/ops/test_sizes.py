@@ -10,10 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.ops import RULES
 from runtime.ops import OPS, cross_entropy, cross_entropy_dgrad, mla_attention, permute, route, unpermute
 from runtime.ops.causal import BLOCK_BYTES, BLOCK_ROWS
+from runtime.ops.compressed_attention import BLOCK_BYTES as BYTES_OF_COMPRESSED
+from runtime.ops.compressed_attention import FEW_POSITIONS
 from runtime.ops.swiglu import BLOCK
-from tests.ops import cases, references
+from tests.ops import cases, compress_cases, references
 from tests.ops.cases import Source
 from tests.ops.test_ops import compare
 
@@ -191,7 +194,7 @@ def test_tokens_of_other_documents_change_nothing() -> None:
     for op, case in SOME.items():
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             args = case(Source(dtype, 0), B=1, S=50, documents=True)
-            begins = sorted({*args[-2].tolist()})
+            begins = sorted({*args[RULES[op].args.index("starts")].tolist()})
             first, end = begins[1], [*begins, 50][2]
             changed = tuple(x.clone() if isinstance(x, torch.Tensor) and x.dim() == 2 else x for x in args)
             for x in changed:
@@ -225,6 +228,70 @@ def test_rotate(seed: int, S: int, H: int, first: int, pairs: int, behind: int, 
     behind += not (first or pairs or behind)
     args = cases.rotate(Source(torch.float64, seed), 2, S, H, first, 2 * pairs, behind, 20.0 * turns)
     compare("rotate", args, torch.float64)
+
+
+@few
+@given(SEED, st.integers(1, 20), st.integers(1, 3), st.integers(1, 3), st.sampled_from([-3, -2, -1, 2, 3]))
+def test_rotate_rows_that_are_apart(seed: int, S: int, H: int, pairs: int, stride: int) -> None:
+    args = cases.rotate(Source(torch.float64, seed), 2, S + 2, H, 1, 2 * pairs, 1, stride=stride)
+    compare("rotate", args, torch.float64)
+
+
+@few
+@given(SEED, st.integers(1, 3), st.integers(1, 20), st.integers(1, 4), st.integers(1, 3), st.booleans())
+def test_compress(seed: int, B: int, S: int, rate: int, C: int, overlap: bool) -> None:
+    """Sequences of one entry, and of more, with tokens behind the last."""
+    args = compress_cases.compress(Source(torch.float64, seed), B, rate + S - 1, rate, C, overlap)
+    compare("compress", args, torch.float64)
+
+
+@few
+@given(
+    *(SEED, st.integers(1, 2), st.integers(1, 24), st.integers(1, 3), st.integers(1, 9), st.integers(2, 5)),
+    *(st.integers(0, 4), st.booleans()),
+)
+def test_compressed_attention(
+    seed: int, B: int, S: int, H: int, window: int, rate: int, top_k: int, sinks: bool
+) -> None:
+    S += rate - 1
+    args = compress_cases.compressed_attention(Source(torch.float64, seed), B, S, H, 2, window, rate, top_k, sinks)
+    compare_compressed(args, sinks)
+
+
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_a_short_sequence_has_no_entry(top_k: int) -> None:
+    source = Source(torch.float64, 0)
+    x, bias, *how = compress_cases.compress(source, 2, 3, 4)
+    assert OPS["compress"](x, bias, *how)[0].shape == (0, 4)
+    args = compress_cases.compressed_attention(source, S=3, rate=4, top_k=top_k)
+    q, kv, _, _, sinks, sequence, heads, window, _ = args
+    alone = OPS["bounded_attention"](q, kv, kv, sinks, sequence, heads, 1, 0.0, window, 0.0)
+    for one, two in zip(OPS["compressed_attention"](*args), alone, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("window", [1, FEW_POSITIONS, 40])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_compressed_attention_over_several_blocks(window: int, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BYTES_OF_COMPRESSED, "cpu", 2**13)
+    args = compress_cases.compressed_attention(Source(torch.float64, 3), 2, 70, 3, 2, window, 4, top_k)
+    compare_compressed(args, sinks=True)
+
+
+def compare_compressed(args: tuple[Any, ...], sinks: bool) -> None:
+    """The op and its gradients against the reference; without sinks it has none for them."""
+    if sinks:
+        compare("compressed_attention", args, torch.float64)
+        return
+    inputs = [each.requires_grad_() for each in args[:3]]
+    o = references.compressed_attention(*args)
+    do = torch.randn(o.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    wanted = torch.autograd.grad(o, inputs, do)
+    with torch.no_grad():
+        found, lse = OPS["compressed_attention"](*args)
+        gradients = OPS["compressed_attention_dgrad"](do, *args[:4], found, lse, *args[5:])
+    for one, two in zip((found, *gradients), (o, *wanted), strict=True):
+        torch.testing.assert_close(one, two.detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_gated_swiglu_over_several_blocks_of_rows() -> None:

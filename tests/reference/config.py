@@ -71,6 +71,30 @@ class Gqa:
 
 
 @dataclass(frozen=True)
+class Entries:
+    """Compressed entries of `rate` tokens each."""
+
+    kind: str
+    rate: int
+
+
+@dataclass(frozen=True)
+class Compressed:
+    heads: int
+    head_dim: int
+    query_rank: int
+    window: int
+    groups: int
+    out_rank: int
+    rope: Rope | None
+    sinks: bool = False
+    compress: Entries | None = None
+
+
+Attention = Mla | Gqa | Compressed
+
+
+@dataclass(frozen=True)
 class Clamp:
     limit: float
     alpha: float
@@ -123,7 +147,7 @@ class Moe:
 class Mtp:
     depth: int
     weight: tuple[Phase, ...]
-    attention: Mla | Gqa | None = None
+    attention: Attention | None = None
 
     def __post_init__(self) -> None:
         assert self.depth == 1, "the reference predicts one further token"
@@ -140,7 +164,7 @@ class Config:
     hidden: int
     init_std: float
     norm_eps: float
-    attention: Mla | Gqa
+    attention: Attention
     layers: tuple[Dense | Moe, ...]
     mtp: Mtp | None
     sequence: int
@@ -150,7 +174,7 @@ class Config:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
-    attentions: tuple[Mla | Gqa, ...] = ()
+    attentions: tuple[Attention, ...] = ()
 
     @classmethod
     def from_plan(cls, model: Mapping[str, Any]) -> Config:
@@ -176,7 +200,7 @@ class Config:
             else (),
         )
 
-    def attention_of(self, layer: int) -> Mla | Gqa:
+    def attention_of(self, layer: int) -> Attention:
         """The attention of a layer."""
         return self.attentions[layer] if self.attentions else self.attention
 
@@ -198,9 +222,12 @@ def _mtp(mtp: Mapping[str, Any]) -> Mtp:
     return Mtp(mtp["depth"], _phases(mtp["weight"]), None if own is None else _attention(own))
 
 
-def _attention(attention: Mapping[str, Any]) -> Mla | Gqa:
+def _attention(attention: Mapping[str, Any]) -> Attention:
     keys = {key: value for key, value in attention.items() if key not in ("kind", "head_dim", "rope")}
     rope, dims = _rope(attention["rope"]), attention["head_dim"]
+    if attention["kind"] == "compressed":
+        entries = keys.pop("compress", None)
+        return Compressed(**keys, head_dim=dims, rope=rope, compress=Entries(**entries) if entries else None)
     if attention["kind"] == "gqa":
         return Gqa(**{"qk_norm": None} | keys, head_dim=dims, rope=rope)
     return Mla(**keys, head_dim=HeadDim(**dims), rope=rope)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.reference.attention import GroupedQueryAttention, MultiHeadLatentAttention, norm, rmsnorm, weight
-from tests.reference.config import Config, Dense, Gqa, Mla, Moe
+from tests.reference.compressed_attention import CompressedAttention
+from tests.reference.config import Attention, Compressed, Config, Dense, Gqa, Moe
 
 
 def swiglu(x: Tensor) -> Tensor:
@@ -197,12 +198,14 @@ def by_document(attention: Callable[[Tensor], Tensor], h_BSD: Tensor, starts_BS:
 class Block(nn.Module):
     """Attention, then the feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: Config, layer: int, attention: Mla | Gqa | None = None) -> None:
+    def __init__(self, config: Config, layer: int, attention: Attention | None = None) -> None:
         super().__init__()
         ffn, attention = config.layers[layer], attention or config.attention_of(layer)
-        self.attention: MultiHeadLatentAttention | GroupedQueryAttention
+        self.attention: MultiHeadLatentAttention | GroupedQueryAttention | CompressedAttention
         if isinstance(attention, Gqa):
             self.attention = GroupedQueryAttention(config.hidden, attention, config.norm_eps)
+        elif isinstance(attention, Compressed):
+            self.attention = CompressedAttention(config.hidden, attention, config.norm_eps)
         else:
             self.attention = MultiHeadLatentAttention(config.hidden, attention, config.norm_eps)
         self.ffn: MoeLayer | DenseLayer

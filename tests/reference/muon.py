@@ -63,7 +63,7 @@ def orthogonal(m: Tensor, iterations: int, polish: int) -> Tensor:
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    return parameter.dim() == 2 and name not in ("embedding", "head")
+    return parameter.dim() == 2 and name not in ("embedding", "head") and not name.endswith("_bias")
 
 
 def rows_of(config: Config, name: str, matrices: Mapping[str, Tensor]) -> list[int]:
@@ -72,6 +72,11 @@ def rows_of(config: Config, name: str, matrices: Mapping[str, Tensor]) -> list[i
     if part == "up":
         inner = matrices[f"{block}.down"].shape[1]
         return [inner] * (len(matrices[name]) // inner)
+    if part == "pool":  # values and gates
+        return [len(matrices[name]) // 2] * 2
+    if part == "group_out":
+        columns = len(matrices[f"{block}.q_up"])
+        return [len(matrices[name]) * matrices[name].shape[1] // columns] * (columns // matrices[name].shape[1])
     if part == "qkv":
         layer = name.split(".")[1] if name.startswith("layers.") else -1
         attention = config.attention_of(int(layer))

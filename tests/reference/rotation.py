@@ -59,13 +59,22 @@ def amplitude(scaling: Scaling | None) -> float:
     return grown(scaling.factor, 1)
 
 
-def rotate(x_BSHR: Tensor, rope: Rope | None) -> Tensor:
+def rotate_last(x_BSHR: Tensor, rope: Rope | None, stride: int = 1) -> Tensor:
+    """`rotate`, of a head of which a part is rotated with the columns in front staying; rows are `stride` positions
+    apart."""
+    if rope is None:
+        return x_BSHR
+    still, turning = x_BSHR.split([x_BSHR.shape[3] - (rope.width or x_BSHR.shape[3]), rope.width or x_BSHR.shape[3]], 3)
+    return torch.cat([still, rotate(turning, rope, stride)], dim=3)
+
+
+def rotate(x_BSHR: Tensor, rope: Rope | None, stride: int = 1) -> Tensor:
     """RoPE on interleaved pairs: at position p, (x_2i, x_2i+1) turns by p times the pair's frequency; of a head of
-    which a part is rotated, the columns behind it stay."""
+    which a part is rotated, the columns behind it stay. Rows are `stride` positions apart."""
     if rope is None:
         return x_BSHR
     S, R = x_BSHR.shape[1], rope.width or x_BSHR.shape[3]
-    position_S = torch.arange(S, dtype=torch.float64)
+    position_S = stride * torch.arange(S, dtype=torch.float64)
     angle_SP = torch.outer(position_S, frequencies(rope, R))
     cos_SHP = amplitude(rope.scaling) * angle_SP.cos()[:, None, :].to(x_BSHR.dtype)
     sin_SHP = amplitude(rope.scaling) * angle_SP.sin()[:, None, :].to(x_BSHR.dtype)

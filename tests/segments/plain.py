@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.segments.plain_compressed import block_linear as block_linear
+from tests.segments.plain_compressed import compress as compress
+from tests.segments.plain_compressed import compressed_attention as compressed_attention
+from tests.segments.plain_compressed import unweighted_rmsnorm as unweighted_rmsnorm
+
 
 def add(a: Tensor, b: Tensor) -> Tensor:
     return a + b
@@ -154,8 +159,12 @@ def rotate(
     original: float,
     magnitude: float,
     scale: float,
+    starts: None = None,
+    positions: None = None,
+    stride: int = 1,
 ) -> Tensor:
-    """Pair by pair: which share of its frequency is divided, by a ramp over pairs or over turns."""
+    """Pair by pair: which share of its frequency is divided, by a ramp over pairs or over turns. Rows a `stride` apart
+    turn so many times as fast."""
     found = []
     for i in range(width // 2):
         frequency = theta ** (-2 * i / width)
@@ -163,8 +172,8 @@ def rotate(
         if original:
             share = (high - original * frequency / (2 * math.pi)) / (high - low)
         share = min(max(share, 0.0), 1.0)
-        found.append(frequency * (1 - share + share / factor))
-    x_BSHC = x.unflatten(0, (-1, sequence)).unflatten(2, (heads, -1))
+        found.append(stride * frequency * (1 - share + share / factor))
+    x_BSHC = x.unflatten(0, (-1, sequence // abs(stride))).unflatten(2, (heads, -1))
     before, pairs, behind = x_BSHC.split([first, width, x_BSHC.shape[3] - first - width], dim=3)
     pairs = magnitude * turned(pairs, torch.tensor(found, dtype=x.dtype))
     return scale * torch.cat([before, pairs, behind], dim=3).flatten(2).flatten(0, 1)

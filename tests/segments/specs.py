@@ -7,13 +7,16 @@ from typing import Any
 from dsl.schema import (
     BUILT_IN,
     AdamW,
+    AnyAttention,
     Balance,
     Batch,
     Cluster,
+    Compressed,
     Data,
     Dense,
     Device,
     Gqa,
+    Hca,
     HeadDim,
     LayerRange,
     Machine,
@@ -67,6 +70,22 @@ def gqa(**changes: Any) -> Gqa:
     return Gqa(**(values | changes))
 
 
+def compressed(**changes: Any) -> Compressed:
+    """The attention of DeepSeek-V4: a window, and entries beside it."""
+    values: dict[str, Any] = {
+        "heads": 4,
+        "head_dim": 6,
+        "query_rank": 7,
+        "window": 5,
+        "sinks": True,
+        "groups": 2,
+        "out_rank": 3,
+        "compress": Hca(rate=4),
+        "rope": Rope(theta=100.0, width=4),
+    }
+    return Compressed(**(values | changes))
+
+
 def softmax_moe(**changes: Any) -> Moe:
     """An MoE like `moe`, with the gate of DeepSeek-V2, which has no bias."""
     values = {"score": "softmax", "normalize": False, "scale": 16.0, "balance": Balance(sequence_loss=1e-2)}
@@ -75,7 +94,7 @@ def softmax_moe(**changes: Any) -> Moe:
 
 def spec(
     layers: tuple[Dense | Moe, ...] = (DENSE, moe(), moe()),
-    attention: Mla | Gqa = mla(),  # noqa: B008 (frozen)
+    attention: AnyAttention = mla(),  # noqa: B008 (frozen)
     vocab: int = 31,
     hidden: int = 12,
     mtp: bool = True,

@@ -12,9 +12,11 @@ from dsl.schema import (
     Batch,
     Clamp,
     Cluster,
+    Compressed,
     Dense,
     Device,
     Gqa,
+    Hca,
     HeadDim,
     LayerRange,
     LinearScaling,
@@ -102,7 +104,27 @@ def grouped(draw: st.DrawFn) -> Gqa:
     )
 
 
-attentions = latent | grouped()
+@st.composite
+def compressed(draw: st.DrawFn) -> Compressed:
+    """A window, and perhaps entries beside it."""
+    groups, head_dim = draw(st.integers(1, 3)), draw(evens)
+    rope = draw(ropes)
+    if rope and draw(st.booleans()):
+        rope = rope.model_copy(update={"width": 2 * draw(st.integers(1, head_dim // 2))})
+    return Compressed(
+        heads=groups * draw(st.integers(1, 2)),
+        head_dim=head_dim,
+        query_rank=draw(widths),
+        window=draw(st.integers(1, 6)),
+        sinks=draw(st.booleans()),
+        groups=groups,
+        out_rank=draw(widths),
+        compress=draw(st.none() | st.builds(Hca, rate=st.integers(2, 4))),
+        rope=rope,
+    )
+
+
+attentions = latent | grouped() | compressed()
 clamps = st.builds(
     Clamp, limit=st.sampled_from([0.5, 7.0]), alpha=st.sampled_from([1.0, 1.7]), shift=st.sampled_from([0.0, 1.0])
 )

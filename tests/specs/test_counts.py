@@ -20,7 +20,7 @@ from compiler.plan.parameters import counted
 from compiler.plan.parameters import parameters as laid_out
 from compiler.predict.prediction import Flops
 from dsl import counts
-from dsl.schema import Dense, Gqa, Model, Moe, Spec
+from dsl.schema import Compressed, Dense, Gqa, Model, Moe, Spec
 from tests.specs.counted import flops_of
 from tests.specs.shipped import RUNS, shipped
 from tests.specs.strategies import specs
@@ -103,11 +103,19 @@ def active_biases(ffn: Dense | Moe, D: int) -> int:
     return ffn.bias * of_experts + ffn.router_bias * ffn.experts
 
 
+def twice_seen(attention: Compressed, sequence: int) -> int:
+    """Twice the keys and entries that the queries of a sequence see."""
+    window = min(sequence, attention.window)
+    entries = [(t + 1) // attention.compress.rate for t in range(sequence)] if attention.compress else []
+    return window * (2 * sequence - window) + 2 * sum(entries)
+
+
 def in_closed_form(model: Model, sequence: int) -> Flops:
     """The published definition: 3·(2·parameters of products + core) on a token, over half or all of the sequence.
 
     The parameters are the active ones of the main model without embedding, norms, biases, sinks and gates. The core is
-    q·k and the weights' sum of values, over all heads: of a window the band, W·(2S − W) of S² scores.
+    q·k and the weights' sum of values, over all heads: of a window the band, W·(2S − W) of S² scores, and the entries
+    that each query sees.
     """
     D, layers = model.hidden, range(model.num_layers)
     of_layer = 4 if model.norm == "sandwich" else 2
@@ -118,6 +126,10 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
             norms += sum(counts.gqa_vectors(attention, D).values())
             keys = min(sequence, attention.window or sequence)
             width = 2 * attention.head_dim
+        elif isinstance(attention, Compressed):
+            norms += sum(counts.compressed_vectors(attention).values())
+            core += 12 * attention.heads * attention.head_dim * twice_seen(attention, sequence) / sequence
+            continue
         else:
             norms += (attention.query_rank or 0) + attention.kv_rank
             width = attention.head_dim.nope + attention.head_dim.rope + attention.head_dim.value

@@ -19,16 +19,19 @@ from dsl import counts
 from dsl.resolve.fields import FieldType, fields_of
 from dsl.schema import (
     Clamp,
+    Compressed,
     Custom,
     CustomAttention,
     Dense,
     Gqa,
+    Hca,
     LayerRange,
     LinearScaling,
     Llama3Scaling,
     Model,
     Moe,
     Node,
+    Rope,
     YarnScaling,
 )
 from tests.reference.config import Config
@@ -36,12 +39,13 @@ from tests.reference.model import Reference
 from tests.specs.counted import flops_of_model
 from tests.specs.shipped import shipped
 from tests.specs.strategies import models
+from tests.specs.test_counts import twice_seen
 
 TOKENS = 5
 any_model = st.tuples(st.integers(1, 3), st.integers(1, 5)).flatmap(lambda sizes: models(*sizes))
 # Fields that change neither the number of parameters nor that of FLOPs; the ends of their paths.
 NOT_COUNTED = {
-    "name", "init_std", "norm_eps", "theta", "score", "normalize", "scale", "groups", "top_groups", "max_nodes",
+    "name", "init_std", "norm_eps", "theta", "score", "normalize", "scale", "ffn.groups", "top_groups", "max_nodes",
     "sequence_loss", "weight", "width", "softcap", "factor", "original", "low_freq_factor", "high_freq_factor",
     "attention.rope", "beta_fast", "beta_slow", "truncate", "scaling", "attention_factor", "mscale", "mscale_all_dim",
     "limit", "alpha", "shift", "clamp", "embedding_scale", "residual_scale", "logit_scale", "logit_cap",
@@ -145,6 +149,10 @@ def test_flops_are_those_that_the_reference_computes(model: Model) -> None:
         if isinstance(attention, Gqa):  # the reference computes scores outside of a window too
             unseen = max(0, TOKENS - (attention.window or TOKENS)) ** 2
             forward -= 4 * attention.heads * attention.head_dim * unseen
+        elif isinstance(attention, Compressed):  # and those of all entries
+            entries = TOKENS // attention.compress.rate if attention.compress else 0
+            unseen = TOKENS * (TOKENS + entries) - twice_seen(attention, TOKENS)
+            forward -= 4 * attention.heads * attention.head_dim * unseen
     assert 3 * forward == TOKENS * flops_of_model(alone, TOKENS).full
 
 
@@ -202,6 +210,18 @@ SCALINGS = (
 )
 
 
+COMPRESSED = Compressed(
+    heads=4,
+    head_dim=4,
+    query_rank=3,
+    window=2,
+    groups=2,
+    out_rank=3,
+    compress=Hca(rate=2),
+    rope=Rope(theta=100.0, width=2),
+)
+
+
 def _extended(model: Model, scaling: LinearScaling | Llama3Scaling | YarnScaling) -> Model:
     """The model with a value for every key of its attention that may be left out."""
     attention, more = model.attention, {"scale": 0.5}
@@ -217,13 +237,13 @@ def test_every_field_of_a_model_is_counted_or_listed() -> None:
     """Each field of the model, its attention and feed-forward kinds and the MTP block changes a count, or is listed."""
     bases = [shipped("quickstart.dsc").model, shipped("laptop-gqa.dsc").model]
     bases += [_extended(base, scaling) for base in bases for scaling in SCALINGS]
-    bases += [_clamped(bases[0])]
+    bases += [_clamped(bases[0]), bases[0].model_copy(update={"attention": COMPRESSED})]
     found: dict[str, bool] = defaultdict(bool)
     for base in bases:
         for path, model in changes(base):
             found[path] |= counted(model) != counted(base)
     kinds = {type(each) for base in bases for each in (base.attention, *(span.ffn for span in base.layers))}
-    assert len(kinds) == 4 and {Gqa, Dense, Moe} < kinds
+    assert len(kinds) == 5 and {Gqa, Compressed, Dense, Moe} < kinds
     names = {path.rpartition(".")[2] for path in found}
     blocks = {"attention", "head_dim", "rope", "scaling", "layers", "ffn", "balance", "kind", "first", "by"}
     fields = {name for cls in {*classes_of(Model)} - TRACED if cls.__name__ != "Phase" for name in cls.model_fields}

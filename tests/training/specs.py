@@ -7,15 +7,18 @@ from typing import Literal
 from dsl.schema import (
     BUILT_IN,
     AdamW,
+    AnyAttention,
     Balance,
     Batch,
     Clamp,
     Cluster,
+    Compressed,
     Data,
     Dense,
     Device,
     Ema,
     Gqa,
+    Hca,
     HeadDim,
     LayerRange,
     Machine,
@@ -108,7 +111,7 @@ EVERYTHING = Gqa(
 )
 
 
-def model(attention: Mla | Gqa, first: Dense | Moe, rest: Dense | Moe, mtp: bool) -> Model:
+def model(attention: AnyAttention, first: Dense | Moe, rest: Dense | Moe, mtp: bool) -> Model:
     """Four layers and, with `mtp`, one more."""
     return Model(
         name="small",
@@ -138,7 +141,7 @@ def pattern() -> Model:
     return base.model_copy(update={"layers": spans, "norm": "sandwich", "residual_scale": 0.5, **ends})
 
 
-def with_own_mtp(base: Model, attention: Mla | Gqa) -> Model:
+def with_own_mtp(base: Model, attention: AnyAttention) -> Model:
     """A model whose MTP block has an attention of its own."""
     assert base.mtp is not None
     return base.model_copy(update={"mtp": base.mtp.model_copy(update={"attention": attention})})
@@ -154,6 +157,25 @@ def split() -> Model:
     base = model(gqa(qk_norm=None), spans[0].ffn, spans[1].ffn, mtp=True)
     ends = {"tied": True, "embedding_scale": 4.0, "logit_scale": 0.5, "logit_cap": 2.0}
     return base.model_copy(update={"layers": spans, "norm": "sandwich", "residual_scale": 0.5, **ends})
+
+
+def v4() -> Model:
+    """The attention of DeepSeek-V4: a window alone in the first layer, with entries beside it in the others."""
+    entries = Compressed(
+        heads=4,
+        head_dim=6,
+        query_rank=7,
+        window=3,
+        sinks=True,
+        groups=2,
+        out_rank=5,
+        compress=Hca(rate=2),
+        rope=Rope(theta=160.0, width=4, scaling=YARN.model_copy(update={"attention_factor": 1.0})),
+    )
+    window = entries.model_copy(update={"compress": None, "rope": Rope(theta=100.0, width=4)})
+    base = model(entries, Dense(inner=22), MOE.model_copy(update={"score": "sqrt_softplus"}), mtp=True)
+    first, rest = base.layers
+    return base.model_copy(update={"layers": (first.model_copy(update={"attention": window}), rest)})
 
 
 MODELS = {
@@ -184,6 +206,7 @@ MODELS = {
         model(mla(), TABLE_MOE.model_copy(update={"score": "sigmoid", "normalize": False}), TABLE_MOE, mtp=True),
         EVERYTHING,
     ),
+    "v4": v4(),
     "yarn": model(mla().model_copy(update={"rope": Rope(theta=100.0, scaling=YARN)}), Dense(inner=22), MOE, mtp=True),
 }
 

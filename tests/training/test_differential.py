@@ -47,7 +47,7 @@ WEIGHT_TOLERANCE = 1e-8
 MESHES = [(1, 1, 1, 0), (2, 1, 1, 0), (2, 2, 2, 0), (4, 1, 1, 0), (4, 2, 2, 0), (2, 4, 4, 0), (2, 2, 2, 1)]
 
 # model (V3 above) and schedule, then as above: softmax gates and none, no bias, no MTP, no shared expert, no query
-# rank, all that attention may have, tables that choose experts
+# rank, all that attention may have, compressed entries, tables that choose experts
 OTHER_MODELS = [
     ("llama", "dualpipe", 4, 1, 1, 0),
     ("llama", "1f1b", 2, 1, 2, 1),
@@ -57,6 +57,8 @@ OTHER_MODELS = [
     ("pattern", "dualpipe", 2, 2, 2, 1),
     ("pattern", "1f1b", 2, 1, 2, 3),
     ("everything", "dualpipe", 2, 2, 2, 0),
+    ("v4", "dualpipe", 2, 2, 2, 1),
+    ("v4", "1f1b", 2, 1, 2, 3),
     ("yarn", "1f1b", 2, 1, 2, 1),
     ("tables", "dualpipe", 2, 2, 2, 1),
     ("tables", "1f1b", 2, 4, 4, 3),

@@ -30,6 +30,7 @@ def again(of: Spec, *names: str) -> Spec:
         ("v3", "zb1p", 2, 2, 2, (V3, WHOLE)),
         ("qwen", "zbv", 2, 2, 2, (("rmsnorm", "swiglu"), ("attention", "router", "experts"))),
         ("llama", "dualpipe", 2, 1, 1, (("rmsnorm", "swiglu"), ("rmsnorm", "swiglu", "qkv", "up"))),
+        ("v4", "1f1b", 2, 1, 1, (("rmsnorm",), ("mla_up",), ("attention",))),
     ],
 )
 def test_training_is_equal_to_the_bit(

@@ -1,0 +1,177 @@
+"""Attention to the last tokens one by one and to compressed entries of all before, in one softmax with a sink.
+
+DeepSeek-AI, "DeepSeek-V4", arXiv 2606.19348, §2.3. T tokens in B sequences of S · H query heads of C columns, which
+share one head that is both their keys and their values · E = S // rate entries of a sequence, each of `rate` tokens · K
+entries that a query attends to, where they are chosen. Queries, keys and entries come rotated.
+
+The query at position t sees the keys of the last `window` tokens, itself the last of them, and the entries before (t +
+1) // rate: those whose tokens it does not come before. Of these it sees all (HCA), or those that are chosen (CSA).
+
+Scores are made block by block, a few positions against what any of them sees, and are FP32 at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.ops.wide import wide
+
+BLOCK_BYTES = {"cpu": 2**21}  # of scores and chosen entries of a block; elsewhere launches are to be few
+ELSEWHERE = 2**28
+FEW_POSITIONS = 16  # more of them than a window has see keys in vain
+
+
+def compressed_attention(
+    q: Tensor,
+    kv: Tensor,
+    entries: Tensor,
+    chosen: Tensor | None,
+    sinks: Tensor | None,
+    sequence: int,
+    heads: int,
+    window: int,
+    rate: int,
+) -> tuple[Tensor, Tensor]:
+    """q [T, H·C], kv [T, C], entries [B·E, C], chosen int32 [T, K] or none, sinks [H] or none -> o [T, H·C], lse [B, 1,
+    S, H], the logarithm of the softmax's denominator with its sink, FP32 at least.
+
+    Of `chosen`, numbers of entries in their sequence come first, all of them seen, and −1 behind. q and kv may be views
+    of columns.
+    """
+    C = q.shape[1] // heads
+    o_BSHC, lse_BSH = (wide(q).new_empty((len(q) // sequence, sequence, *row)) for row in ((heads, C), (heads,)))
+    sinks_H = None if sinks is None else wide(sinks)
+    for block in _blocks(q, kv, entries, chosen, sequence, heads, window, rate):
+        scores_BPHX = block.scores()
+        lse_BPH = scores_BPHX.logsumexp(dim=-1)
+        lse_BSH[:, block.new] = lse_BPH if sinks_H is None else torch.logaddexp(lse_BPH, sinks_H)
+        o_BSHC[:, block.new] = block.mixed(scores_BPHX.sub_(lse_BSH[:, block.new, :, None]).exp_())
+    return o_BSHC.view(q.shape).to(q.dtype), lse_BSH[:, None]
+
+
+def compressed_attention_dgrad(
+    do: Tensor,
+    q: Tensor,
+    kv: Tensor,
+    entries: Tensor,
+    chosen: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    sequence: int,
+    heads: int,
+    window: int,
+    rate: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """do [T, H·C], the forward's inputs and results -> dq, dkv, dentries, shaped like q, kv, entries."""
+    B, C = len(q) // sequence, q.shape[1] // heads
+    do_BSHC, o_BSHC = (wide(x).reshape(B, sequence, heads, C) for x in (do, o))
+    delta_BSH1 = (do_BSHC * o_BSHC).sum(dim=-1, keepdim=True)
+    dq_BSHC, lse_BSH1 = torch.empty_like(do_BSHC), lse[:, 0, :, :, None]
+    dkv_BSC, dentries_BEC = (wide(x).new_zeros((B, len(x) // B, C)) for x in (kv, entries))
+    for block in _blocks(q, kv, entries, chosen, sequence, heads, window, rate):
+        do_BPHC = do_BSHC[:, block.new]
+        weights_BPHX = block.scores().sub_(lse_BSH1[:, block.new]).exp_()
+        dscores_BPHX = block.products(do_BPHC).sub_(delta_BSH1[:, block.new]).mul_(weights_BPHX)
+        dq_BSHC[:, block.new] = block.mixed(dscores_BPHX)
+        block.add_keys_(dkv_BSC, dentries_BEC, weights_BPHX, do_BPHC)
+        block.add_keys_(dkv_BSC, dentries_BEC, dscores_BPHX, block.q_BPHC)
+    dq = dq_BSHC.mul_(C**-0.5).view(q.shape)
+    return dq.to(q.dtype), dkv_BSC.flatten(0, 1).to(kv.dtype), dentries_BEC.flatten(0, 1).to(entries.dtype)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """P positions of all sequences and what any of them sees: n keys and e entries, X = n + e.
+
+    The entries are the same for all positions [B, e, C], or those chosen for each [B, P, e, C].
+    """
+
+    new: slice
+    past: slice  # of the keys
+    q_BPHC: Tensor  # divided by √C
+    kv_BnC: Tensor
+    entries: Tensor
+    chosen_BPe: Tensor | None
+    hidden_BPX: Tensor  # or of one sequence, for all
+
+    def scores(self) -> Tensor:
+        """q·k, −inf where a key or an entry is not seen."""
+        return self.products(self.q_BPHC).masked_fill_(self.hidden_BPX[:, :, None], -torch.inf)
+
+    def products(self, x_BPHC: Tensor) -> Tensor:
+        """x·k of all keys and entries, [B, P, H, X]."""
+        of_keys = _bmm(x_BPHC, self.kv_BnC.mT)
+        of_entries = _bmm(x_BPHC, self.entries.mT) if self.chosen_BPe is None else x_BPHC @ self.entries.mT
+        return torch.cat((of_keys, of_entries), dim=-1)
+
+    def mixed(self, weights_BPHX: Tensor) -> Tensor:
+        """Σ weights·k, [B, P, H, C]."""
+        of_keys, of_entries = self._parts(weights_BPHX)
+        entries = _bmm(of_entries, self.entries) if self.chosen_BPe is None else of_entries @ self.entries
+        return _bmm(of_keys, self.kv_BnC).add_(entries)
+
+    def add_keys_(self, dkv_BSC: Tensor, dentries_BEC: Tensor, weights_BPHX: Tensor, x_BPHC: Tensor) -> None:
+        """Add Σ weights·x over heads and positions to keys and entries."""
+        of_keys, of_entries = (part.flatten(1, 2) for part in self._parts(weights_BPHX))
+        x_BMC = x_BPHC.flatten(1, 2)
+        dkv_BSC[:, self.past].baddbmm_(of_keys.mT, x_BMC)
+        if self.chosen_BPe is None:
+            dentries_BEC[:, : of_entries.shape[-1]].baddbmm_(of_entries.mT, x_BMC)
+            return
+        found_BPeC = self._parts(weights_BPHX)[1].mT @ x_BPHC
+        for b, dentries_EC in enumerate(dentries_BEC):  # where none is chosen, what is added is 0
+            dentries_EC.index_add_(0, self.chosen_BPe[b].flatten(), found_BPeC[b].flatten(0, 1))
+
+    def _parts(self, x_BPHX: Tensor) -> tuple[Tensor, Tensor]:
+        keys = self.kv_BnC.shape[1]
+        return x_BPHX[..., :keys], x_BPHX[..., keys:]
+
+
+def _bmm(x_BPHA: Tensor, y_BAZ: Tensor) -> Tensor:
+    """x·y with what all positions share."""
+    return torch.bmm(x_BPHA.flatten(1, 2), y_BAZ).unflatten(1, x_BPHA.shape[1:3])
+
+
+def _blocks(
+    q: Tensor,
+    kv: Tensor,
+    entries: Tensor,
+    chosen: Tensor | None,
+    sequence: int,
+    heads: int,
+    window: int,
+    rate: int,
+) -> Iterator[_Block]:
+    """All positions, in order."""
+    B, C = len(q) // sequence, q.shape[1] // heads
+    q_BSHC = wide(q).reshape(B, sequence, heads, C) * C**-0.5
+    kv_BSC, entries_BEC = (wide(x).reshape(B, len(x) // B, C) for x in (kv, entries))
+    chosen_BSK = None if chosen is None else chosen.view(B, sequence, -1).long()
+    most = entries_BEC.shape[1] if chosen is None else chosen.shape[1]
+    of_position = heads * (window + most) + (0 if chosen is None else most * C)
+    fitting = BLOCK_BYTES.get(q.device.type, ELSEWHERE) // (B * of_position * wide(q[:0]).itemsize)
+    size = max(1, min(fitting, max(FEW_POSITIONS, window)))
+    for first in range(0, sequence, size):
+        new = slice(first, min(first + size, sequence))
+        past = slice(max(0, first - window + 1), new.stop)
+        position_P1, key_n = (torch.arange(of.start, of.stop, device=q.device) for of in (new, past))
+        position_P1 = position_P1[:, None]
+        hidden_Pn = (key_n > position_P1) | (key_n <= position_P1 - window)
+        seen = new.stop // rate  # by the last of the positions
+        if chosen_BSK is None:
+            seen_BEC, chosen_BPe = entries_BEC[:, :seen], None
+            hidden_BPe = (torch.arange(seen, device=q.device) >= (position_P1 + 1) // rate)[None]
+        else:
+            given_BPe = chosen_BSK[:, new, :seen]
+            hidden_BPe, chosen_BPe = given_BPe < 0, given_BPe.clamp(min=0)
+            of_all = chosen_BPe + torch.arange(B, device=q.device)[:, None, None] * entries_BEC.shape[1]
+            seen_BEC = entries_BEC.flatten(0, 1)[of_all]
+        hidden_BPX = torch.cat((hidden_Pn[None].expand(len(hidden_BPe), -1, -1), hidden_BPe), dim=-1)
+        yield _Block(new, past, q_BSHC[:, new], kv_BSC[:, past], seen_BEC, chosen_BPe, hidden_BPX)
+
+
+OPS = (compressed_attention, compressed_attention_dgrad)
