@@ -12,7 +12,7 @@ from dsl.load import analyse
 from dsl.reference import find, keys
 from dsl.reference.keys import plain
 from dsl.resolve.meant import OF_GROUPED
-from dsl.schema import Gqa, Mla
+from dsl.schema import Compressed, Gqa, Mla
 from dsl.source import Source
 from dsl.spelling import edits, nearest
 
@@ -88,7 +88,8 @@ def test_latent_attention_says_why_it_has_not_what_grouped_queries_have() -> Non
     text = ", ".join(f"{word} = 1" for word in OF_GROUPED)
     hints = said(f"model m extends base {{ attention mla {{ {text} }} }}")
     for word, why in OF_GROUPED.items():
-        assert hints[word] == f"it is a key of `attention gqa`, and this is `attention mla`, {why}"
+        of = "`attention gqa`" + (" or `attention compressed`" if word in Compressed.model_fields else "")
+        assert hints[word] == f"it is a key of {of}, and this is `attention mla`, {why}"
     assert said("model m extends base { layers 0..0 { ffn dense { mlp_bias = 1 } } }")["mlp_bias"] == (
         "write `bias = true` in `ffn`; what balances experts is `bias_rate`"
     )
