@@ -36,17 +36,20 @@ def muon(
     step: int,
     dtype: torch.dtype,
 ) -> None:
-    """Update a matrix and its momentum by `factor` times the gradients. Products are in `dtype`.
+    """Update a matrix and its momentum by `factor` times the gradients. Products are in `dtype`; what they are made of,
+    and what is made of them, is FP32 at least. Momentum and matrix are rounded once.
 
     The root mean square of the elements of U·Vᵀ is 1/√max(rows, columns); the scale takes it to `rms`.
     """
-    momentum.mul_(decay_of_momentum).add_(gradients, alpha=factor)
-    along = momentum.to(wide_dtype(master.dtype), copy=True)
+    wide = wide_dtype(master.dtype)
+    along = momentum.to(wide, copy=True).mul_(decay_of_momentum).add_(gradients, alpha=factor)
+    momentum.copy_(along)
     if nesterov:
         along.mul_(decay_of_momentum).add_(gradients, alpha=factor)
     along = along.div_(torch.linalg.matrix_norm(along).add_(TINY)).to(dtype)
-    direction = orthogonal(along, int(iterations), int(polish))
-    master.mul_(1 - rate * decay).add_(direction, alpha=-rate * rms * sqrt(max(master.shape)))
+    along = orthogonal(along, int(iterations), int(polish)).to(wide)
+    scale = -rate * rms * sqrt(max(master.shape))
+    master.copy_(along.mul_(scale).add_(master, alpha=1 - rate * decay))
     if rounded is not None:
         rounded.copy_(master.view(-1))
 
