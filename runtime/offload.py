@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -82,21 +83,19 @@ class Staging:
     slots: int
     _lanes: list[Lane] = field(default_factory=list)
     _room: list[_Slot] = field(default_factory=list)  # while a step updates
+    _is_of_rest: bool = False  # which of the two kinds of the optimizer the room is of
 
-    @property
+    @cached_property
     def most(self) -> int | None:
         """Elements that one call updates at most, of what is no matrix; None: any number."""
-        return self.part if any(map(self._away, self._pieces)) else None
+        pieces = (piece for bucket in self.state.buckets for piece in bucket.owned)
+        return self.part if any(map(self._away, pieces)) else None
 
-    @property
-    def slot_elements(self) -> int:
-        """Elements of a part for which there is room on the device."""
-        sizes = [(piece.part.stop - piece.part.start, len(piece.shapes[0]) > 1) for piece in self._pieces]
+    def slot_elements(self, rest: bool) -> int:
+        """Elements of a part for which there is room on the device, while one kind of the optimizer updates."""
+        pieces = (piece for bucket in self.state.buckets if bucket.rest == rest for piece in bucket.owned)
+        sizes = [(piece.part.stop - piece.part.start, len(piece.shapes[0]) > 1) for piece in pieces]
         return max((size if is_matrix else min(size, self.part) for size, is_matrix in sizes), default=0)
-
-    @property
-    def _pieces(self) -> list[Piece]:
-        return [piece for bucket in self.state.buckets for piece in bucket.owned]
 
     def _away(self, piece: Piece) -> list[int]:
         """Which of the tensors of its updates are not on the device."""
@@ -113,8 +112,10 @@ class Staging:
         device = self.state.device
         self._lanes = self._lanes or [Lane(device), Lane(device)]
         up, down = self._lanes
-        if not self._room or len(self._room[0].tensors) != len(away):  # parameters of another kind have other state
+        is_of_rest = updates[0].bucket.rest
+        if not self._room or is_of_rest != self._is_of_rest:  # whose parameters are others, with other state
             self.finish()
+            self._is_of_rest = is_of_rest
             self._room = [_Slot(self._new_room(updates[0], away), left=mark(device)) for _ in range(self.slots)]
         slots = self._room
 
@@ -144,7 +145,7 @@ class Staging:
         self._room = []
 
     def _new_room(self, like: Update, away: Sequence[int]) -> list[Tensor]:
-        extent = self.slot_elements
+        extent = self.slot_elements(like.bucket.rest)
         return [torch.empty(extent, dtype=like.kept[i].dtype, device=self.state.device) for i in away]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from operator import add
 from typing import NamedTuple
 
 from compiler.dtypes import ITEMSIZE as BYTES
@@ -64,17 +65,18 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
     )
 
 
-def largest_parts(spec: Spec, plan: Plan) -> tuple[int, ...]:
-    """The most elements that move at a time between a device of each pipeline rank and its host: a part of what it
-    owns of a bucket, or a whole parameter."""
+def largest_parts(spec: Spec, plan: Plan) -> list[list[int]]:
+    """By row of the optimizer, the most elements that move at a time between a device of each pipeline rank and its
+    host: a part of what it owns of a bucket, or a whole parameter."""
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
-    most = [0] * plan.mesh.pp
+    most = [[0] * plan.mesh.pp for _ in spec.train.optimizer.rows]
     for bucket in plan.buckets:
         sizes = [elements[name] for name in bucket.replicas]
         owned, whole = -(-sum(sizes) // (len(bucket.holders) if spec.parallel.zero else 1)), is_whole(spec, bucket)
+        of_row = most[bucket.rest]
         for rank in _pipeline_ranks(plan, bucket.holders):
-            most[rank] = max(most[rank], max(sizes) if whole else min(owned, HOST_PART))
-    return tuple(most)
+            of_row[rank] = max(of_row[rank], max(sizes) if whole else min(owned, HOST_PART))
+    return most
 
 
 def staged_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
@@ -82,7 +84,7 @@ def staged_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
     if not spec.has_hosts or spec.train.ema is None or "master" in spec.offload:
         return (0,) * plan.mesh.pp
     size = ITEMSIZE[spec.precision.master]
-    return tuple(min(part, HOST_PART) * size for part in largest_parts(spec, plan))
+    return tuple(min(max(parts), HOST_PART) * size for parts in zip(*largest_parts(spec, plan), strict=True))
 
 
 def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
@@ -169,20 +171,22 @@ def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
 
 def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
     """Bytes that the update of a parameter needs besides what a device holds, at most, by pipeline rank: for its
-    products, and for the parts of offloaded state that are on the device."""
+    products, and for the parts of offloaded state that are on the device, which are of one row at a time."""
     optimizer, itemsize = spec.train.optimizer, ITEMSIZE[spec.precision.compute]
     scratch: dict[tuple[object, ...], int] = {}
-    most = [0] * plan.mesh.pp
+    slots = [HOST_SLOTS * offloaded_bytes(spec, row) for row in optimizer.rows]
+    rooms = [[size * part for part in parts] for size, parts in zip(slots, largest_parts(spec, plan), strict=True)]
+    most = [[0] * plan.mesh.pp for _ in optimizer.rows]
     for replica in plan.replicas:
         if replica.role == "parameter":
             shapes, row = replica.updated_shapes, optimizer.of(replica.matrices)
             if (shapes, type(row)) not in scratch:
                 scratch[shapes, type(row)] = max(row.scratch_bytes(shape, itemsize) for shape in shapes)
-            needed = scratch[shapes, type(row)]
+            needed, of_row = scratch[shapes, type(row)], most[optimizer.is_rest(replica.matrices)]
             for rank in replica.holders.pipeline_ranks if needed else ():
-                most[rank] = max(most[rank], needed)
-    slots = HOST_SLOTS * max(offloaded_bytes(spec, row) for row in optimizer.rows)
-    return tuple(own + slots * part for own, part in zip(most, largest_parts(spec, plan), strict=True))
+                of_row[rank] = max(of_row[rank], needed)
+    needs = [map(add, own, room) for own, room in zip(most, rooms, strict=True)]
+    return tuple(map(max, zip(*needs, strict=True)))
 
 
 def _pipeline_ranks(plan: Plan, holders: Collection[int]) -> list[int]:

@@ -7,6 +7,7 @@ the code (docs/extending.md).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
@@ -61,10 +62,7 @@ class Optimizer(Node):
     @property
     def rows(self) -> tuple[Optimizer, ...]:
         """This optimizer, and behind it the one of the rest, if there is one, with its settings."""
-        if self.rest is None:
-            return (self,)
-        names = (name for name in self.rest.model_fields if name != "kind")
-        return self, self.rest.model_construct(**{name: getattr(self, name) for name in names})
+        return _rows(self)
 
     def is_rest(self, matrices: tuple[int, ...]) -> bool:
         """Whether the last of the `rows` updates a parameter, which has these `matrices` (`compiler.ir.Param`)."""
@@ -92,6 +90,16 @@ class Optimizer(Node):
 
         `itemsize`: bytes of an element of `compute`."""
         return 0
+
+
+@lru_cache
+def _rows(optimizer: Optimizer) -> tuple[Optimizer, ...]:
+    """`Optimizer.rows`, which each parameter of a plan is asked for. No optimizer keeps them: `model_copy` would
+    copy them to one with other settings."""
+    if optimizer.rest is None:
+        return (optimizer,)
+    names = (name for name in optimizer.rest.model_fields if name != "kind")
+    return optimizer, optimizer.rest.model_construct(**{name: getattr(optimizer, name) for name in names})
 
 
 class AdamW(Optimizer):

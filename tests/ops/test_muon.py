@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from dsl.schema import Muon
+from dsl.schema import AdamW, Muon
 from runtime.optimizers.muon import EXACT, FAST, muon, orthogonal
 
 SHAPES = [(1, 1), (1, 7), (5, 5), (24, 64), (64, 24)]
@@ -68,6 +68,28 @@ def test_no_gradient_moves_nothing() -> None:
     weights = torch.ones(3, 4)
     muon(weights, torch.zeros(3, 4), torch.zeros(3, 4), None, 1.0, 0.5, 0.95, 1, 5, 0, 0.2, 0.1, 1, torch.float32)
     assert torch.equal(weights, torch.full((3, 4), 1 - 0.5 * 0.1))
+
+
+@pytest.mark.parametrize("row", [MOONLIGHT, Muon(nesterov=False, momentum=0.8)], ids=["nesterov", "plain"])
+def test_weights_and_momentum_in_bf16_are_rounded_once(row: Muon) -> None:
+    """They are the nearest BF16 of what an update of the same values in FP32 makes of them."""
+    random = torch.Generator().manual_seed(3)
+    weights, gradients, momentum = (torch.randn(24, 64, generator=random) for _ in range(3))
+    found = weights.bfloat16(), momentum.bfloat16()
+    exact = found[0].float(), found[1].float()
+    for one, other in (found, exact):
+        muon(one, gradients, other, None, 0.7, 1e-2, row.momentum, row.nesterov, 5, 0, row.rms, 0.1, 1, torch.float32)
+    for one, other in zip(found, exact, strict=True):
+        assert torch.equal(one, other.bfloat16())
+
+
+def test_the_rest_has_the_settings_of_a_copy() -> None:
+    """What the optimizer of the rest is made of is looked up, and follows a change of the settings."""
+    matrices, rest = MOONLIGHT.rows
+    assert MOONLIGHT.rows[1] is rest and matrices == MOONLIGHT
+    changed = MOONLIGHT.model_copy(update={"beta1": 0.5, "weight_decay": 0.3})
+    assert changed.rows == (changed, AdamW(beta1=0.5, weight_decay=0.3))
+    assert Muon(polish=1).rows[1] == rest == AdamW() and AdamW().rows == (AdamW(),)
 
 
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,12 +20,15 @@ from dsl.schema import Spec
 from runtime import contract, optimizer
 from runtime.average import MovingAverage
 from runtime.kernels import Op
-from runtime.offload import Staging
+from runtime.offload import Staging, Update
 from runtime.optimizers import reference_update
+from runtime.optimizers.adamw import adamw
+from runtime.optimizers.muon import muon
 from runtime.state import State, build_state
 from tests.gpu.pretend import DEVICE, Pretend, pretended
 from tests.training.specs import spec as small_spec
 from tests.training.specs import with_host_state
+from tests.training.test_muon import with_muon
 
 CPU = torch.device("cpu")
 PART = 1000  # elements: buckets have some 20,000
@@ -59,16 +63,17 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def trained(state: State, plan: contract.Plan, steps: int, by: Op) -> None:
+def trained(state: State, plan: contract.Plan, steps: int, *by: Op, staging: Staging | None = None) -> None:
+    """Some steps with random gradients; `by`: the update of each kind of the optimizer."""
     recipe = plan.train.optimizer
-    staging = Staging(state, plan.host.part, plan.host.slots)
+    staging = staging or Staging(state, plan.host.part, plan.host.slots)
     for step in range(1, steps + 1):
         for index, bucket in enumerate(state.buckets):
             generator = torch.Generator().manual_seed(100 * step + index)
             values = torch.empty(bucket.gradients.numel()).normal_(generator=generator)
             bucket.gradients.copy_(values)
         for bucket in state.buckets:
-            optimizer.update(bucket, recipe, by, 1e-2, step, 2.0, staging)
+            optimizer.update(bucket, recipe, by[bucket.rest], 1e-2, step, 2.0, staging)
         staging.finish()
 
 
@@ -142,9 +147,42 @@ def test_host_and_device_hold_what_was_planned(offload: tuple[str, ...], zero: i
             planned = states[rank // dp]
             assert sum(t.nbytes for t in host) == planned.host, rank
             assert sum(t.nbytes for t in kept if isinstance(t, Pretend)) == planned.optimizer, rank
-            room = Staging(state, plan.host.part, plan.host.slots).slot_elements
+            room = Staging(state, plan.host.part, plan.host.slots).slot_elements(rest=False)
             away = sum(t.itemsize for t in (pieces[0].master, *pieces[0].state.values()) if not isinstance(t, Pretend))
             assert HOST_SLOTS * room * away == scratch[rank // dp], rank
+
+
+@pytest.mark.parametrize("offload", [("moments",), BOTH])
+def test_each_kind_of_muon_has_room_of_its_own(offload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole matrix with its momentum, and a part of the rest with two moments, one after the other: the bytes that
+    are planned, beside those of products. The numbers are those of a device that holds everything."""
+    plain = with_muon(small_spec(1, 1, 2, 2, zero=1, precision="bf16", schedule="1f1b"))
+    spec = accelerated(with_host_state(plain, offload))
+    monkeypatch.setattr("compiler.predict.memory_state.HOST_PART", PART)
+    (scratch,), (of_products,) = (update_scratch(each, lower_spec(each).plan) for each in (spec, plain))
+    plan, kinds = plan_of(spec), (partial(muon, dtype=torch.bfloat16), adamw)
+    rooms = {False: 0, True: 0}
+
+    class Watched(Staging):
+        def _new_room(self, like: Update, away: Sequence[int]) -> list[Tensor]:
+            room = super()._new_room(like, away)
+            rooms[like.bucket.rest] = max(rooms[like.bucket.rest], sum(each.nbytes for each in room))
+            return room
+
+    def on_device(by: Op) -> Op:
+        return lambda *given: by(*(each.inner if isinstance(each, Pretend) else each for each in given))
+
+    for rank in range(2):
+        expected = build_state(plan_of(plain), rank, CPU)
+        trained(expected, plan, 2, *kinds)
+        with pretended():
+            state = build_state(plan, rank, DEVICE)
+            staging = Watched(state, plan.host.part, plan.host.slots)
+            trained(state, plan, 2, *map(on_device, kinds), staging=staging)
+        for mine, theirs in zip(values_of(state), values_of(expected), strict=True):
+            assert torch.equal(mine, theirs)
+    of_matrices, of_rest = (HOST_SLOTS * rooms[kind] for kind in (False, True))
+    assert of_rest > 0 and scratch == max(of_products + of_matrices, of_rest)
 
 
 def test_a_cpu_has_one_memory() -> None:
