@@ -119,12 +119,12 @@ class _Timed:
         for number, (_, rank, k) in enumerate(sorted(starts)):
             step, waits = schedule.actions[rank][k], []
             if is_copy(step):
-                stage, micro_batch = actions_of(step)[0].stage, actions_of(step)[0].micro_batch
-                if str(step)[0] == "R":
-                    fetched[stage, micro_batch] = number
-                    self.steps.append((rank, float(plain.one("R")), [], "R"))
+                (copy,) = actions_of(step)
+                if copy.kind == "R":
+                    fetched[copy.stage, copy.micro_batch] = number
                 else:
-                    self.steps.append((rank, float(plain.one("O")), [(made[False, stage, micro_batch], 0.0)], "O"))
+                    waits.append((made[False, copy.stage, copy.micro_batch], 0.0))
+                self.steps.append((rank, float(plain.one(copy.kind)), waits, copy.kind))
                 continue
             handed = [action for action in actions_of(step) if action.kind != "W"]
             for action in handed:
