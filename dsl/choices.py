@@ -94,6 +94,7 @@ def _recomputes(spec: Spec) -> tuple[tuple[str, ...], ...]:
     """More and more, the cheap ops before the dear ones, and at last whole layers; the most first."""
     experts = any(isinstance(span.ffn, Moe) for span in spec.model.layers)
     ops: tuple[str, ...] = ("rmsnorm", "swiglu")
+    ops += ("hyper",) if spec.model.hyper_connections else ()
     ops += ("mla_up",) if spec.model.has_latents else ()
     ops += ("experts",) if experts else ()
     ops += ("attention",)

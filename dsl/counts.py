@@ -28,11 +28,12 @@ class Parameters:
 
 
 def parameters(model: Model) -> Parameters:
-    """Everything there is to count. total = V·D + Σ layers + D (final norm) + V·D (head, if it is not tied)."""
+    """Everything there is to count. total = V·D + Σ layers + D (final norm) + V·D (head, if it is not tied).
+    Several residual streams are made one by parameters of their own in front of the final norm."""
     embedding = model.vocab * model.hidden
     head = 0 if model.tied else embedding
     counts = [len(model.layers_of(index)) for index in range(len(model.layers))]
-    ends = embedding + model.hidden + head
+    ends = embedding + model.hidden + hyper_parameters(model, end=True) + head
     total = active = ends
     for count, span in zip(counts, model.layers, strict=True):
         size = _layer(model, span.ffn, span.attention or model.attention)
@@ -110,17 +111,30 @@ def _idle(model: Model, ffn: Dense | Moe | Custom) -> int:
 
 def mtp_parameters(model: Model) -> int:
     """Parameters of the MTP blocks alone (arXiv 2412.19437, §2.2). Each has two norms of D, a projection 2D → D, a
-    layer like the last one, with the bias of its gate, and a final norm of D. Its attention may be another."""
+    layer like the last one, with the bias of its gate, and an end like the model's. Its attention may be another. Of
+    several residual streams the projection is two of D → D."""
     if model.mtp is None:
         return 0
     D = model.hidden
     layer = _layer(model, model.ffn(model.num_layers - 1), model.attention_of_mtp)
-    return model.mtp.depth * (2 * D + 2 * D * D + layer + D)
+    return model.mtp.depth * (2 * D + 2 * D * D + layer + D + hyper_parameters(model, end=True))
+
+
+def hyper_parameters(model: Model, *, end: bool = False) -> int:
+    """Parameters of the mixing of n residual streams in front of one part, or at the `end` of the model: a row of n·D
+    and a bias for each of n² + 2n numbers, or of n, and a scale for each of three kinds, or of one (arXiv 2512.24880).
+    """
+    if model.hyper_connections is None:
+        return 0
+    n = model.hyper_connections.streams
+    numbers, scales = (n, 1) if end else (n * n + 2 * n, 3)
+    return numbers * (n * model.hidden + 1) + scales
 
 
 def _layer(model: Model, ffn: Dense | Moe | Custom, attention: AnyAttention) -> int:
     norms = 4 if model.norm == "sandwich" else 2
-    return attention_parameters(model, attention) + _ffn(ffn, model.hidden) + norms * model.hidden
+    mixing = 2 * hyper_parameters(model)
+    return attention_parameters(model, attention) + _ffn(ffn, model.hidden) + norms * model.hidden + mixing
 
 
 def _gqa(gqa: Gqa, D: int) -> int:

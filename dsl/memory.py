@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dsl.counts import bias_parameters, mtp_parameters, parameters, routed_parameters
+from dsl.counts import bias_parameters, hyper_parameters, mtp_parameters, parameters, routed_parameters
 from dsl.schema import Dtype, Optimizer, Precision, Spec
 from dsl.stages import has_both_ends, is_mirrored
 
@@ -92,7 +92,13 @@ def _end(spec: Spec) -> _Held:
     """What the pipeline rank with the last stage has besides that stage's layers."""
     model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
     again = _again(spec, counts.embedding)
-    common = counts.head + model.hidden + mtp_common + (counts.embedding if has_both_ends(spec) else 0)
+    common = (
+        counts.head
+        + model.hidden
+        + hyper_parameters(model, end=True)
+        + mtp_common
+        + (counts.embedding if has_both_ends(spec) else 0)
+    )
     most_copies = 2 if is_mirrored(spec) or spec.schedule.file is not None else 1
     owned = Fraction(common + mtp_routed, most_copies) + Fraction(again, 2)
     return _Held(common + again, mtp_routed, owned, 1)
@@ -134,7 +140,7 @@ def _memory(spec: Spec, held: _Held) -> Memory:
         weights=of(size.weights, 3, kept),
         gradients=0 if spec.adapter else of(size.gradients, 2, kept),  # those of adapters alone, which are not counted
         optimizer=0 if spec.adapter else of(size.optimizer, 1, owned),
-        activations=tokens * spec.model.hidden * ITEMSIZE[precision.compute],
+        activations=tokens * spec.model.stream_width * ITEMSIZE[precision.compute],
     )
 
 

@@ -16,6 +16,7 @@ SUM = "a sum of rows that I makes where it returns what is summed: between parts
 
 NORM = "small beside the attention behind it: queries and keys, of models that norm all heads as one"
 INDEX = "a choice of keys by small products, sorted: no kernel of it is written yet"
+STREAMS = "one pass over the residual streams in torch too, with small matrices of each token"
 PARTS = "a few numbers of each row: one of each tensor rank, and the logit of the target"
 
 
@@ -32,6 +33,9 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(("add_bias_wgrad", "rmsnorm_wgrad"), SUM),
     **dict.fromkeys(_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
     **dict.fromkeys(_with_gradients("two_squares", "shared_rmsnorm"), NORM),
+    **dict.fromkeys((*_with_gradients("hyper_products"), "hyper_products_wgrad_"), PRODUCT),
+    **dict.fromkeys((*_with_gradients("scale_parts"), "scale_parts_wgrad_"), SCORES),
+    **dict.fromkeys(_with_gradients("hyper_mix", "hyper_collapse", "hyper_add", "hyper_copy"), STREAMS),
     "columns": VIEW,
     **dict.fromkeys(_with_gradients("compressed_attention"), COMPRESSED),
     **dict.fromkeys((*_with_gradients("compress"), "compress_wgrad_"), SCORES),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from compiler import ir
 from compiler.dtypes import is_packed, packed_of
 from compiler.ir.segment import SUM
-from compiler.layers import attention, dense, ends, moe, mtp, stream
+from compiler.layers import attention, dense, ends, hyper, moe, mtp, stream
 from compiler.layers.adapter import adapted
 from compiler.layers.builder import Place
 from compiler.layers.value_dtypes import stored
@@ -48,6 +48,9 @@ class Layer:
         left = {*place.spec.unfused, *self.recompute} - {*names}  # what computes again is fused where that is asked for
         left |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in kept) else {"quantise"}
         left |= {"norm_gradient"} if place.D > WIDEST_NORM_GRADIENT else set()
+        left |= (
+            {"residual_norm", "norm_gradient"} if hyper.mixing(place) else set()
+        )  # no norm is of a sum, or next to it
         left |= {"quantise", "norm_gradient"} if lora else set()  # adapters read the same values as they are
         fused = tuple(name for name in self.fused if name not in left)
         return replace(plain, recompute=names, stored=kept, fused=fused)
@@ -58,22 +61,22 @@ LAYERS: dict[str, Layer] = {
     "attention": Layer(
         attention.build,
         attention.PARAMETERS,
-        ("rmsnorm", "mla_up", "qkv", "attention"),
+        ("rmsnorm", "mla_up", "qkv", "hyper", "attention"),
         ("residual_norm", "quantise", "norm_gradient"),
     ),
     "attend": Layer(attention.build_attend, attention.PARAMETERS, ("rmsnorm", "mla_up", "attention"), ("quantise",)),
     "balance": Layer(moe.build_balance, {}),
-    "between": Layer(stream.build_between, stream.BETWEEN_PARAMETERS, (), ("residual_norm", "norm_gradient")),
+    "between": Layer(stream.build_between, stream.BETWEEN_PARAMETERS, ("hyper",), ("residual_norm", "norm_gradient")),
     "dense": Layer(
         dense.build,
         dense.PARAMETERS,
-        ("rmsnorm", "swiglu", "up", "dense", SUM),
+        ("rmsnorm", "swiglu", "up", "hyper", "dense", SUM),
         ("residual_norm", "quantise", "norm_gradient"),
     ),
     "embed": Layer(ends.build_embed, ends.EMBED_PARAMETERS),
-    "enter": Layer(stream.build_enter, stream.ENTER_PARAMETERS, (), ("norm_gradient",)),
+    "enter": Layer(stream.build_enter, stream.ENTER_PARAMETERS, ("hyper",), ("norm_gradient",)),
     "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "up", "experts"), ("quantise",)),
-    "final_norm": Layer(ends.build_final_norm, ends.FINAL_NORM_PARAMETERS),
+    "final_norm": Layer(ends.build_final_norm, ends.FINAL_NORM_PARAMETERS, ("hyper",)),
     "head": Layer(ends.build_head, ends.HEAD_PARAMETERS, ("logits",), ("logits",)),
     "join": Layer(moe.build_join, moe.JOIN_PARAMETERS, (), ("join", "quantise")),
     "leave": Layer(stream.build_leave, stream.LEAVE_PARAMETERS),
@@ -83,14 +86,15 @@ LAYERS: dict[str, Layer] = {
     "project": Layer(
         attention.build_project,
         attention.PARAMETERS,
-        ("rmsnorm", "qkv", "attention"),
+        ("rmsnorm", "qkv", "hyper", "attention"),
         ("quantise", "norm_gradient"),
     ),
     "router": Layer(
         moe.build_router,
         moe.ROUTER_PARAMETERS,
-        ("rmsnorm", "router"),
+        ("rmsnorm", "hyper", "router"),
         ("residual_norm", "route", "quantise", "norm_gradient"),
     ),
+    "streams": Layer(hyper.build_copy, {}),
     "shared": Layer(moe.build_shared, moe.SHARED_PARAMETERS, ("rmsnorm", "swiglu", "up", "shared"), ("quantise",)),
 }

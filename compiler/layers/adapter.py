@@ -25,7 +25,7 @@ ON: dict[str, dict[str, str]] = {
     "dense": {name: name for name in ("up", "down")},
     "shared": {name: name for name in ("up", "down")},
     "experts": {"up": "expert_up", "down": "expert_down"},
-    "mtp_input": {"projection": "projection"},
+    "mtp_input": dict.fromkeys(("projection", "embedding_projection", "hidden_projection"), "projection"),
 }
 
 

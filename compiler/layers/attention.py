@@ -6,11 +6,11 @@ The sum is the first op of the segment that comes next, where it and that segmen
 from __future__ import annotations
 
 from compiler import ir
-from compiler.layers import compressed, custom, gqa, mla
+from compiler.layers import compressed, custom, gqa, hyper, mla
 from compiler.layers.builder import Place
 from dsl.schema import Compressed, CustomAttention, Gqa, Mla
 
-PARAMETERS = mla.PARAMETERS | gqa.PARAMETERS | compressed.PARAMETERS
+PARAMETERS = mla.PARAMETERS | gqa.PARAMETERS | compressed.PARAMETERS | hyper.paths("attention")
 
 
 def build_products(place: Place) -> ir.Segment:
@@ -29,7 +29,8 @@ def norms_together(place: Place) -> bool:
 def build_project(place: Place) -> ir.Segment:
     """The first of two segments of attention of context ranks: queries, and what keys and values are made of."""
     sizes = _sizes(place)
-    return mla.build_project(place, sizes) if isinstance(sizes, Mla) else gqa.build_project(place, sizes)
+    plain = mla.build_project(place, sizes) if isinstance(sizes, Mla) else gqa.build_project(place, sizes)
+    return hyper.around(place, plain)
 
 
 def build_attend(place: Place) -> ir.Segment:
@@ -45,6 +46,11 @@ def _sizes(place: Place) -> Mla | Gqa:
 
 
 def build(place: Place) -> ir.Segment:
+    """Attention as one segment, of any kind. Of several residual streams it reads one that is made of all."""
+    return hyper.around(place, _build(place))
+
+
+def _build(place: Place) -> ir.Segment:
     sizes = place.attention or place.model.attention
     if isinstance(sizes, CustomAttention):
         return custom.build_attention(place, sizes)

@@ -63,6 +63,11 @@ class Place:
         return self.model.hidden
 
     @property
+    def N(self) -> int:
+        """Width of the residual stream: D, or the D of every stream of hyper-connections."""
+        return self.model.stream_width
+
+    @property
     def moe(self) -> Moe:
         assert isinstance(self.ffn, Moe), "a segment of a MoE layer"
         return self.ffn

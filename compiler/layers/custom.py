@@ -14,27 +14,29 @@ from typing import Any
 from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
 from compiler.ir.module import Module, ModuleParameter, Modules, Wanted
-from compiler.layers.builder import Place, segment
-from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
+from compiler.layers import hyper
+from compiler.layers.builder import Constant, Place, segment
+from compiler.layers.residual import arriving, entering, entrance, exit_of, leaving, post_gain, pre_gain, sum_of, summed
 from dsl.schema import Custom, CustomAttention, Spec
 
 
 def ffn(
     ops: Any,
     p: Any,
-    h_TD: Any,
+    h_TN: Any,
     y_TD: Any,
-    *,
+    *mixing: Any,
     eps: float,
     module: Module,
     pre: bool = True,
     post: bool = False,
     factor: float = 1.0,
+    streams: hyper.Streams = (),
 ) -> tuple[Any, ...]:
     """residual + module(rmsnorm(residual)), the residual being h + y, of which attention gave y."""
-    residual_TD = ops.add(h_TD, y_TD)
-    out_TD = _through(ops, p, module, entering(ops, p, residual_TD, eps, pre))
-    return (ops.add(residual_TD, leaving(ops, p, out_TD, eps, post, factor)),)
+    residual_TN, x_TD, following = arriving(ops, p, h_TN, y_TD, mixing, streams)
+    out_TD = _through(ops, p, module, entering(ops, p, x_TD, eps, pre))
+    return (summed(ops, residual_TN, leaving(ops, p, out_TD, eps, post, factor), following),)
 
 
 def attention(
@@ -57,8 +59,8 @@ def _through(ops: Any, p: Any, module: Module, x_TD: Any) -> Any:
 
 
 def build_ffn(place: Place, block: Custom) -> ir.Segment:
-    inputs = (place.input("h", place.T, place.D), place.input("y", place.T, place.D))
-    return _build(place, "dense", "ffn", ffn, block.module, inputs, ("out",))
+    plain = _build(place, "dense", "ffn", ffn, block.module, sum_of(place), ("out",), **hyper.streams_of(place))
+    return replace(plain, params=(*hyper.mixers(place), *plain.params))
 
 
 def build_attention(place: Place, block: CustomAttention) -> ir.Segment:
@@ -74,6 +76,7 @@ def _build(
     text: str,
     inputs: tuple[ir.Input, ...],
     outputs: tuple[str, ...],
+    **how: Constant,
 ) -> ir.Segment:
     """The segment around a module. Its constants have the digest of the graph: another graph is another segment."""
     modules: Modules | None = getattr(place.spec.files, "modules", None)
@@ -87,6 +90,7 @@ def _build(
         inputs,
         outputs,
         eps=place.model.norm_eps,
+        **how,
         **entrance(place),
         **exit_of(place),
     )

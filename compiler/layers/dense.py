@@ -5,22 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
-from compiler.layers import custom
+from compiler.layers import custom, hyper
 from compiler.layers.activation import activated, constants_of, up_parts
 from compiler.layers.builder import Place, segment
 from compiler.layers.linear import linear, named, weights
-from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
+from compiler.layers.residual import arriving, entering, entrance, exit_of, leaving, post_gain, pre_gain, sum_of, summed
 from dsl.schema import Custom, Dense
 
-PARAMETERS = named({"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down", "post_norm": "ffn.post_norm"}, "up", "down")
+PARAMETERS = named(
+    {"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down", "post_norm": "ffn.post_norm"}, "up", "down"
+) | hyper.paths("ffn")
 
 
 def dense(
     ops: Any,
     p: Any,
-    h_TD: Any,
+    h_TN: Any,
     y_TD: Any,
-    *,
+    *mixing: Any,
     eps: float,
     activation: str = "swiglu",
     limit: float = 0.0,
@@ -30,12 +32,14 @@ def dense(
     pre: bool = True,
     post: bool = False,
     factor: float = 1.0,
+    streams: hyper.Streams = (),
 ) -> tuple[Any, ...]:
     """residual + down(act(up(rmsnorm(residual)))), the residual being h + y, of which attention gave y."""
-    residual_TD = ops.add(h_TD, y_TD)
-    x_TD = entering(ops, p, residual_TD, eps, pre)
+    residual_TN, x_TD, following = arriving(ops, p, h_TN, y_TD, mixing, streams)
+    x_TD = entering(ops, p, x_TD, eps, pre)
     act_TI = activated(ops, linear(ops, p, "up", x_TD, biased), activation, limit, alpha, shift)
-    return (ops.add(residual_TD, leaving(ops, p, linear(ops, p, "down", act_TI, biased), eps, post, factor)),)
+    y_TD = leaving(ops, p, linear(ops, p, "down", act_TI, biased), eps, post, factor)
+    return (summed(ops, residual_TN, y_TD, following),)
 
 
 def part(
@@ -70,11 +74,12 @@ def build(place: Place) -> ir.Segment:
     return segment(
         "dense",
         dense,
-        (*pre_gain(place), *up, *down, *post_gain(place)),
-        (place.input("h", place.T, D), place.input("y", place.T, D)),
+        (*hyper.mixers(place), *pre_gain(place), *up, *down, *post_gain(place)),
+        sum_of(place),
         ("out",),
         eps=place.model.norm_eps,
         **constants_of(ffn),
+        **hyper.streams_of(place),
         **entrance(place),
         **exit_of(place),
     )

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
+from compiler.layers import hyper
 from compiler.layers.builder import Constant, Place, index, segment
 
 EMBED_PARAMETERS = {"table": "embedding"}
-FINAL_NORM_PARAMETERS = {"norm": "final_norm"}
+FINAL_NORM_PARAMETERS = {"norm": "final_norm"} | hyper.paths("final")
 HEAD_PARAMETERS = {"head": "head"}
 
 
@@ -50,10 +51,20 @@ def final_norm(ops: Any, p: Any, h_TD: Any, *, eps: float, copies: int) -> tuple
     return (ops.rmsnorm(h_TD, p.norm, eps),) * copies
 
 
+def final_collapse(ops: Any, p: Any, h_TN: Any, *, eps: float, copies: int, streams: hyper.Streams) -> tuple[Any, ...]:
+    """The normed hidden state of several residual streams for the head, and the streams as they are for the MTP block,
+    if there is one."""
+    return ops.rmsnorm(hyper.collapsed(ops, p, h_TN, streams), p.norm, eps), *((h_TN,) * (copies - 1))
+
+
 def build_final_norm(place: Place) -> ir.Segment:
     outputs = ("y", "y_mtp") if place.model.mtp and not place.mtp else ("y",)
-    params, inputs = (place.gain("norm", place.D),), (place.input("h", place.T, place.D),)
-    return segment("final_norm", final_norm, params, inputs, outputs, eps=place.model.norm_eps, copies=len(outputs))
+    how = hyper.streams_of(place)
+    params, inputs = (*hyper.collapsers(place), place.gain("norm", place.D)), (place.input("h", place.T, place.N),)
+    function = final_collapse if how else final_norm
+    return segment(
+        "final_norm", function, params, inputs, outputs, eps=place.model.norm_eps, copies=len(outputs), **how
+    )
 
 
 def head(ops: Any, p: Any, h_TD: Any, targets_T: Any, *, factor: float = 1.0, cap: float = 0.0) -> tuple[Any, ...]:

@@ -15,10 +15,23 @@ from typing import Any
 
 from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
+from compiler.layers import hyper
 from compiler.layers.activation import activated, constants_of, times_gate, up_parts
 from compiler.layers.builder import Place, index, segment
 from compiler.layers.linear import grouped_linear, linear, named, weights
-from compiler.layers.residual import entering, entrance, exit_of, has_post, has_pre, leaving, post_gain, pre_gain
+from compiler.layers.residual import (
+    arriving,
+    entering,
+    entrance,
+    exit_of,
+    has_post,
+    has_pre,
+    leaving,
+    post_gain,
+    pre_gain,
+    sum_of,
+    summed,
+)
 
 ROUTER_PARAMETERS = {
     "norm": "ffn.norm",
@@ -27,7 +40,7 @@ ROUTER_PARAMETERS = {
     "logit_bias": "ffn.router.logit_bias",
     "slots": "ffn.router.slots",
     "table": "ffn.router.table",
-}
+} | hyper.paths("ffn")
 SHARED_PARAMETERS = named(
     {"norm": "ffn.norm", "up": "ffn.shared.up", "gate": "ffn.shared.gate", "down": "ffn.shared.down"}, "up", "down"
 )
@@ -39,9 +52,9 @@ EXPERTS_PARAMETERS = named({"up": "ffn.experts.up", "down": "ffn.experts.down"},
 def router(
     ops: Any,
     p: Any,
-    h_TD: Any,
+    h_TN: Any,
     y_TD: Any,
-    *tokens_T: Any,
+    *more: Any,
     eps: float,
     biased: bool,
     softmax: bool,
@@ -60,14 +73,17 @@ def router(
     sqrt_softplus: bool = False,
     counted: int = 0,
     pre: bool = True,
+    streams: hyper.Streams = (),
 ) -> tuple[Any, ...]:
     """Chooses experts by their scores, or by tokens if they are given, and puts the rows in their order, or `by_slots`,
     in that of their places in the layer; one row for each of the `slices` of an expert, whose places are `apart`. The
     residual h + y, of which attention gave y, is for the join, the normed `x` for the shared experts; with `balance`
     there is the sequence-wise loss, without its weight. Where ranks have parts of sequences, `balance` makes it, of the
-    scores and of the choices that are counted, in so many rows of each."""
-    residual_TD = ops.add(h_TD, y_TD)
-    x_TD = entering(ops, p, residual_TD, eps, pre)
+    scores and of the choices that are counted, in so many rows of each. Of several residual streams the mixing is the
+    first of `more`, and that of what the join adds comes last."""
+    mixing, tokens_T = (more[:2], more[2:]) if streams else ((), more)
+    residual_TN, x_TD, following = arriving(ops, p, h_TN, y_TD, mixing, streams)
+    x_TD = entering(ops, p, x_TD, eps, pre)
     logits_TE = ops.linear_wide(x_TD, p.weight)
     if logit_bias:
         logits_TE = ops.add_bias(logits_TE, p.logit_bias)
@@ -96,7 +112,7 @@ def router(
         loss = (ops.balance_scores(logits_TE, expert_TK, sequence),)
     elif balance:
         loss = (ops.sequence_balance(logits_TE, expert_TK, sequence, softmax),)
-    return (residual_TD, *x, rows_SD, gate_S, order_S, counts_E, *loss)
+    return (residual_TN, *x, rows_SD, gate_S, order_S, counts_E, *loss, *following)
 
 
 def build_router(place: Place) -> ir.Segment:
@@ -117,12 +133,16 @@ def build_router(place: Place) -> ir.Segment:
     of = segment(
         "router",
         router,
-        (*pre_gain(place), place.weight("weight", moe.experts, D), *logit_bias, *bias, *slots, *table),
         (
-            place.input("h", place.T, D),
-            place.input("y", place.T, D),
-            *((index("tokens", place.T),) if by_table else ()),
+            *hyper.mixers(place),
+            *pre_gain(place),
+            place.weight("weight", moe.experts, D),
+            *logit_bias,
+            *bias,
+            *slots,
+            *table,
         ),
+        (*sum_of(place), *((index("tokens", place.T),) if by_table else ())),
         (
             "residual",
             *(("x",) if shared else ()),
@@ -131,6 +151,7 @@ def build_router(place: Place) -> ir.Segment:
             ir.Output("order", grad=False),
             ir.Output("counts", grad=False),
             *(("scores", ir.Output("choices", grad=False)) if counted else ("sequence_loss",) if balance else ()),
+            *hyper.following(place),
         ),
         eps=place.model.norm_eps,
         biased=biased,
@@ -148,6 +169,7 @@ def build_router(place: Place) -> ir.Segment:
         **({"slices": place.slices, "apart": place.experts_local} if place.slices > 1 else {}),
         **({"sqrt_softplus": True} if moe.score == "sqrt_softplus" else {}),
         **({"counted": _rows_of_sequence(place)} if counted else {}),
+        **hyper.streams_of(place),
         **entrance(place),
     )
     return replace(of, remade=_normed(place, "residual") if shared else ())
@@ -191,9 +213,9 @@ def build_balance(place: Place) -> ir.Segment:
 
 def _normed(place: Place, residual: str) -> tuple[ir.Remade, ...]:
     """The normed `x` has two readers, the router and the shared experts. Where norms are computed again, each makes it
-    for its own backward, and nobody keeps it."""
+    for its own backward, and nobody keeps it. Of several residual streams it is made of their sum, which nobody has."""
     remade = ir.Remade("x", "rmsnorm", (residual, "norm", place.model.norm_eps))
-    return (remade,) if "rmsnorm" in place.recompute and has_pre(place) else ()
+    return (remade,) if "rmsnorm" in place.recompute and has_pre(place) and not hyper.mixing(place) else ()
 
 
 def shared(
@@ -286,23 +308,26 @@ def build_experts(place: Place) -> ir.Segment:
 def join(
     ops: Any,
     p: Any,
-    h_TD: Any,
+    h_TN: Any,
     *rest: Any,
     top_k: int,
     eps: float = 0.0,
     post: bool = False,
     factor: float = 1.0,
+    mixed: bool = False,
 ) -> tuple[Any, ...]:
-    """h + shared + the rows that came back, summed over each token's experts; what is added to h may be normed."""
+    """h + shared + the rows that came back, summed over each token's experts; what is added to h may be normed. Of
+    several residual streams their mixing comes last in `rest`."""
+    rest, mixing = (rest[:-2], rest[-2:]) if mixed else (rest, ())
     *shared_TD, y_SD, order_S = rest
-    if post or factor != 1:
+    if post or factor != 1 or mixed:
         y_TD = ops.unpermute(y_SD, order_S, top_k)
         for x_TD in shared_TD:
             y_TD = ops.add(x_TD, y_TD)
-        return (ops.add(h_TD, leaving(ops, p, y_TD, eps, post, factor)),)
+        return (summed(ops, h_TN, leaving(ops, p, y_TD, eps, post, factor), mixing),)
     for x_TD in shared_TD:
-        h_TD = ops.add(h_TD, x_TD)
-    return (ops.add(h_TD, ops.unpermute(y_SD, order_S, top_k)),)
+        h_TN = ops.add(h_TN, x_TD)
+    return (ops.add(h_TN, ops.unpermute(y_SD, order_S, top_k)),)
 
 
 def build_join(place: Place) -> ir.Segment:
@@ -312,9 +337,16 @@ def build_join(place: Place) -> ir.Segment:
         "join",
         join,
         post_gain(place),
-        (place.input("h", T, D), *shared_input, place.input("rows", S, D), index("order", S)),
+        (
+            place.input("h", T, place.N),
+            *shared_input,
+            place.input("rows", S, D),
+            index("order", S),
+            *hyper.mixing(place),
+        ),
         ("y",),
         top_k=place.moe.top_k * place.slices,
         **({"eps": place.model.norm_eps} if has_post(place) else {}),
+        **({"mixed": True} if hyper.mixing(place) else {}),
         **exit_of(place),
     )

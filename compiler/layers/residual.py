@@ -1,6 +1,9 @@
 """What is between the residual stream and a part of a block: norms in front of it and behind it, and a factor.
 
 Norms in front alone (Llama), behind alone (OLMo 2, arXiv 2501.00656), or both (Gemma 2, arXiv 2408.00118).
+
+With hyper-connections the stream is several (compiler/layers/hyper.py). A part then reads one that is made of all, and
+`mixing` are the two tensors by which what it gives is added to all of them.
 """
 
 from __future__ import annotations
@@ -8,7 +11,24 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
+from compiler.layers import hyper
 from compiler.layers.builder import Constant, Place
+
+
+def arriving(
+    ops: Any, p: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...], streams: hyper.Streams
+) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The residual stream behind a part that gave y, what the next part reads of it, and the mixing of that."""
+    residual_TN = summed(ops, h_TN, y_TD, mixing)
+    if not streams:
+        return residual_TN, residual_TN, ()
+    x_TD, *following = hyper.mixed(ops, p, residual_TN, streams)
+    return residual_TN, x_TD, tuple(following)
+
+
+def summed(ops: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...]) -> Any:
+    """The residual stream h and what a part gave."""
+    return ops.hyper_add(h_TN, y_TD, *mixing) if mixing else ops.add(h_TN, y_TD)
 
 
 def entering(ops: Any, p: Any, h_TD: Any, eps: float, pre: bool) -> Any:
@@ -40,6 +60,11 @@ def pre_gain(place: Place) -> tuple[ir.Param, ...]:
 def post_gain(place: Place) -> tuple[ir.Param, ...]:
     """The gain of the norm behind a part, if there is one."""
     return (place.gain("post_norm", place.D),) if has_post(place) else ()
+
+
+def sum_of(place: Place) -> tuple[ir.Input, ...]:
+    """What a segment adds up first: the residual stream, what a part gave, and the mixing of it."""
+    return place.input("h", place.T, place.N), place.input("y", place.T, place.D), *hyper.mixing(place)
 
 
 def entrance(place: Place) -> dict[str, Constant]:

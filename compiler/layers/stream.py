@@ -9,13 +9,24 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
+from compiler.layers import hyper
 from compiler.layers.builder import Constant, Place, segment
-from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
+from compiler.layers.residual import (
+    arriving,
+    entering,
+    entrance,
+    exit_of,
+    leaving,
+    post_gain,
+    pre_gain,
+    sum_of,
+    summed,
+)
 from dsl.schema import Dense, Gqa
 
-ENTER_PARAMETERS = {"norm": "attention.norm"}
+ENTER_PARAMETERS = {"norm": "attention.norm"} | hyper.paths("attention")
 ADDED_PARAMETERS = {"post_norm": "attention.post_norm", "out_bias": "attention.out_bias"}
-BETWEEN_PARAMETERS = {**ADDED_PARAMETERS, "norm": "ffn.norm"}
+BETWEEN_PARAMETERS = {**ADDED_PARAMETERS, "norm": "ffn.norm"} | hyper.paths("ffn")
 LEAVE_PARAMETERS = {"post_norm": "ffn.post_norm", "down_bias": "ffn.down_bias"}
 
 
@@ -41,27 +52,28 @@ def added(
 def between(
     ops: Any,
     p: Any,
-    h_TD: Any,
+    h_TN: Any,
     y_TD: Any,
-    *,
+    *mixing: Any,
     eps: float,
     biased: bool = False,
     pre: bool = True,
     post: bool = False,
     factor: float = 1.0,
+    streams: hyper.Streams = (),
 ) -> tuple[Any, ...]:
     """The residual h + y, of which attention gave y, and what the feed-forward part reads of it."""
     (y_TD,) = added(ops, p, y_TD, eps=eps, biased=biased, post=post, factor=factor)
-    residual_TD = ops.add(h_TD, y_TD)
-    return residual_TD, entering(ops, p, residual_TD, eps, pre)
+    residual_TN, x_TD, following = arriving(ops, p, h_TN, y_TD, mixing, streams)
+    return residual_TN, entering(ops, p, x_TD, eps, pre), *following
 
 
 def leave(
     ops: Any,
     p: Any,
-    h_TD: Any,
+    h_TN: Any,
     y_TD: Any,
-    *,
+    *mixing: Any,
     eps: float,
     biased: bool = False,
     post: bool = False,
@@ -69,12 +81,13 @@ def leave(
 ) -> tuple[Any, ...]:
     """The residual h + y, of which the feed-forward part gave y."""
     y_TD = ops.add_bias(y_TD, p.down_bias) if biased else y_TD
-    return (ops.add(h_TD, leaving(ops, p, y_TD, eps, post, factor)),)
+    return (summed(ops, h_TN, leaving(ops, p, y_TD, eps, post, factor), mixing),)
 
 
 def build_enter(place: Place) -> ir.Segment:
     h = (place.input("h", place.T, place.D),)
-    return segment("enter", enter, pre_gain(place), h, ("entered", "x"), eps=place.model.norm_eps, **entrance(place))
+    plain = segment("enter", enter, pre_gain(place), h, ("entered", "x"), eps=place.model.norm_eps, **entrance(place))
+    return hyper.around(place, plain)
 
 
 def is_changed(place: Place) -> bool:
@@ -94,11 +107,12 @@ def build_between(place: Place) -> ir.Segment:
     return segment(
         "between",
         between,
-        (*bias, *post_gain(place), *pre_gain(place)),
-        _both(place),
-        ("residual", "x"),
+        (*bias, *post_gain(place), *hyper.mixers(place), *pre_gain(place)),
+        sum_of(place),
+        ("residual", "x", *hyper.following(place)),
         eps=place.model.norm_eps,
         **biased,
+        **hyper.streams_of(place),
         **entrance(place),
         **exit_of(place),
     )
@@ -110,7 +124,7 @@ def build_leave(place: Place) -> ir.Segment:
         "leave",
         leave,
         (*bias, *post_gain(place)),
-        _both(place),
+        sum_of(place),
         ("out",),
         eps=place.model.norm_eps,
         **biased,
@@ -126,7 +140,3 @@ def _out_bias(place: Place) -> tuple[tuple[ir.Param, ...], dict[str, Constant]]:
 def _bias(place: Place, name: str, biased: bool) -> tuple[tuple[ir.Param, ...], dict[str, Constant]]:
     """The bias of a sum over tensor ranks, if it has one, and what its segment says of it."""
     return ((place.vector(name, place.D),), {"biased": True}) if biased else ((), {})
-
-
-def _both(place: Place) -> tuple[ir.Input, ...]:
-    return place.input("h", place.T, place.D), place.input("y", place.T, place.D)

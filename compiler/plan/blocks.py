@@ -14,6 +14,7 @@ from compiler.dtypes import flat_tensors
 from compiler.ir.segment import SUM
 from compiler.layers import LAYERS, Place
 from compiler.layers.attention import norms_together
+from compiler.layers.hyper import following
 from compiler.layers.stream import is_changed
 from compiler.layers.value_dtypes import back, to_experts
 from compiler.plan.layers_again import Again, CutOf, Cutter
@@ -117,7 +118,10 @@ def _use(place: Place, kind: str, site: str, prefix: str, inputs: tuple[str, ...
 
 
 def _embedding(place: Place) -> Block:
-    return Block(_embedded(place, "embed", "tokens", "embed_h"), "embed_h")
+    embedded = _embedded(place, "embed", "tokens", "embed_h")
+    if place.model.hyper_connections is None:
+        return Block(embedded, "embed_h")
+    return Block((*embedded, _use(place, "streams", "streams", "", ("embed_h",), ("streams_h",))), "streams_h")
 
 
 def _embedded(place: Place, site: str, tokens: str, out: str) -> tuple[Step, ...]:
@@ -146,18 +150,20 @@ def _layer(place: Place, name: str, prefix: str, h: str) -> Block:
     """Attention and the feed-forward part of one layer, or of the MTP block."""
     if place.spec.parallel.tensor > 1:
         return Block(_split_layer(place, name, prefix, h), f"{name}_h")
-    attended, out = (f"{name}_entered", f"{name}_attended"), f"{name}_h"
-    attention = _attention(place, name, prefix, h, attended[1], attended[:1])
+    mixing, out = tuple(f"{name}_attention_{each}" for each in following(place)), f"{name}_h"
+    attended = (f"{name}_entered", f"{name}_attended", *mixing)
+    attention = _attention(place, name, prefix, h, attended[1], attended[:1], mixing)
     if not isinstance(place.ffn, Moe):
         return Block((*attention, _use(place, "dense", f"{name}.dense", prefix, attended, (out,))), out)
     return Block((*attention, *_mixture(place, name, prefix, attended, out)), out)
 
 
 def _attention(
-    place: Place, name: str, prefix: str, x: str, out: str, handed: tuple[str, ...] = ()
+    place: Place, name: str, prefix: str, x: str, out: str, handed: tuple[str, ...] = (), mixing: tuple[str, ...] = ()
 ) -> tuple[Step, ...]:
-    """Attention, from `x` to `out`; `handed`: what it hands through. Tensor ranks whose heads are normed together
-    add up squares in front of it. Context ranks put keys and values together in the middle of it."""
+    """Attention, from `x` to `out`; `handed`: what it hands through; `mixing`: how its streams are mixed. Tensor ranks
+    whose heads are normed together add up squares in front of it. Context ranks put keys and values together in the
+    middle of it."""
     told, context = tuple(each.name for each in place.places), place.spec.parallel.context
     given: tuple[str, ...] = (x,)
     first: tuple[Step, ...] = ()
@@ -167,9 +173,9 @@ def _attention(
         products = _use(place, "products", f"{name}.products", prefix, (x,), (given[0], squares))
         first = products, *sum_everywhere(place, site, squares, sums, given[1])
     if context == 1:
-        return (*first, _use(place, "attention", f"{name}.attention", prefix, (*given, *told), (*handed, out)))
+        return (*first, _use(place, "attention", f"{name}.attention", prefix, (*given, *told), (*handed, out, *mixing)))
     queries, keys, whole = (f"{name}_{each}" for each in ("queries", "keys", "whole_keys"))
-    project = _use(place, "project", f"{name}.project", prefix, (*given, *told), (*handed, queries, keys))
+    project = _use(place, "project", f"{name}.project", prefix, (*given, *told), (*handed, queries, keys, *mixing))
     attend = _use(place, "attend", f"{name}.attend", prefix, (queries, whole, *told), (out,))
     width = attend.segment.inputs[1].shape[1]
     parts = ir.Buffer(keys, (place.T, width), place.dtype)
@@ -206,20 +212,21 @@ def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ..
         steps.append(scatter(place, site, sums, out))
 
     entered, attended, residual, fed = (f"{name}_{each}" for each in ("entered", "attended", "residual", "fed"))
-    between("enter", (h,), (entered, f"{name}_attention_x"))
+    mixing, of_dense = (tuple(f"{name}_{part}_{each}" for each in following(place)) for part in ("attention", "dense"))
+    between("enter", (h,), (entered, f"{name}_attention_x", *mixing))
     split("attention", f"{name}_attention_x", attended)
     if isinstance(place.ffn, Moe):
         if is_changed(place):
             attended, y = f"{name}_added", attended
             between("added", (y,), (attended,))
-        return (*steps, *_mixture(place, name, prefix, (entered, attended), f"{name}_h"))
-    between("between", (entered, attended), (residual, f"{name}_dense_x"))
+        return (*steps, *_mixture(place, name, prefix, (entered, attended, *mixing), f"{name}_h"))
+    between("between", (entered, attended, *mixing), (residual, f"{name}_dense_x", *of_dense))
     split("dense", f"{name}_dense_x", fed)
-    between("leave", (residual, fed), (f"{name}_h",))
+    between("leave", (residual, fed, *of_dense), (f"{name}_h",))
     return tuple(steps)
 
 
-def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], out: str) -> tuple[Step, ...]:
+def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], out: str) -> tuple[Step, ...]:
     """Router, dispatch, experts, combine, join; the shared experts where they can hide the dispatch."""
     router = LAYERS["router"].build(place)
     values = {output.name: f"{name}_{output.name}" for output in router.outputs}
@@ -277,6 +284,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
         forwarded_back=passed(f"d_{name}_added", "P", there, gate=False),
     )
     counted, balance = _balance(place, name, prefix, values)
+    joined = (values["residual"], *shared, returned, values["order"], *(values[each] for each in following(place)))
     return (
         _use(place, "router", f"{name}.router", prefix, (*attended, *_tokens(place)), tuple(values.values())),
         *counted,
@@ -285,7 +293,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
         *balance,
         _use(place, "experts", f"{name}.experts", prefix, (rows, gate, offsets), (y,)),
         combine,
-        _use(place, "join", f"{name}.join", prefix, (values["residual"], *shared, returned, values["order"]), (out,)),
+        _use(place, "join", f"{name}.join", prefix, joined, (out,)),
     )
 
 

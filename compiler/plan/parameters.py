@@ -115,7 +115,7 @@ def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:
             ffn = spec.model.ffn(int(row.name.split(".")[1]))
             assert isinstance(ffn, Moe), row.name
             idle += size * (row.num_experts - ffn.top_k)
-    total = sum(sizes[part] for part in ("embedding", "head", "layers", "final_norm"))
+    total = sum(sizes[part] for part in ("embedding", "head", "layers", "final_hyper", "final_norm"))
     return Parameters(
         total=total,
         active=total - idle,
@@ -129,7 +129,7 @@ def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:
 
 
 def _part_of(tensor: str) -> str:
-    """The part of a model that a tensor belongs to: embedding, layers, final_norm, head or mtp."""
+    """The part of a model that a tensor belongs to: embedding, layers, final_hyper, final_norm, head or mtp."""
     return tensor.partition(".")[0]
 
 

@@ -55,7 +55,7 @@ PARTS = ("part_targets", "part_mtp_targets", "tensor_rank")  # what a head reads
 
 def _hidden(spec: Spec, value: str) -> ir.Buffer:
     place = Place(spec, spec.model.ffn(0))
-    return ir.Buffer(value, (place.T, place.D), place.dtype)
+    return ir.Buffer(value, (place.T, place.N), place.dtype)
 
 
 def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:

@@ -35,7 +35,7 @@ MAX_NEAREST = 3  # edits that are planned whole to find the nearest, where none 
 MAX_SEARCHES = 3  # edits with which the schedule is searched for: some seconds each
 MARGIN = 0.1  # of a device: what is expected to lack more is not worth planning whole
 # Cheap ones first: norms and activations cost next to nothing, the products of attention and of experts the most.
-CHEAP = ("rmsnorm", "swiglu", "mla_up")
+CHEAP = ("rmsnorm", "swiglu", "hyper", "mla_up")
 DEAR = ("router", "shared", "qkv", "up", "dense", "attention", "experts", "logits")
 WHOLE = "layer"
 RECOMPUTE, DATA, NODES = "recompute", "parallel.data", "cluster.nodes"

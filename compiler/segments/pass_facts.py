@@ -29,14 +29,16 @@ def has_pre(segment: Segment) -> bool:
 
 
 def joined(segment: Segment, shared: bool) -> int:
-    has_shared, apart = len(segment.inputs) == 4, {"post", "factor"} & {*dict(segment.constants)}
+    has_shared = any(each.name == "shared" for each in segment.inputs)
+    apart = {"post", "factor", "mixed"} & {*dict(segment.constants)}
     wanted = has_shared and not shared if apart else has_shared == shared  # apart: the sum is normed or scaled alone
     return segment.kind == "join" and wanted
 
 
 def routed(segment: Segment, shared: bool) -> int:
     """What is permuted goes to the router's product as well, and may to shared experts."""
-    read_twice = any(output.name == "x" for output in segment.outputs) or not has_pre(segment)
+    is_stream = not has_pre(segment) and "streams" not in dict(segment.constants)
+    read_twice = any(output.name == "x" for output in segment.outputs) or is_stream
     return segment.kind == "router" and read_twice == shared
 
 
@@ -51,7 +53,7 @@ def logits(segment: Segment, trained: bool, part: bool) -> int:
 def scored(segment: Segment) -> bool:
     """Whether a router scores and chooses in one op, and permutes rows by what it chose; no table chooses by tokens."""
     plain = {"sqrt_softplus", "slices"}.isdisjoint(dict(segment.constants))
-    return segment.kind == "router" and plain and len(segment.inputs) == 2
+    return segment.kind == "router" and plain and all(each.name != "tokens" for each in segment.inputs)
 
 
 def placed(segment: Segment) -> bool:

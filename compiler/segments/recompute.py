@@ -32,7 +32,9 @@ ACTIVATIONS = (
     "gelu_tanh",
     "relu2",
 )
-OPS = {"rmsnorm": ("rmsnorm", "head_rmsnorm", "shared_rmsnorm", "unweighted_rmsnorm"), "swiglu": ACTIVATIONS}
+HYPER = ("hyper_products", "scale_parts", "hyper_mix", "hyper_collapse", "hyper_add")
+NORMS = ("rmsnorm", "head_rmsnorm", "shared_rmsnorm", "unweighted_rmsnorm")
+OPS = {"hyper": HYPER, "rmsnorm": NORMS, "swiglu": ACTIVATIONS}
 WEIGHTS = {"mla_up": ("q_up", "kv_up"), "qkv": ("qkv",), "up": ("up",)}  # the product of it, and of its adapter's last
 PRODUCTS = ("linear", "grouped_linear")
 BIASES = ("add_bias", "add_grouped_bias")  # made again where what they are added to is

@@ -116,10 +116,10 @@ RULES: tuple[Row, ...] = (
     (("precision.linear", "precision.high", f"{LAYERS}.last"), precision.some_layers_are_not_high),
     (("precision",), precision.scales_are_those_of_a_format),
     (
-        ("recompute", "model.name", "model.logit_cap", *ATTENTIONS, f"{LAYERS}.ffn.shared"),
+        ("recompute", "model.name", "model.logit_cap", "model.hyper_connections", *ATTENTIONS, f"{LAYERS}.ffn.shared"),
         recompute.recomputed_ops_exist,
     ),
-    (("recompute", "recompute_layers", "model.mtp"), recompute.layers_are_named_once),
+    (("recompute", "recompute_layers", "model.mtp", "model.hyper_connections"), recompute.layers_are_named_once),
     (
         ("recompute_layers", "recompute", "model.mtp", "model.name", f"{LAYERS}.last"),
         recompute.counted_layers_are_run_again,
@@ -127,7 +127,14 @@ RULES: tuple[Row, ...] = (
     (
         (
             *("unfused", "recompute"),
-            *("model.name", "model.hidden", "model.norm", "model.residual_scale", *ATTENTIONS),
+            *(
+                "model.name",
+                "model.hidden",
+                "model.norm",
+                "model.residual_scale",
+                "model.hyper_connections",
+                *ATTENTIONS,
+            ),
             *(f"{LAYERS}.ffn.{key}" for key in ("kind", "shared")),
             *(f"precision.{key}" for key in ("name", "linear", "scale", "dispatch")),
         ),

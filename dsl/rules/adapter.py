@@ -80,7 +80,8 @@ def matrices_of(model: Model) -> dict[str, set[Extents]]:
         for name, extents in (*_attention(span.attention or model.attention, model), *_ffn(span.ffn, model.hidden)):
             found.setdefault(name, set()).add(extents)
     if model.mtp:
-        found["projection"] = {(model.hidden, 2 * model.hidden)}
+        both = 2 if model.hyper_connections is None else 1  # of streams, the embedding and each are projected apart
+        found["projection"] = {(model.hidden, both * model.hidden)}
     return found
 
 

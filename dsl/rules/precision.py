@@ -185,7 +185,12 @@ def _has_more(spec: Spec, no_moe: bool) -> bool:
     """Whether the gradient of some norm has more beside it than the residual's: a sum before it, or the norm again."""
     again = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()
     more = not no_moe or spec.model.has_latents or bool(again)
-    return more and spec.model.norm != "post" and spec.model.hidden <= WIDEST_NORM_GRADIENT
+    return (
+        more
+        and spec.model.norm != "post"
+        and spec.model.hyper_connections is None
+        and spec.model.hidden <= WIDEST_NORM_GRADIENT
+    )
 
 
 def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
@@ -197,9 +202,12 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
     )
     model = spec.model
     absent = {"route": no_moe, "quantise": not packed, "norm_gradient": not _has_more(spec, no_moe)}
-    apart = model.norm != "pre" or model.residual_scale != 1  # what experts give is normed or scaled before it is added
+    streams = model.hyper_connections is not None
+    apart = (
+        model.norm != "pre" or model.residual_scale != 1 or streams
+    )  # what experts give is normed or scaled before it is added
     absent["join"] = no_moe or (apart and not any(isinstance(s.ffn, Moe) and s.ffn.shared for s in model.layers))
-    absent["residual_norm"] = model.norm == "post"
+    absent["residual_norm"] = model.norm == "post" or streams  # of several, no sum is beside a norm
     lost = [name for name in spec.unfused if absent.get(name)]
     if lost:
         kept = ", ".join(name for name in spec.unfused if name not in lost)

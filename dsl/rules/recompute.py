@@ -17,6 +17,7 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
     absent["qkv"] = not any(isinstance(span.attention or spec.model.attention, Gqa) for span in spec.model.layers)
     absent["shared"] = not any(ffn.shared for ffn in moe)
     absent["dense"] = len(moe) == len(spec.model.layers)
+    absent["hyper"] = spec.model.hyper_connections is None
     absent["logits"] = spec.model.logit_cap is not None  # they are bent by an op of its own, which needs all of them
     lost = [name for name in spec.recompute if absent.get(name)]
     if lost:
@@ -26,7 +27,8 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
 
 def layers_are_named_once(spec: Spec) -> Iterator[Finding]:
     """Ops beside `layer` are those of other layers, or of what is no layer: the head, the norms in front of MTP."""
-    outside = {LAYER, "logits", *(("rmsnorm",) if spec.model.mtp else ())}
+    ends = spec.model.hyper_connections is not None
+    outside = {LAYER, "logits", *(("rmsnorm",) if spec.model.mtp else ()), *(("hyper",) if ends else ())}
     inside = [name for name in spec.recompute if name not in outside]
     if LAYER in spec.recompute and spec.recompute_layers is None and inside:
         message = f"recompute names {', '.join(inside)} beside layer, which runs all of every layer again"

@@ -35,6 +35,7 @@ from dsl.schema.model import Balance, Clamp, Custom, Dense, LayerRange, Model, M
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Muon, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
+from dsl.schema.residual import HyperConnections
 from dsl.schema.run import Schedule, Sm, Spec
 from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate, Within
 from dsl.schema.training_data import Chat, Data, DataSource, Filters, TrainTokenizer
@@ -71,6 +72,7 @@ __all__ = [
     "HeadDim",
     "Health",
     "High",
+    "HyperConnections",
     "LayerRange",
     "LinearScaling",
     "Llama3Scaling",

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from dsl.schema.attention import AnyAttention, Compressed, CustomAttention, Mla, ModuleText
 from dsl.schema.base import Choices, Node, Phase, Quiet, Syntax, Width
+from dsl.schema.residual import HyperConnections
 
 MAX_LAYER = 999  # counted from 0; a layer takes some 50 ms to compile
 
@@ -286,6 +287,14 @@ class Model(Node):
             }
         ),
     ] = "pre"
+    hyper_connections: Annotated[
+        HyperConnections | None,
+        Quiet(),
+        Field(
+            description="several residual streams in the place of one, or none: DeepSeek-V4 has four",
+            examples=["hyper_connections { streams = 4 }"],
+        ),
+    ] = None
     embedding_scale: Annotated[
         float,
         Quiet(),
@@ -319,6 +328,11 @@ class Model(Node):
     mtp: Annotated[
         Mtp | None, Field(description="multi-token prediction, or none", examples=["mtp { depth = 1, weight = 0.3 }"])
     ] = None
+
+    @property
+    def stream_width(self) -> int:
+        """Numbers of a token between two parts: hidden, times the residual streams."""
+        return self.hidden * (self.hyper_connections.streams if self.hyper_connections else 1)
 
     @property
     def num_layers(self) -> int:

@@ -20,7 +20,8 @@ from dsl.schema.train import PLANNED, Train
 from dsl.schema.training_data import Data
 
 Recompute = Literal[
-    "rmsnorm", "mla_up", "qkv", "swiglu", "up", "attention", "dense", "router", "shared", "experts", "logits", "layer"
+    "rmsnorm", "mla_up", "qkv", "swiglu", "hyper", "up", "attention", "dense", "router", "shared", "experts", "logits",
+    "layer",
 ]  # fmt: skip
 Offload = Literal["moments", "master"]
 Fusion = Literal["residual_norm", "route", "join", "quantise", "norm_gradient"]
@@ -153,6 +154,7 @@ class Spec(Node):
                 "mla_up": "the up-projections of latent attention, and of the queries of compressed attention",
                 "qkv": "the product that gives queries, keys and values of grouped-query attention",
                 "swiglu": "the activation between up and down",
+                "hyper": "what mixes several residual streams, and their sums inside of a layer",
                 "up": "the first product of feed-forward parts, in front of the activation",
                 "attention": "all of attention",
                 "dense": "the feed-forward part of a dense layer",

@@ -225,6 +225,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "logits_scaling": ("model.logit_scale",),
     "residual_multiplier": ("model.residual_scale",),
     "embedding_multiplier": ("model.embedding_scale",),
+    "hc_mult": ("model.hyper_connections.streams",),
+    "hc_sinkhorn_iters": ("model.hyper_connections.rounds",),
     "tie_embeddings": ("model.tied",),
     "tied_embeddings": ("model.tied",),
     "tie_word_embeddings": ("model.tied",),

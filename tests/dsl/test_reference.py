@@ -367,9 +367,10 @@ def test_overrides_that_are_shown_are_taken() -> None:
     assert len([each for each in shown.values() if each]) > 40
     mixed = 'import "deepseek-v3.dsc"\nimport "clusters/mixed.dsc"\nrun m extends pretrain { cluster = h100_a100 }\n'
     Path("mixed.dsc").write_text(mixed, "utf-8")
-    web = 'sources { web { files = "web/*.txt", weight = 1 } }, tokenizer = train(4096)'
-    Path("blend.dsc").write_text(f'import "tiny.dsc"\nrun mine extends tiny {{ data {{ {web} }} }}\n', "utf-8")
-    others = {".more.": "mixed.dsc", ".sources.": "blend.dsc", ".muon.": "kimi-k2.dsc"}
+    web = 'model = s, data { sources { web { files = "web/*.txt", weight = 1 } }, tokenizer = train(4096) }'
+    more = f"run mine extends tiny {{ {web} }}\nmodel s extends tiny {{ hyper_connections {{ streams = 2 }} }}\n"
+    Path("blend.dsc").write_text(f'import "tiny.dsc"\n{more}', "utf-8")
+    others = {".more.": "mixed.dsc", ".sources.": "blend.dsc", ".hyper_": "blend.dsc", ".muon.": "kimi-k2.dsc"}
     for key, override in shown.items():
         if override and not re.search("gqa|custom", key) and "scaling." not in key:
             option, value = shlex.split(override)

@@ -42,6 +42,9 @@ def phases(draw: Draw) -> tuple[schema.Phase, ...]:
     return tuple(schema.Phase(value=draw(small(0, 1000)), until_tokens=end) for end in (*ends, None))
 
 
+hyper_connections = st.builds(
+    schema.HyperConnections, streams=st.integers(2, 16), rounds=st.integers(1, 100), eps=small(1e-12, 0.1)
+)
 clamps = st.builds(schema.Clamp, limit=small(0.01, 1e6), alpha=small(0.01, 1000), shift=small(-100, 100))
 acts = st.sampled_from(["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu2"])
 activations = st.fixed_dictionaries({"activation": acts}) | st.fixed_dictionaries({"clamp": clamps})
@@ -154,6 +157,7 @@ def models(draw: Draw, expert: int, least: int) -> schema.Model:
         residual_scale=draw(small(0.01, 1000)),
         logit_scale=draw(small(0.01, 1000)),
         logit_cap=draw(maybe(small(0.01, 1e6))),
+        hyper_connections=draw(maybe(hyper_connections)),
         mtp=draw(maybe(st.builds(schema.Mtp, depth=st.just(1), weight=phases()))),
     )
 
@@ -263,6 +267,7 @@ def specs(draw: Draw) -> schema.Spec:
     precision, model = draw(precisions), draw(models(expert, pipeline * fewest_stages_of_rank(schedule)))
     cluster, has_experts = draw(clusters(pipeline, data, precision.linear)), has_moe(model)
     ops = ["rmsnorm", "swiglu", "attention", *["mla_up"] * model.has_latents]
+    ops += ["hyper"] * (model.hyper_connections is not None)
     ops += ["router", "experts"] * has_experts
     return schema.Spec(
         name=draw(names),

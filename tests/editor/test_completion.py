@@ -78,7 +78,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("run a { recompute = |", ["[ ]"]),
         (
             "run a { recompute = [rmsnorm, swiglu, |",
-            ["mla_up", "qkv", "up", "attention", "dense", "router", "shared", "experts", "logits", "layer"],
+            ["mla_up", "qkv", "hyper", "up", "attention", "dense", "router", "shared", "experts", "logits", "layer"],
         ),
         ("run a { parallel { data = |", ["auto"]),
         ("run a { train { optimizer adamw { clip = |", ["none"]),

@@ -21,7 +21,7 @@ from tests.ops.compress_cases import block_linear, compress, compressed_attentio
 from tests.ops.source import Args as Args
 from tests.ops.source import Source as Source
 
-WIDE = {"gate", "logit", "logits", "score", "bias", "lse", "picked", "parts", "squares"}
+WIDE = {"gate", "logit", "logits", "score", "bias", "lse", "picked", "parts", "squares", "post", "comb"}
 
 
 def linear(source: Source, T: int = 5, K: int = 7, N: int = 3) -> Args:
@@ -232,7 +232,13 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "counted_balance": counted_balance,
     "counted_balance_scores": counted_balance_scores,
     "sequence_balance": sequence_balance,
+    "hyper_add": lambda source: (source.normal(5, 12), source.normal(5, 4), source.normal(5, 3), source.normal(5, 9)),
+    "hyper_collapse": lambda source: (source.normal(5, 12), source.normal(5, 3), 1e-2),
+    "hyper_copy": lambda source: (source.normal(5, 4), 3),
+    "hyper_mix": lambda source: (source.normal(5, 12), source.normal(5, 15), 4, 1e-2),
+    "hyper_products": lambda source: (source.normal(5, 12), source.normal(15, 12), 1e-2),
     "scale": scale,
+    "scale_parts": lambda source: (source.normal(5, 15), source.normal(3)),
     "slice_choices": slice_choices,
     "sigmoid_gate": sigmoid_gate,
     "softcap": scale,

@@ -127,6 +127,36 @@ def gate_rows(x_RI: Tensor, gate_R: Tensor) -> Tensor:
     return torch.diag(gate_R) @ x_RI
 
 
+def hyper_products(h_TN: Tensor, fn_MN: Tensor, eps: float) -> Tensor:
+    return torch.einsum("tk,mk->tm", rmsnorm(h_TN, torch.ones_like(h_TN[0]), eps), fn_MN)
+
+
+def scale_parts(x_TM: Tensor, scale_S: Tensor) -> Tensor:
+    return torch.cat([x_TM[:, :3] * scale_S[0], x_TM[:, 3:6] * scale_S[1], x_TM[:, 6:] * scale_S[2]], dim=1)
+
+
+def hyper_mix(h_TN: Tensor, logits_TM: Tensor, rounds: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Token by token, for three streams."""
+    xs, posts, combs = [], [], []
+    for h_N, logits_M in zip(h_TN, logits_TM, strict=True):
+        comb = torch.exp(logits_M[6:].view(3, 3))
+        comb = comb / comb.sum(1, keepdim=True) + eps
+        for number in range(rounds):
+            if number > 0:
+                comb = torch.stack([row / (row.sum() + eps) for row in comb])
+            comb = torch.stack([column / (column.sum() + eps) for column in comb.T]).T
+        xs.append((1 / (1 + torch.exp(-logits_M[:3])) + eps) @ h_N.view(3, -1))
+        posts.append(2 / (1 + torch.exp(-logits_M[3:6])))
+        combs.append(comb.flatten())
+    return torch.stack(xs), torch.stack(posts), torch.stack(combs)
+
+
+def hyper_add(h_TN: Tensor, y_TD: Tensor, post_Tn: Tensor, comb_TC: Tensor) -> Tensor:
+    n = post_Tn.shape[1]
+    mixed = torch.einsum("tik,tid->tkd", comb_TC.unflatten(1, (n, n)), h_TN.unflatten(1, (n, -1)))
+    return (torch.einsum("tk,td->tkd", post_Tn, y_TD) + mixed).flatten(1)
+
+
 REFERENCES: dict[str, Callable[..., Any]] = {
     "add_bias": add_bias,
     "block_linear": block_linear,
@@ -142,6 +172,14 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "gelu_tanh": lambda h_TI: h_TI * cdf(h_TI, tanh=True),
     "relu2": lambda h_TI: torch.where(h_TI > 0, h_TI * h_TI, 0.0),
     "route_scores": route_scores,
+    "hyper_add": hyper_add,
+    "hyper_collapse": lambda h_TN, logits_Tn, eps: torch.einsum(
+        "tn,tnd->td", 1 / (1 + torch.exp(-logits_Tn)) + eps, h_TN.unflatten(1, (logits_Tn.shape[1], -1))
+    ),
+    "hyper_copy": lambda x_TD, streams: torch.cat([x_TD] * streams, dim=1),
+    "hyper_mix": hyper_mix,
+    "hyper_products": hyper_products,
+    "scale_parts": scale_parts,
     "scale": lambda x_TN, factor: x_TN + (factor - 1) * x_TN,
     "slice_choices": slice_choices,
     "sigmoid_gate": sigmoid_gate,

@@ -149,6 +149,9 @@ def test_views_of_columns_give_the_same_contiguous_results(op: str) -> None:
     [
         "rmsnorm",
         "head_rmsnorm",
+        "hyper_add",
+        "hyper_mix",
+        "hyper_products",
         "swiglu",
         "gated_swiglu",
         "clamped_swiglu",

@@ -167,7 +167,8 @@ def test_each_gradient_is_one_node_and_only_if_asked_for(op: str) -> None:
         # the unused tangent of permute's gate, or of logits at targets; torch marks an output that the backward reads
         reads = {read for gradient in gradients for read in gradient.reads}
         expected = {"aten.detach"} if reads & {*rule.differentiable} else set()
-        expected |= {"aten.new_zeros"} if op in ("permute", "permute_placed", "cross_entropy_part") else set()
+        several = ("permute", "permute_placed", "cross_entropy_part", "hyper_mix")
+        expected |= {"aten.new_zeros"} if op in several else set()
         assert others == expected
         assert all(counts[f"dsc.{name}"] == 1 for name in (op, *computed))
 

@@ -153,6 +153,13 @@ class Mtp:
         assert self.depth == 1, "the reference predicts one further token"
 
 
+@dataclass(frozen=True)
+class HyperConnections:
+    streams: int
+    rounds: int = 20
+    eps: float = 1e-6
+
+
 WHOLE = ("tied", "norm", "embedding_scale", "residual_scale", "logit_scale", "logit_cap")  # keys of a whole model
 
 
@@ -175,6 +182,7 @@ class Config:
     logit_scale: float = 1.0
     logit_cap: float | None = None
     attentions: tuple[Attention, ...] = ()
+    hyper_connections: HyperConnections | None = None
 
     @classmethod
     def from_plan(cls, model: Mapping[str, Any]) -> Config:
@@ -198,6 +206,7 @@ class Config:
             attentions=tuple(_attention(each.get("attention") or model["attention"]) for each in ranges)
             if any(each.get("attention") for each in ranges)
             else (),
+            hyper_connections=HyperConnections(**hyper) if (hyper := model.get("hyper_connections")) else None,
         )
 
     def attention_of(self, layer: int) -> Attention:

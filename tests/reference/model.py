@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.reference import hyper
 from tests.reference.attention import GroupedQueryAttention, MultiHeadLatentAttention, norm, rmsnorm, weight
 from tests.reference.compressed_attention import CompressedAttention
 from tests.reference.config import Attention, Compressed, Config, Dense, Gqa, Moe
@@ -220,13 +221,17 @@ class Block(nn.Module):
                 part.norm = None
             if config.norm != "pre":
                 part.post_norm = norm(config.hidden)
+        self.attention_hyper, self.ffn_hyper = hyper.mixings(config)
 
     def forward(
         self, h_BSD: Tensor, tokens_BS: Tensor, starts_BS: Tensor | None = None
     ) -> tuple[Tensor, Routing | None]:
-        h_BSD = h_BSD + self.added(self.attention, by_document(self.attention, h_BSD, starts_BS))
-        y_BSD, routing = self.ffn(h_BSD, tokens_BS)
-        return h_BSD + self.added(self.ffn, y_BSD), routing
+        """The residual stream, or streams [B, S, n, D], of the block, and what its router decided."""
+        x_BSD, add = hyper.read(self.attention_hyper, h_BSD, self.config)
+        h_BSD = add(self.added(self.attention, by_document(self.attention, x_BSD, starts_BS)))
+        x_BSD, add = hyper.read(self.ffn_hyper, h_BSD, self.config)
+        y_BSD, routing = self.ffn(x_BSD, tokens_BS)
+        return add(self.added(self.ffn, y_BSD)), routing
 
     def added(self, part: nn.Module, y_BSD: Tensor) -> Tensor:
         """What is added to the residual stream, of what a part computes."""
@@ -244,7 +249,11 @@ class MtpModule(Block):
         self.norm_eps = config.norm_eps
         self.embedding_norm = norm(config.hidden)
         self.hidden_norm = norm(config.hidden)
-        self.projection = weight(config.hidden, 2 * config.hidden)
+        if config.hyper_connections is None:
+            self.projection = weight(config.hidden, 2 * config.hidden)
+        else:
+            self.embedding_projection, self.hidden_projection = (weight(config.hidden, config.hidden) for _ in "eh")
+            self.final_hyper = hyper.Mixing(config, is_end=True)
         self.final_norm = norm(config.hidden)
 
     def predict(
@@ -253,6 +262,12 @@ class MtpModule(Block):
         """Both [B, S, D], of the next tokens and of the token itself -> [B, S, D], ready for the shared head."""
         embedded_BSD = rmsnorm(embedded_BSD, self.embedding_norm, self.norm_eps)
         hidden_BSD = rmsnorm(hidden_BSD, self.hidden_norm, self.norm_eps)
+        if self.config.hyper_connections is not None:  # `hidden_BSD` are streams
+            embedded_BSD = functional.linear(embedded_BSD, self.embedding_projection)[:, :, None]
+            both_BSD = embedded_BSD + functional.linear(hidden_BSD, self.hidden_projection)
+            h_BSD, routing = self(both_BSD, tokens_BS, starts_BS)
+            h_BSD = hyper.collapsed(self.final_hyper, h_BSD, self.config)
+            return rmsnorm(h_BSD, self.final_norm, self.norm_eps), routing
         both_BSD = functional.linear(torch.cat([embedded_BSD, hidden_BSD], dim=-1), self.projection)
         h_BSD, routing = self(both_BSD, tokens_BS, starts_BS)
         return rmsnorm(h_BSD, self.final_norm, self.norm_eps), routing
@@ -303,6 +318,7 @@ class Reference(nn.Module):
         self.embedding = weight(config.vocab, config.hidden)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(len(config.layers)))
         self.final_norm = norm(config.hidden)
+        self.final_hyper = hyper.Mixing(config, is_end=True) if config.hyper_connections else None
         if not config.tied:
             self.head = weight(config.vocab, config.hidden)
         self.mtp = nn.ModuleList([] if config.mtp is None else [MtpModule(config)])
@@ -320,15 +336,16 @@ class Reference(nn.Module):
         """tokens_BS: [B, S]; mtp_tokens_BS: [B, S], the next token of each (None: the main model only); starts_BS: the
         place where the document of each begins (None: a sequence is one)."""
         routings = {}
-        h_BSD = self.embedded(tokens_BS)
+        h_BSD = hyper.copied(self.embedded(tokens_BS), self.config)
         for i, layer in enumerate(self.layers):
             h_BSD, routings[f"layers.{i}"] = layer(h_BSD, tokens_BS, starts_BS)
-        hidden_BSD = rmsnorm(h_BSD, self.final_norm, self.config.norm_eps)
+        all_BSD = hyper.collapsed(self.final_hyper, h_BSD, self.config) if self.final_hyper else h_BSD
+        hidden_BSD = rmsnorm(all_BSD, self.final_norm, self.config.norm_eps)
 
         mtp_logits_BSV = None
         if mtp_tokens_BS is not None:
-            embedded_BSD = self.embedded(mtp_tokens_BS)
-            h_BSD, routings["mtp.0"] = self.mtp[0].predict(embedded_BSD, hidden_BSD, mtp_tokens_BS, starts_BS)
+            given_BSD = (self.embedded(mtp_tokens_BS), h_BSD if self.final_hyper else hidden_BSD)
+            h_BSD, routings["mtp.0"] = self.mtp[0].predict(*given_BSD, mtp_tokens_BS, starts_BS)
             mtp_logits_BSV = self.logits(h_BSD)
         routed = {block: routing for block, routing in routings.items() if routing is not None}
         return Output(self.logits(hidden_BSD), mtp_logits_BSV, routed)

@@ -63,7 +63,7 @@ def orthogonal(m: Tensor, iterations: int, polish: int) -> Tensor:
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    return parameter.dim() == 2 and name not in ("embedding", "head") and not name.endswith("_bias")
+    return parameter.dim() == 2 and name not in ("embedding", "head") and not name.endswith(("_bias", "final_hyper.fn"))
 
 
 def rows_of(config: Config, name: str, matrices: Mapping[str, Tensor]) -> list[int]:
@@ -72,6 +72,10 @@ def rows_of(config: Config, name: str, matrices: Mapping[str, Tensor]) -> list[i
     if part == "up":
         inner = matrices[f"{block}.down"].shape[1]
         return [inner] * (len(matrices[name]) // inner)
+    if part == "fn":  # of pre, of post, and of what mixes n streams
+        assert config.hyper_connections is not None
+        n = config.hyper_connections.streams
+        return [n, n, n * n]
     if part == "pool":  # values and gates
         return [len(matrices[name]) // 2] * 2
     if part == "group_out":

@@ -12,6 +12,12 @@ from tests.segments.plain_compressed import block_linear as block_linear
 from tests.segments.plain_compressed import compress as compress
 from tests.segments.plain_compressed import compressed_attention as compressed_attention
 from tests.segments.plain_compressed import unweighted_rmsnorm as unweighted_rmsnorm
+from tests.segments.plain_hyper import hyper_add as hyper_add
+from tests.segments.plain_hyper import hyper_collapse as hyper_collapse
+from tests.segments.plain_hyper import hyper_copy as hyper_copy
+from tests.segments.plain_hyper import hyper_mix as hyper_mix
+from tests.segments.plain_hyper import hyper_products as hyper_products
+from tests.segments.plain_hyper import scale_parts as scale_parts
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from compiler.segments import check, printer
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.node_costs import costs
 from compiler.segments.split import phases, split
-from dsl.schema import Spec
+from dsl.schema import HyperConnections, Spec
 from dsl.schema.run import Recompute
 from runtime.ops import OPS
 from tests.golden.test_golden import other_versions
@@ -40,6 +40,7 @@ CHOICES = ((), *((name,) for name in NAMES), V3, NAMES)
 MODELS = {
     "V3": spec(),
     "without shared experts": spec(layers=(DENSE, moe(shared=0)), attention=mla(query_rank=None)),
+    "streams": spec(layers=(DENSE, moe()), hyper_connections=HyperConnections(streams=3, rounds=3)),
     "grouped queries": spec(layers=(DENSE, softmax_moe()), attention=gqa()),
 }
 

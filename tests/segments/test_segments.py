@@ -23,6 +23,7 @@ from dsl.schema import (
     Balance,
     Dense,
     HeadDim,
+    HyperConnections,
     LinearScaling,
     Llama3Scaling,
     Mla,
@@ -53,7 +54,8 @@ def arguments(segment: ir.Segment, vocab: int, rows: list[int] | None = None, se
         return torch.randn(sizes, generator=generator, dtype=torch.float64)  # type: ignore[arg-type]
 
     given = {param.name: noise(param.shape) for param in segment.params}
-    if "table" in given:
+    by_table = segment.kind == "router" and "table" in given
+    if by_table:
         given["table"] = given["table"].argsort(dim=1).int()
     given |= {f"g_{param.name}": noise(param.shape) for param in segment.params if param.grad}
     for argument in segment.inputs:
@@ -64,7 +66,7 @@ def arguments(segment: ir.Segment, vocab: int, rows: list[int] | None = None, se
         elif argument.name == "rank":
             given[argument.name] = torch.tensor([int(dict(segment.constants)["ranks"]) - 1])  # type: ignore[arg-type]
         elif argument.dtype == "int64":
-            low = -1 if argument.name in ("targets", "tokens") and "table" not in given else 0
+            low = -1 if argument.name in ("targets", "tokens") and not by_table else 0
             given[argument.name] = torch.randint(low, vocab, argument.shape, generator=generator)  # type: ignore[arg-type]
         else:
             given[argument.name] = noise(argument.shape)
@@ -86,7 +88,8 @@ def check(segment: ir.Segment, vocab: int = 31, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(LAYERS) - {"experts", "dense"}))
 def test_equals_autograd(kind: str) -> None:
-    check(segment_of(kind, spec(attention=gqa()) if kind == "products" else spec()))
+    of = {"products": spec(attention=gqa()), "streams": spec(hyper_connections=HyperConnections(streams=3))}
+    check(segment_of(kind, of.get(kind, spec())))
 
 
 @pytest.mark.parametrize("kind", ["router", "final_norm"])

@@ -13,7 +13,7 @@ from compiler import ir
 from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import parameters, tensors
 from compiler.segments.interpret import interpret
-from dsl.schema import Dense, Gqa, Mla, Model, Rope, Spec
+from dsl.schema import Dense, Gqa, HyperConnections, Mla, Model, Rope, Spec
 from runtime.slices import cut
 from tests.segments import plain
 from tests.segments.running import assert_equal, by_autograd, by_segment, load
@@ -29,6 +29,9 @@ MODELS = {
     "all of attention": model(ALL, Dense(inner=12, activation="relu2"), Dense(inner=24, bias=True), mtp=False),
     "sandwich": model(ALL, Dense(inner=12, activation="geglu_tanh"), Dense(inner=24), mtp=True).model_copy(
         update={"norm": "sandwich", "residual_scale": 0.5, "tied": True, "logit_cap": 2.0, "embedding_scale": 3.0}
+    ),
+    "streams": model(mla(), Dense(inner=12), Dense(inner=24), mtp=True).model_copy(
+        update={"norm": "sandwich", "hyper_connections": HyperConnections(streams=3, rounds=3, eps=1e-3)}
     ),
     "latent": model(mla(), Dense(inner=12), Dense(inner=24), mtp=True),
     "latent of rotated queries": model(
@@ -121,4 +124,5 @@ def test_emitted_parts_equal_autograd(of: str) -> None:
             assert_equal(by_segment(step.segment, load(step.segment), given), by_autograd(step.segment, given))
             assert interpret(step.segment).again == ()
     ends = {"embed", "final_norm", "head", "loss", *(["mtp_input"] if MODELS[of].mtp else [])}
+    ends |= {"streams"} if MODELS[of].hyper_connections else set()
     assert {key[0] for key in seen} == {"enter", "attention", "between", "dense", "leave", *ends}

@@ -18,6 +18,7 @@ from dsl.schema import (
     Gqa,
     Hca,
     HeadDim,
+    HyperConnections,
     LayerRange,
     LinearScaling,
     Llama3Scaling,
@@ -192,6 +193,15 @@ def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
         residual_scale=draw(st.sampled_from([1.0, 0.5])),
         logit_scale=draw(st.sampled_from([1.0, 0.25])),
         logit_cap=draw(st.none() | st.sampled_from([30.0, 50.0])),
+        hyper_connections=draw(
+            st.none()
+            | st.builds(
+                HyperConnections,
+                streams=st.sampled_from([2, 3]),
+                rounds=st.sampled_from([1, 3]),
+                eps=st.sampled_from([1e-6, 1e-3]),
+            )
+        ),
         mtp=draw(st.none() | st.builds(Mtp, depth=st.just(1), weight=st.sampled_from([ALWAYS, FALLING]))),
     )
 

@@ -113,9 +113,9 @@ def twice_seen(attention: Compressed, sequence: int) -> int:
 def in_closed_form(model: Model, sequence: int) -> Flops:
     """The published definition: 3·(2·parameters of products + core) on a token, over half or all of the sequence.
 
-    The parameters are the active ones of the main model without embedding, norms, biases, sinks and gates. The core is
-    q·k and the weights' sum of values, over all heads: of a window the band, W·(2S − W) of S² scores, and the entries
-    that each query sees.
+    The parameters are the active ones of the main model without embedding, norms, biases, sinks, gates and what mixes
+    streams. The core is q·k and the weights' sum of values, over all heads: of a window the band, W·(2S − W) of S²
+    scores, and the entries that each query sees.
     """
     D, layers = model.hidden, range(model.num_layers)
     of_layer = 4 if model.norm == "sandwich" else 2
@@ -137,6 +137,7 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
     count = counts.parameters(model)
     mixtures = [ffn for ffn in map(model.ffn, layers) if isinstance(ffn, Moe)]
     gates = sum(D * (ffn.experts + ffn.shared_gate) for ffn in mixtures)
+    gates += 2 * model.num_layers * counts.hyper_parameters(model) + counts.hyper_parameters(model, end=True)
     of_head = count.embedding if model.tied else 0  # one matrix, which is the head too
     biases = count.bias + sum(active_biases(ffn, D) for ffn in map(model.ffn, layers))
     products = 6 * (count.active_without_embedding + of_head - norms - gates - biases)

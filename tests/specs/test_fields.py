@@ -25,6 +25,7 @@ from dsl.schema import (
     Dense,
     Gqa,
     Hca,
+    HyperConnections,
     LayerRange,
     LinearScaling,
     Llama3Scaling,
@@ -49,6 +50,7 @@ NOT_COUNTED = {
     "sequence_loss", "weight", "width", "softcap", "factor", "original", "low_freq_factor", "high_freq_factor",
     "attention.rope", "beta_fast", "beta_slow", "truncate", "scaling", "attention_factor", "mscale", "mscale_all_dim",
     "limit", "alpha", "shift", "clamp", "embedding_scale", "residual_scale", "logit_scale", "logit_cap",
+    "rounds", "eps",
 }  # fmt: skip
 ONE_VALUE = {("Mtp", "depth"), ("Phase", "until_tokens")}  # one block of MTP is trained so far; ends are none or some
 # What they have is known when they are traced: tests/modules counts it.
@@ -238,6 +240,7 @@ def test_every_field_of_a_model_is_counted_or_listed() -> None:
     bases = [shipped("quickstart.dsc").model, shipped("laptop-gqa.dsc").model]
     bases += [_extended(base, scaling) for base in bases for scaling in SCALINGS]
     bases += [_clamped(bases[0]), bases[0].model_copy(update={"attention": COMPRESSED})]
+    bases += [bases[0].model_copy(update={"hyper_connections": HyperConnections(streams=2)})]
     found: dict[str, bool] = defaultdict(bool)
     for base in bases:
         for path, model in changes(base):

@@ -3,8 +3,8 @@ FOLDER/builds.
 
 Each rank leaves FOLDER/out/<build>/rank_<r>.safetensors: every logical gradient it holds after the first backward,
 every logical weight, moment and bias after the last step, the losses and norms of all steps; of the first forward and
-backward the bytes of divided state and of rows that it sent, and the rows that went to experts on other ranks and came
-from there; and beside it its trace, as in a run.
+backward the bytes of divided state and of rows that it sent, and of messages between stages, and the rows that went to
+experts on other ranks and came from there; and beside it its trace, as in a run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from runtime.comm.connect import Endpoint, Transport
 from runtime.comm.exchange import RankExchange, RankRoute
 from runtime.comm.host import HostParts, HostSwap
 from runtime.comm.memory import Writer
+from runtime.comm.transport import Edge, Pending
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
@@ -74,6 +75,28 @@ def counted(trainer: Trainer) -> list[CountedWriter]:
             parts.writers = [CountedWriter(each) if each else None for each in parts.writers]  # type: ignore[misc]
             found += [each for each in parts.writers if isinstance(each, CountedWriter)]
     return found
+
+
+@dataclass
+class CountedMessages:
+    """The channel to a neighbouring pipeline rank, and the bytes of the messages that went into it."""
+
+    edge: Edge
+    sent: int = 0
+
+    def send(self, name: str, tensor: Tensor) -> Pending:
+        self.sent += tensor.nbytes
+        return self.edge.send(name, tensor)
+
+    def post(self, name: str, buffer: Tensor) -> Pending:
+        return self.edge.post(name, buffer)
+
+
+def counted_messages(trainer: Trainer) -> list[CountedMessages]:
+    """Put a count on every channel to a neighbouring pipeline rank."""
+    found = {peer: CountedMessages(edge) for peer, edge in trainer.executor.edges_out.items()}
+    trainer.executor.edges_out = found
+    return list(found.values())
 
 
 @dataclass
@@ -130,7 +153,7 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
         if (mine := trainer.state.tables.get(each.name)) is not None:
             mine.copy_(torch.from_numpy(table(each.name, each.shape, each.below)))
     result: dict[str, Tensor] = {}
-    rows, writers, routed = [], counted(trainer), Routed.watched(trainer)
+    rows, writers, messages, routed = [], counted(trainer), counted_messages(trainer), Routed.watched(trainer)
     for step in range(plan.steps):
         batch = batch_at(plan.batches, plan.train.sequence, trainer.position.tokens)
         count = batch // (plan.mesh.dp * plan.train.micro_batch)
@@ -139,6 +162,7 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
             trace.write(step + 1, trainer.program, trainer.actions)
             if step == 0:
                 result["sent"] = torch.tensor([each.sent for each in writers], dtype=torch.int64).sum()
+                result["messages"] = torch.tensor(sum(each.sent for each in messages))
                 if routed is not None:
                     result["exchanged"] = torch.tensor(sum(each.sent for each in routed.writers))
                     result |= {f"routed/{site}": moved for site, moved in routed.rows.items()}

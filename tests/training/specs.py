@@ -20,6 +20,7 @@ from dsl.schema import (
     Gqa,
     Hca,
     HeadDim,
+    HyperConnections,
     LayerRange,
     Machine,
     Mla,
@@ -178,6 +179,11 @@ def v4() -> Model:
     return base.model_copy(update={"layers": (first.model_copy(update={"attention": window}), rest)})
 
 
+def streams(of: Model, streams: int = 3) -> Model:
+    """The model with several residual streams in the place of one, and few rounds."""
+    return of.model_copy(update={"hyper_connections": HyperConnections(streams=streams, rounds=4, eps=1e-3)})
+
+
 MODELS = {
     "v3": model(mla(), Dense(inner=22), MOE, mtp=True),
     "v2": model(mla(query_rank=None, kv_rank=10), Dense(inner=22), V2_MOE, mtp=False),
@@ -208,6 +214,12 @@ MODELS = {
     ),
     "v4": v4(),
     "yarn": model(mla().model_copy(update={"rope": Rope(theta=100.0, scaling=YARN)}), Dense(inner=22), MOE, mtp=True),
+}
+
+
+# Latent and grouped attention, experts and none, all that a model may have between its parts; with several streams.
+MODELS |= {
+    f"{name}_streams": streams(MODELS[name]) for name in ("v3", "pattern", "everything", "split", "tables", "v4")
 }
 
 

@@ -41,13 +41,14 @@ def test_muon_equals_the_reference(tmp_path: Path, segments: Segments, pp: int, 
         ("everything", "1f1b", 1, 2, 2, 1, PLAIN),
         ("plain", "zbv", 2, 2, 2, 1, None),
         ("v4", "1f1b", 2, 1, 2, 1, V4),
+        ("v3_streams", "1f1b", 2, 1, 2, 1, V4),
     ],
 )
 def test_muon_of_other_models_equals_the_reference(
     tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int, muon: Muon | None
 ) -> None:
     """Fused queries, keys and values, products without a gate, biases, sinks, gates of shared experts, tied ends; pools
-    of entries, blocks of a projection."""
+    of entries, blocks of a projection; what mixes streams."""
     chosen = with_muon(spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule), muon)
     check(tmp_path, segments, {"only": chosen}, pp * dp)
 

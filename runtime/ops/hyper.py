@@ -1,0 +1,212 @@
+"""Hyper-connections that are constrained to a manifold: n residual streams, which each part of a layer reads as one and
+adds to all, and which are mixed by a matrix whose rows and columns sum to 1.
+
+Xie et al., "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880, as DeepSeek-V4 has them, arXiv 2606.19348.
+
+T tokens · D hidden · n streams · N = n·D numbers of a token, stream after stream · M logits of a token: n for `pre`,
+and where streams are mixed, n for `post` and C = n² for `comb`, row after row · S scales, one for each of these parts.
+Logits, what is made of them, and all sums are FP32 beside BF16. The rounds of Sinkhorn and Knopp are computed again in
+the backward: the logits are kept, and no round.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import torch
+from torch import Tensor
+
+from runtime.ops.product import add_product_, wide_product
+from runtime.ops.wide import wide
+
+
+def hyper_products(h_TN: Tensor, fn_MN: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """h_TN, fn_MN -> products_TM = rmsnorm(h)·fnᵀ of a norm without a gain, rstd_T."""
+    rstd_T = torch.rsqrt(wide(h_TN).square().mean(dim=1) + eps)
+    return wide_product(h_TN, fn_MN.t()).mul_(rstd_T[:, None]), rstd_T
+
+
+def hyper_products_dgrad(
+    dproducts_TM: Tensor, h_TN: Tensor, fn_MN: Tensor, products_TM: Tensor, rstd_T: Tensor
+) -> Tensor:
+    """dproducts_TM, h_TN, fn_MN, products_TM, rstd_T -> dh_TN."""
+    rstd_T1 = rstd_T[:, None]
+    inward_T1 = (dproducts_TM * products_TM).sum(dim=1, keepdim=True) / h_TN.shape[1]
+    dh_TN = wide_product(dproducts_TM * rstd_T1, fn_MN)
+    return dh_TN.sub_(wide(h_TN) * (inward_T1 * rstd_T1.square())).to(h_TN.dtype)
+
+
+def hyper_products_wgrad(dproducts_TM: Tensor, h_TN: Tensor, rstd_T: Tensor) -> Tensor:
+    """dproducts_TM, h_TN, rstd_T -> dfn_MN."""
+    return wide_product((dproducts_TM * rstd_T[:, None]).t(), h_TN).to(h_TN.dtype)
+
+
+def hyper_products_wgrad_(acc_MN: Tensor, dproducts_TM: Tensor, h_TN: Tensor, rstd_T: Tensor) -> None:
+    """acc_MN += dfn_MN of (dproducts_TM, h_TN, rstd_T)."""
+    add_product_(acc_MN, (dproducts_TM * rstd_T[:, None]).t(), wide(h_TN))
+
+
+def scale_parts(x_TM: Tensor, scale_S: Tensor) -> Tensor:
+    """x_TM, scale_S -> y_TM: each part of the columns times its scale."""
+    return (wide(x_TM) * _scales(scale_S, x_TM)).to(x_TM.dtype)
+
+
+def scale_parts_dgrad(dy_TM: Tensor, scale_S: Tensor) -> Tensor:
+    """dy_TM, scale_S -> dx_TM."""
+    return (wide(dy_TM) * _scales(scale_S, dy_TM)).to(dy_TM.dtype)
+
+
+def scale_parts_wgrad(dy_TM: Tensor, x_TM: Tensor, num_parts: int) -> Tensor:
+    """dy_TM, x_TM -> dscale_S of so many parts."""
+    dscale_S = x_TM.new_zeros(num_parts)
+    scale_parts_wgrad_(dscale_S, dy_TM, x_TM)
+    return dscale_S
+
+
+def scale_parts_wgrad_(acc_S: Tensor, dy_TM: Tensor, x_TM: Tensor) -> None:
+    """acc_S += dscale_S of (dy_TM, x_TM)."""
+    each_M = (wide(dy_TM) * wide(x_TM)).sum(dim=0)
+    acc_S.add_(torch.stack([part.sum() for part in each_M.split(_parts(acc_S.shape[0], x_TM.shape[1]))]))
+
+
+def hyper_mix(h_TN: Tensor, logits_TM: Tensor, rounds: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """h_TN, logits_TM -> x_TD = Σ_i pre_i·h_i, post_Tn = 2·sigmoid, comb_TC after so many `rounds`."""
+    pre_Tn, post_Tn, comb_Tnn = _weights(logits_TM, eps)
+    return _collapsed(h_TN, pre_Tn), post_Tn, _rounds(comb_Tnn, rounds, eps)[-1].flatten(1)
+
+
+def hyper_mix_dgrad(
+    dx_TD: Tensor, dpost_Tn: Tensor, dcomb_TC: Tensor, h_TN: Tensor, logits_TM: Tensor, rounds: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """dx_TD, dpost_Tn, dcomb_TC, h_TN, logits_TM -> dh_TN, dlogits_TM."""
+    pre_Tn, post_Tn, start_Tnn = _weights(logits_TM, eps)
+    dh_TN, dpre_Tn = _collapsed_gradients(dx_TD, h_TN, pre_Tn, eps)
+    comb_Tnn = _rounds_gradient(dcomb_TC.unflatten(1, start_Tnn.shape[1:]), start_Tnn, rounds, eps)
+    soft_Tnn = start_Tnn - eps
+    dsoft_Tnn = soft_Tnn * (comb_Tnn - (comb_Tnn * soft_Tnn).sum(dim=2, keepdim=True))
+    return dh_TN, torch.cat((dpre_Tn, dpost_Tn * post_Tn * (1 - post_Tn / 2), dsoft_Tnn.flatten(1)), dim=1)
+
+
+def hyper_collapse(h_TN: Tensor, logits_Tn: Tensor, eps: float) -> Tensor:
+    """h_TN, logits_Tn -> x_TD = Σ_i pre_i·h_i."""
+    return _collapsed(h_TN, logits_Tn.sigmoid() + eps)
+
+
+def hyper_collapse_dgrad(dx_TD: Tensor, h_TN: Tensor, logits_Tn: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """dx_TD, h_TN, logits_Tn -> dh_TN, dlogits_Tn."""
+    return _collapsed_gradients(dx_TD, h_TN, logits_Tn.sigmoid() + eps, eps)
+
+
+def hyper_add(h_TN: Tensor, y_TD: Tensor, post_Tn: Tensor, comb_TC: Tensor) -> Tensor:
+    """h_TN, y_TD, post_Tn, comb_TC -> the streams k behind a part that gave y: post_k·y + Σ_i comb_ik·h_i."""
+    h_TnD, comb_Tnn = _streams(h_TN, post_Tn), _matrices(comb_TC, post_Tn)
+    out_TnD = torch.baddbmm(post_Tn[:, :, None] * wide(y_TD)[:, None], comb_Tnn.transpose(1, 2), wide(h_TnD))
+    return out_TnD.flatten(1).to(h_TN.dtype)
+
+
+def hyper_add_dgrad(
+    dout_TN: Tensor, h_TN: Tensor, y_TD: Tensor, post_Tn: Tensor, comb_TC: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dout_TN, h_TN, y_TD, post_Tn, comb_TC -> dh_TN, dy_TD, dpost_Tn, dcomb_TC."""
+    dout_TnD, h_TnD = wide(_streams(dout_TN, post_Tn)), wide(_streams(h_TN, post_Tn))
+    dh_TnD = torch.bmm(_matrices(comb_TC, post_Tn), dout_TnD)
+    dy_TD = torch.bmm(post_Tn[:, None], dout_TnD)[:, 0]
+    dpost_Tn = torch.bmm(dout_TnD, wide(y_TD)[:, :, None])[:, :, 0]
+    dcomb_Tnn = torch.bmm(h_TnD, dout_TnD.transpose(1, 2))
+    return dh_TnD.flatten(1).to(h_TN.dtype), dy_TD.to(y_TD.dtype).contiguous(), dpost_Tn, dcomb_Tnn.flatten(1)
+
+
+def hyper_copy(x_TD: Tensor, streams: int) -> Tensor:
+    """x_TD -> y_TN: so many streams, all of them x."""
+    return x_TD.repeat(1, streams)
+
+
+def hyper_copy_dgrad(dy_TN: Tensor, streams: int) -> Tensor:
+    """dy_TN -> dx_TD, the sum over the streams."""
+    return wide(dy_TN).unflatten(1, (streams, -1)).sum(dim=1).to(dy_TN.dtype)
+
+
+# ---------------------------------------------------------------- parts of a token's logits
+
+
+def _parts(num_parts: int, columns: int) -> tuple[int, ...]:
+    """Columns of each part: all of them, or those of pre, post and comb."""
+    if num_parts == 1:
+        return (columns,)
+    n = _num_streams(columns)
+    return n, n, n * n
+
+
+def _num_streams(columns: int) -> int:
+    """n of n² + 2n columns."""
+    return isqrt(columns + 1) - 1
+
+
+def _scales(scale_S: Tensor, x_TM: Tensor) -> Tensor:
+    """[M]: the scale of each column."""
+    parts = _parts(scale_S.shape[0], x_TM.shape[1])
+    return torch.cat([one.expand(columns) for one, columns in zip(wide(scale_S), parts, strict=True)])
+
+
+def _weights(logits_TM: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """pre_Tn, post_Tn, and comb_Tnn in front of the first round."""
+    n = _num_streams(logits_TM.shape[1])
+    pre_Tn, post_Tn, comb_TC = logits_TM.split((n, n, n * n), dim=1)
+    return pre_Tn.sigmoid() + eps, 2 * post_Tn.sigmoid(), comb_TC.unflatten(1, (n, n)).softmax(dim=2) + eps
+
+
+def _rounds(comb_Tnn: Tensor, rounds: int, eps: float) -> list[Tensor]:
+    """What each division gives: by the sums of columns, then in each further round by those of rows and of columns."""
+    found = []
+    for dim in _dims(rounds):
+        comb_Tnn = comb_Tnn / (comb_Tnn.sum(dim=dim, keepdim=True) + eps)
+        found.append(comb_Tnn)
+    return found
+
+
+def _rounds_gradient(gradient_Tnn: Tensor, start_Tnn: Tensor, rounds: int, eps: float) -> Tensor:
+    """The gradient of what the rounds begin with. Of c = a / s, s being Σa + eps, it is (dc − Σ dc·c) / s."""
+    results = _rounds(start_Tnn, rounds, eps)
+    for dim, given_Tnn, result_Tnn in reversed([*zip(_dims(rounds), (start_Tnn, *results), results, strict=False)]):
+        inward = (gradient_Tnn * result_Tnn).sum(dim=dim, keepdim=True)
+        gradient_Tnn = (gradient_Tnn - inward) / (given_Tnn.sum(dim=dim, keepdim=True) + eps)
+    return gradient_Tnn
+
+
+def _dims(rounds: int) -> tuple[int, ...]:
+    """Which sums are divided by, in order: 1 for those of columns, 2 for those of rows."""
+    return (1, *((2, 1) * (rounds - 1)))
+
+
+# ---------------------------------------------------------------- streams
+
+
+def _streams(h_TN: Tensor, of_Tn: Tensor) -> Tensor:
+    """h_TnD, a view."""
+    return h_TN.unflatten(1, (of_Tn.shape[1], -1))
+
+
+def _matrices(comb_TC: Tensor, of_Tn: Tensor) -> Tensor:
+    """comb_Tnn, a view."""
+    return comb_TC.unflatten(1, (of_Tn.shape[1], -1))
+
+
+def _collapsed(h_TN: Tensor, pre_Tn: Tensor) -> Tensor:
+    """Σ_i pre_i·h_i."""
+    return torch.bmm(pre_Tn[:, None], wide(_streams(h_TN, pre_Tn)))[:, 0].to(h_TN.dtype).contiguous()
+
+
+def _collapsed_gradients(dx_TD: Tensor, h_TN: Tensor, pre_Tn: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """dh_TN, and the gradient of the logits of pre."""
+    dh_TnD = pre_Tn[:, :, None] * wide(dx_TD)[:, None]
+    dpre_Tn = torch.bmm(wide(_streams(h_TN, pre_Tn)), wide(dx_TD)[:, :, None])[:, :, 0]
+    sigmoid_Tn = pre_Tn - eps
+    return dh_TnD.flatten(1).to(h_TN.dtype), dpre_Tn * sigmoid_Tn * (1 - sigmoid_Tn)
+
+
+OPS = (
+    *(hyper_products, hyper_products_dgrad, hyper_products_wgrad, hyper_products_wgrad_),
+    *(scale_parts, scale_parts_dgrad, scale_parts_wgrad, scale_parts_wgrad_),
+    *(hyper_mix, hyper_mix_dgrad, hyper_collapse, hyper_collapse_dgrad),
+    *(hyper_add, hyper_add_dgrad, hyper_copy, hyper_copy_dgrad),
+)
