@@ -78,7 +78,7 @@ LAYERS: dict[str, Layer] = {
     "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "up", "experts"), ("quantise",)),
     "final_norm": Layer(ends.build_final_norm, ends.FINAL_NORM_PARAMETERS, ("hyper",)),
     "head": Layer(ends.build_head, ends.HEAD_PARAMETERS, ("logits",), ("logits",)),
-    "join": Layer(moe.build_join, moe.JOIN_PARAMETERS, (), ("join", "quantise")),
+    "join": Layer(moe.build_join, moe.JOIN_PARAMETERS, ("hyper",), ("join", "quantise")),
     "leave": Layer(stream.build_leave, stream.LEAVE_PARAMETERS),
     "loss": Layer(ends.build_loss, {}),
     "mtp_input": Layer(mtp.build, mtp.PARAMETERS, ("rmsnorm",)),

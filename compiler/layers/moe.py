@@ -45,6 +45,7 @@ SHARED_PARAMETERS = named(
     {"norm": "ffn.norm", "up": "ffn.shared.up", "gate": "ffn.shared.gate", "down": "ffn.shared.down"}, "up", "down"
 )
 TABLE_DTYPE = "int32"  # of which experts each token goes to
+SUMMED = ("stream", "attended", "attended_post", "attended_comb")  # inputs of a join that makes the residual again
 JOIN_PARAMETERS = {"post_norm": "ffn.post_norm"}
 EXPERTS_PARAMETERS = named({"up": "ffn.experts.up", "down": "ffn.experts.down"}, "up", "down")
 
@@ -172,7 +173,9 @@ def build_router(place: Place) -> ir.Segment:
         **hyper.streams_of(place),
         **entrance(place),
     )
-    return replace(of, remade=_normed(place, "residual") if shared else ())
+    return replace(
+        of, remade=(*(_normed(place, "residual") if shared else ()), *_summed(place, "residual", sum_of(place)))
+    )
 
 
 def has_balance(place: Place) -> bool:
@@ -216,6 +219,13 @@ def _normed(place: Place, residual: str) -> tuple[ir.Remade, ...]:
     for its own backward, and nobody keeps it. Of several residual streams it is made of their sum, which nobody has."""
     remade = ir.Remade("x", "rmsnorm", (residual, "norm", place.model.norm_eps))
     return (remade,) if "rmsnorm" in place.recompute and has_pre(place) and not hyper.mixing(place) else ()
+
+
+def _summed(place: Place, residual: str, inputs: tuple[ir.Input, ...]) -> tuple[ir.Remade, ...]:
+    """The residual has two readers, the router and the join. Where several streams of it are summed again, each does so
+    for its own backward: what they are made of is kept in any case."""
+    again = "hyper" in place.recompute and hyper.mixing(place)
+    return (ir.Remade(residual, "hyper_add", tuple(each.name for each in inputs)),) if again else ()
 
 
 def shared(
@@ -315,9 +325,12 @@ def join(
     post: bool = False,
     factor: float = 1.0,
     mixed: bool = False,
+    again: bool = False,
 ) -> tuple[Any, ...]:
     """h + shared + the rows that came back, summed over each token's experts; what is added to h may be normed. Of
-    several residual streams their mixing comes last in `rest`."""
+    several residual streams their mixing comes last in `rest`, and behind it, if h is made `again`, what it is made
+    of."""
+    rest = rest[: -len(SUMMED)] if again else rest
     rest, mixing = (rest[:-2], rest[-2:]) if mixed else (rest, ())
     *shared_TD, y_SD, order_S = rest
     if post or factor != 1 or mixed:
@@ -333,7 +346,9 @@ def join(
 def build_join(place: Place) -> ir.Segment:
     T, S, D = place.T, place.S, place.D
     shared_input = (place.input("shared", T, D),) if place.moe.shared else ()
-    return segment(
+    made_of = tuple(replace(each, name=name, grad=False) for each, name in zip(sum_of(place), SUMMED, strict=False))
+    remade = _summed(place, "h", made_of)
+    of = segment(
         "join",
         join,
         post_gain(place),
@@ -343,10 +358,13 @@ def build_join(place: Place) -> ir.Segment:
             place.input("rows", S, D),
             index("order", S),
             *hyper.mixing(place),
+            *(made_of if remade else ()),
         ),
         ("y",),
         top_k=place.moe.top_k * place.slices,
         **({"eps": place.model.norm_eps} if has_post(place) else {}),
         **({"mixed": True} if hyper.mixing(place) else {}),
+        **({"again": True} if remade else {}),
         **exit_of(place),
     )
+    return replace(of, remade=remade)

@@ -285,6 +285,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
     )
     counted, balance = _balance(place, name, prefix, values)
     joined = (values["residual"], *shared, returned, values["order"], *(values[each] for each in following(place)))
+    joined = (*joined, *(attended if len(joined) < len(LAYERS["join"].build(place).inputs) else ()))
     return (
         _use(place, "router", f"{name}.router", prefix, (*attended, *_tokens(place)), tuple(values.values())),
         *counted,

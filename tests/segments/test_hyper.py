@@ -65,3 +65,7 @@ def test_what_is_kept() -> None:
         assert kept - fewer >= mixing - {"hyper_products_0_rstd"} and fewer <= kept, kind
         assert interpret(made[kind]).again
     assert "hyper_add_0" in names_of(cut(plain["dense"]).saved), "the sum inside of a dense layer"
+    assert [each.value for kind in ("router", "join") for each in made[kind].remade] == ["residual", "h"]
+    of_join = {*cut(made["join"]).I.args}
+    assert of_join >= {"stream", "attended", "attended_post", "attended_comb"} and "h" not in of_join
+    assert "h" in cut(plain["join"]).I.args and "residual" not in cut(made["router"]).I.args
