@@ -12,8 +12,14 @@ from dsl.schedules import DEFAULT, FACTS, PLAIN
 from dsl.schema import BUILT_IN, AdamW, Batch, Model, Moe, Parallel, Schedule, Spec, Train
 
 DEVICES = 8  # of a node
+NODE = (  # an H100 and what connects it
+    "device h100 { sms = 132, memory = 80GB, hbm = 3.35TB/s, bf16 = 989TFLOPS, fp8 = 1979TFLOPS }",
+    "nvlink = 450GB/s",
+    "nic = 50GB/s",
+)
 MEMORY = 80e9  # bytes of a device
 ROOM = 0.45  # of the memory, for activations and all else that the lower bound leaves out
+INDENTED = "\n    ".join(NODE)
 LAPTOP = 50_000_000  # parameters that a laptop trains in FP32, 16 bytes each
 PIPELINES = (1, 2, 4, 8, 16)
 MAX_NODES = 4096
@@ -127,9 +133,7 @@ cluster h100 {{
   nodes = {place.nodes}
   node {{
     devices = {DEVICES}
-    device h100 {{ sms = 132, memory = 80GB, hbm = 3.35TB/s, bf16 = 989TFLOPS, fp8 = 1979TFLOPS }}
-    nvlink = 450GB/s
-    nic = 50GB/s
+    {INDENTED}
   }}
 }}
 """

@@ -13,7 +13,7 @@ from compiler.importers.json_text import Json
 from compiler.importers.literal_python import Name
 from compiler.importers.megatron_model import model_lines
 from compiler.importers.plan_ledger import Keys, shown
-from compiler.importers.plan_text import Degrees, Imported, Members, adam, quoted, rate_lines, spec_of
+from compiler.importers.plan_text import Degrees, Imported, Members, adam, rate_lines, spec_of, string
 from dsl.diagnostics import Diagnostic
 
 RENAMED = {
@@ -129,7 +129,7 @@ def _parallel(keys: Keys, devices: int | None) -> tuple[list[str], int]:
         stages = [stage if isinstance(stage, list) else [] for stage in layout]
         layout = "|".join("".join(letters.get(str(item), "?") for item in stage) for stage in stages)
     keys.lose("pipeline_model_parallel_layout", "there is one stage")
-    more = (f", layout = {quoted(layout)}" if layout is not None else "") + ", overlap_reduce = false" * (not overlap)
+    more = (f", layout = {string(layout)}" if layout is not None else "") + ", overlap_reduce = false" * (not overlap)
     return [degrees.block(int(zero), more)], devices
 
 

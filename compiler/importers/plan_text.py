@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
+from compiler.importers.first_run import DEVICES, NODE
 from compiler.importers.json_text import Json
 from compiler.importers.plan_ledger import Entry, Keys
 from compiler.importers.write import comment, number
+from dsl.canonical import quoted
 from dsl.diagnostics import Diagnostic
 
-DEVICES = 8  # of a node
 Members = Mapping[str, Sequence[Json]]
 Precision = tuple[str, Sequence[str]]  # one that is built in, and the lines of a block that changes it
 
@@ -74,16 +75,15 @@ def spec_of(
         f"cluster {name}_cluster {{ # yours: nodes, devices, their memory",
         f"nodes = {nodes}",
         f"node {{ devices = {per_node}",
-        "device h100 { sms = 132, memory = 80GB, hbm = 3.35TB/s, bf16 = 989TFLOPS, fp8 = 1979TFLOPS }",
-        "nvlink = 450GB/s",
-        "nic = 50GB/s } }",
+        *NODE,
+        "} }",
     ]
     return Imported("\n".join(lines) + "\n", ledger, tuple(keys.mistakes))
 
 
-def quoted(text: str) -> str:
-    """A text between quotes, as the language has it."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def string(text: str) -> str:
+    """A text as a string of a spec. A string has no line ends, and what cannot be seen is `?`."""
+    return quoted("".join(each if each.isprintable() else "?" for each in text))
 
 
 def adam(settings: Mapping[str, float], clip: float | None) -> str:
@@ -95,7 +95,8 @@ def adam(settings: Mapping[str, float], clip: float | None) -> str:
 def rate_lines(warmup: int, shape: str, peak: float, least: float, ends: tuple[int, int, int]) -> list[str]:
     """The block `rate`: a warm-up from 0, a plateau, a decay of a shape, and what it ended at.
 
-    `ends`: the steps until which there is a plateau, a decay, and the run. One that ends with the warm-up is none.
+    `ends`: the steps until which there is a plateau, a decay, and the run. What ends with the warm-up, or begins with
+    the end of the run, is left out.
     """
     plateau, decay, run = ends
     lines = [f"linear from 0 to {number(peak)} until {warmup} steps"] if warmup else []
@@ -103,6 +104,6 @@ def rate_lines(warmup: int, shape: str, peak: float, least: float, ends: tuple[i
         lines += [f"constant at {number(peak)} until {run} steps"] * (run > warmup)
         return ["rate {", *lines, "}"]
     lines += [f"constant at {number(peak)} until {plateau} steps"] * (plateau > warmup)
-    lines += [f"{shape} from {number(peak)} to {number(least)} until {decay} steps"] * (plateau < decay)
+    lines += [f"{shape} from {number(peak)} to {number(least)} until {decay} steps"] * (plateau < min(decay, run))
     lines += [f"constant at {number(least)} until {run} steps"] * (decay < run)
     return ["rate {", *lines, "}"]

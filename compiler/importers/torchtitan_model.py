@@ -244,13 +244,13 @@ def _layers(keys: Keys, size: Any) -> Iterator[str]:
         why = "a group is scored by the sum of its two best experts there, with softmax by the best here"
         keys.note("approximated", f"{LAYERS}.router_num_expert_groups", groups, why)
     key = "layer.moe.load_balance_coeff"
-    is_off = keys.peek(key, 0) is None
-    rate = keys.take(key, f"{of}.balance.bias_rate", 1e-3)
+    usual = None if keys.peek(key, 0) is None else 1e-3
+    rate = keys.take(key, f"{of}.balance.bias_rate", usual, (int, float))
     yield f"layers {dense}..{layers - 1} {{ ffn moe {{"
     yield f"experts = {experts}, shared = {shared}, top_k = {chosen}, inner = {inner}"
     if groups > 1:
         yield f"groups = {groups}, top_groups = {top}"
     yield f"score = {score}, normalize = {'true' if normal else 'false'}, scale = {number(scale)}"
-    if not is_off:
+    if rate is not None:
         yield f"balance {{ bias_rate = {number(rate)} }}"
     yield "} }"

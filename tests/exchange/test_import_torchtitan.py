@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, given, reject, settings
+from hypothesis import Phase, example, given, reject, settings
 from hypothesis import strategies as st
 
 from compiler.cli import main
@@ -17,7 +17,8 @@ from compiler.importers.key_files import toml_keys
 from compiler.importers.plan_ledger import CHANGES, Keys
 from compiler.importers.plan_text import Imported
 from compiler.importers.python_calls import returned
-from compiler.importers.torchtitan import CONFIG, RENAMED, Beside, _rate, from_toml, imported
+from compiler.importers.torchtitan import CONFIG, RENAMED, Beside, from_toml, imported
+from compiler.importers.torchtitan_recipe import rate
 from dsl.counts import parameters
 from dsl.diagnostics import SpecError
 from dsl.formatter import formatted
@@ -170,10 +171,27 @@ def test_an_unknown_flavour_is_a_missing_model() -> None:
         assert messages[0].span.line == 5
 
 
+def test_a_job_that_names_no_model_is_a_mistake() -> None:
+    for text in (JOB.replace('flavor = "671B"  #', "#"), "[training]\nseq_len = 64\n", ""):
+        found = job(text, 64)
+        assert [item.message for item in found.mistakes if item.code == "I0202"] == [
+            "no model is named: its sizes are missing"
+        ]
+
+
+def test_stages_that_begin_where_a_job_says_are_approximated() -> None:
+    points = 'pipeline_parallel_split_points = ["layers.2"]\npipeline_parallel_schedule ='
+    for degree, kind in ((4, "approximated"), (1, "no effect")):
+        text = JOB.replace("pipeline_parallel_schedule =", points).replace("degree = 4", f"degree = {degree}")
+        told = {entry.key: entry.kind for entry in job(text, 64).ledger}
+        assert told["parallelism.pipeline_parallel_split_points"] == kind
+
+
 # ---------------------------------------------------------------- rates
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, phases=[Phase.generate])
+@settings(max_examples=60, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
+@example(35, 34, 1.0, "cosine", 0.0)  # a decay that begins where the run ends
 @given(
     st.integers(1, 60), st.integers(0, 70), st.sampled_from([0.0, 0.1, 0.33, 0.8, 1.0]),
     st.sampled_from(["linear", "cosine"]), st.sampled_from([0.0, 0.1]),
@@ -182,7 +200,7 @@ def test_rates_are_those_of_torchtitan(steps: int, warmup: int, ratio: float, sh
     """At every step, by the formula of the released package."""
     of = f"warmup_steps = {warmup}\ndecay_ratio = {ratio}\ndecay_type = '{shape}'\nmin_lr_factor = {least}"
     keys = from_toml(toml_keys(Source("job.toml", f"[training]\nsteps = {steps}\n[lr_scheduler]\n{of}\n")))
-    lines = _rate(Keys(keys), 2e-3, steps)
+    lines = rate(Keys(keys), 2e-3, steps)
     bench = load(BENCH, overrides=[f"train.steps={steps}", f"train.rate={', '.join(lines[1:-1])}"])
     theirs = {"total_steps": steps, "warmup_steps": min(warmup, steps), "decay_ratio": ratio, "decay_type": shape}
     tokens = bench.train.batch.end * bench.train.sequence
@@ -252,6 +270,17 @@ def test_a_configuration_that_changes_another(tmp_path: Path, capsys: Capture) -
     assert main(["import", "torchtitan", str(module), "--config", "longer", "-o", str(out)]) == 0
     spec = load(out)
     assert (spec.name, spec.train.seed) == ("longer", 7)
+
+
+def test_names_with_types_are_followed(tmp_path: Path, capsys: Capture) -> None:
+    """Names and attributes whose types are written are followed, and a name without a value is none."""
+    module = exported_to(tmp_path / "titan", "-s", "schedule.name=1f1b")
+    body = "config: Trainer.Config = base\n    config.debug.seed: int = 7\n    other: int\n    return config"
+    typed = f"base: Trainer.Config = quickstart()\ndef typed() -> Trainer.Config:\n    {body}\n"
+    module.write_text(f"{module.read_text()}\n\n{typed}")
+    out = tmp_path / "mine.dsc"
+    assert main(["import", "torchtitan", str(module), "--config", "typed", "-o", str(out)]) == 0
+    assert "I0104" not in capsys.readouterr().err and load(out).train.seed == 7
 
 
 def test_names_that_lead_to_each_other_end() -> None:
