@@ -17,10 +17,11 @@ executed.
 torchtitan: a module in Python with a function that returns a Trainer.Config, and the schedule.csv beside it, or the
 older job file in TOML, of DeepSeek-V3. Nothing of it is executed.
 
-Every key of a plan is in a ledger, in comments of the spec and on stderr, or as JSON (docs/exchange.md).
+Every key of a plan is in a ledger, in comments of the spec and on stderr, or as JSON (docs/exchange.md). The cluster of
+its spec is one to begin with: where it is too small, the spec is written with its errors.
 
-Exit codes: 0 the spec is written · 2 the configuration or the weights cannot be read, or ask for what a spec cannot
-express · 75 the disk is full
+Exit codes: 0 the spec is written · 1 it is written, and has errors to be edited · 2 the configuration or the weights
+cannot be read, or ask for what a spec cannot express · 75 the disk is full
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.out != STDOUT and not args.out.endswith(".dsc"):
-        return wrong(f"{args.out} is not a .dsc file", "a spec is named so: -o model.dsc")
+        return wrong(f"{args.out} is not a .dsc file", "a spec is named so: -o model.dsc", args.format)
     if args.name is not None and identifier(args.name) != args.name:
-        return wrong(f"`{args.name}` is no name of a model", f"write `--name {identifier(args.name)}`")
+        return wrong(f"`{args.name}` is no name of a model", f"write `--name {identifier(args.name)}`", args.format)
     if args.system != "hf":
         if args.model_only or args.config_only:
             return wrong("--model-only and --config-only are options of hf", "leave them out", args.format)
@@ -88,10 +89,12 @@ def run(args: argparse.Namespace) -> int:
             return wrong("--config is of a module in Python", "leave it out", args.format)
         from compiler.commands import import_plan  # brings what specs are checked with
 
-        text = import_plan.spec_of(args, args.name or identifier(args.path.stem))
-        if text is None:
+        spelled = import_plan.spec_of(args, args.name or identifier(args.path.stem))
+        if spelled is None:
             return EXIT_SPEC
-        return 0 if args.format == "json" and args.out == STDOUT else _write(args.out, text, force=args.force)
+        is_printed = args.format == "json" and args.out == STDOUT
+        code = 0 if is_printed else _write(args.out, spelled.text, force=args.force)
+        return code or spelled.exit_code()
     if args.devices or args.vocab or args.define or args.config or args.format != "text":
         return wrong("--devices, --vocab, -D, --config and --format are of plans, not of hf", "leave them out")
     try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.commands.common import say, wrong
+from compiler.commands.common import EXIT_DIFFERS, refused, say, wrong
 from compiler.importers import command_lines, key_files, megatron, torchtitan
 from compiler.importers.plan_ledger import CHANGES, Entry
 from compiler.importers.plan_text import Imported, Members
@@ -26,8 +27,24 @@ VERSION = 1  # of the JSON, docs/json.md
 Read = tuple[Imported, list[Diagnostic]]  # a spec, and what could not be read
 
 
-def spec_of(args: argparse.Namespace, name: str) -> str | None:
-    """The text of the spec; None after what is wrong has been said."""
+@dataclass(frozen=True)
+class Spelled:
+    """The text of a spec, and the errors in it."""
+
+    text: str
+    errors: tuple[Diagnostic, ...]
+
+    def exit_code(self) -> int:
+        """Say the errors of a spec that is written now; the exit code."""
+        if not self.errors:
+            return 0
+        count = plural(len(self.errors), "error")
+        say(f"{render_all(self.errors)}\n\n{count} in the spec, which is written: edit it, and run `dsc check`")
+        return EXIT_DIFFERS
+
+
+def spec_of(args: argparse.Namespace, name: str) -> Spelled | None:
+    """The spec; None after what is wrong has been said."""
     try:
         variables = dict(each.split("=", 1) for each in args.define)
     except ValueError:
@@ -39,22 +56,21 @@ def spec_of(args: argparse.Namespace, name: str) -> str | None:
             raise SpecError(mistakes)
         found, computed = READERS[args.system](args, name, source, variables)
     except SpecError as error:
-        say(str(error))
+        refused(error.diagnostics, args.format)
         return None
     text = formatted(Source(args.out, found.text)) if not found.mistakes else ""
-    broken = _broken(args.out, text) if text else ()
     changed = [entry for entry in found.ledger if entry.kind in CHANGES]
-    say(render_all((*computed, *found.mistakes, *broken)))
+    say(render_all((*computed, *found.mistakes)))
     say("\n".join(visible(_line(entry)) for entry in found.ledger if entry.kind not in ("said", "no effect")))
-    refused = bool(found.mistakes or broken or (changed and not args.lossy))
+    is_refused = bool(found.mistakes or (changed and not args.lossy))
     if args.format == "json":
-        value = {"version": VERSION, "from": args.system, "spec": None if refused else text}
+        value = {"version": VERSION, "from": args.system, "spec": None if is_refused else text}
         print(json.dumps(value | {"keys": [_json(entry) for entry in found.ledger]}))
-    if refused:
-        hint = "" if found.mistakes or broken else "; --lossy writes the spec with what it cannot express as comments"
-        say(f"\n{plural(len(found.mistakes) + len(broken) + len(changed), 'error')}{hint}")
+    if is_refused:
+        hint = "" if found.mistakes else "; --lossy writes the spec with what it cannot express as comments"
+        say(f"\n{plural(len(found.mistakes) + len(changed), 'error')}{hint}")
         return None
-    return text
+    return Spelled(text, _errors(args.out, text))
 
 
 def _megatron(args: argparse.Namespace, name: str, source: Source, variables: dict[str, str]) -> Read:
@@ -99,8 +115,8 @@ def _beside(path: Path, out: str) -> Beside:
     return Beside(text, lambda name: Path(os.path.relpath(path.parent / name, folder)).as_posix())
 
 
-def _broken(name: str, text: str) -> tuple[Diagnostic, ...]:
-    """What is wrong with the spec that was written."""
+def _errors(name: str, text: str) -> tuple[Diagnostic, ...]:
+    """What is wrong with a spec, such as a cluster that is too small for it: the cluster is one to begin with."""
     analysis = analyse(name, reader=lambda path: (Source(path, text), ()))
     return tuple(item for item in analysis.diagnostics if item.severity == "error")
 
