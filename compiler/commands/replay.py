@@ -19,7 +19,8 @@ With --swap the step is trained on the devices of the run, and with devices exch
 A number from the number of ranks on is a device of this machine that no rank uses: --swap 1,4. On CPUs a device is a
 core, and a rank stays on its core.
 
-The run is not changed. What is trained again is in RUN/replay-STEP, which is removed if nothing differs.
+The run is not changed. What is trained again is in RUN/replay-STEP, with the comparison in replay.json. The folder is
+removed if nothing differs.
 
 Exit codes: 0 equal, or real · 1 a rank failed, or a number differs, or unknown · 2 the run has no such step, or cannot
 be trained again · 3 hung · 4 transient · 5 device · 75 a disk is full: try again later
@@ -50,6 +51,7 @@ from runtime.run_copy import FILES, described
 JSON_VERSION = 1
 DATA, HEALTH = "data", "health.json"
 TRAINED = "run"  # in the folder of --out, the step on the devices of the run
+SHOWN = "replay.json"  # there too, what the trainings show, once they have come to their end
 DEVICES = ("cpu", "cuda", "shared")
 SURROUNDINGS = ("build", "torch", "ops", "device", "ranks")  # of a start, on which bits depend
 EXIT_OF: dict[Verdict, int] = {"real": 0, "transient": 4, "device": 5, "unknown": EXIT_DIFFERS}
@@ -321,6 +323,7 @@ def _told(replay: Replay, trainings: Sequence[Training]) -> tuple[int, bool]:
         "suspects": [_as_json(each) for each in of],
         "faults": [row["reason"] for row in replay.run.events if row.get("event") == "fault" and row["step"] == step],
     }
+    (replay.out / SHOWN).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
     print(json.dumps(document, indent=2) if args.format == "json" else text(document, args.swap))
     code = EXIT_OF[found] if found else 0 if document["equal"] else EXIT_DIFFERS
     return code, bool(code)

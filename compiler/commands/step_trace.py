@@ -7,7 +7,8 @@ Steps 1 to 32, then 64, 128, 256, … are traced. With --again any other step of
 does, from the checkpoint before it: on this machine, in times of now, and the run is not changed. Ranks of one machine
 share a clock; where those of several do not, each rank begins at 0.
 
-Exit codes: 0 done · 1 a rank failed · 2 the folder holds no run, or not this step · 3 hung · 75 a disk is full
+Exit codes: 0 done · 1 a rank failed · 2 the folder holds no run, or not this step · 3 hung · 4 the step is written, and
+has other numbers now than in the run · 75 a disk is full
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ from typing import Any
 
 from compiler.commands.common import EXIT_DIFFERS, EXIT_SPEC, is_missing, reason, say, wrong
 from compiler.commands.output_files import put
-from compiler.commands.replay import TRAINED, step_number
+from compiler.commands.replay import SHOWN, TRAINED, step_number
 from compiler.commands.train_processes import call
 from compiler.picture.recorded import Line, TraceError
 from compiler.picture.step_events import step_events, step_of
 from compiler.report.run_page import step_rows
 from compiler.textfile import TextFileError
 
+EXIT_OTHER = 4  # the step that is trained again has other numbers than the run
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
-    parser.add_argument("step", metavar="STEP", type=step_number, help="a step that was traced")
+    parser.add_argument("step", metavar="STEP", type=step_number, help="a step of the run")
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file; default: stdout")
     parser.add_argument("--again", action="store_true", help="train a step that was not traced again, and trace it")
     parser.add_argument(
@@ -57,12 +60,14 @@ def run(args: argparse.Namespace) -> int:
         again = Path(folder) / "again"
         words = ["replay", str(args.run_folder), str(args.step), "--out", str(again), "--data", str(args.data)]
         code = call(["compiler.cli", *words], quiet=True)
-        if code not in (0, EXIT_DIFFERS) or not (again / TRAINED / "trace").is_dir():
+        differs = code == EXIT_DIFFERS and (again / SHOWN).is_file()  # else a rank failed
+        if code and not differs:
             return code
-        if code == EXIT_DIFFERS:
+        if differs:
             say(f"step {args.step} has other numbers now than in the run: `dsc replay` says which")
         try:
-            return _written(args, again / TRAINED, step_of(again / TRAINED, args.step))
+            code = _written(args, again / TRAINED, step_of(again / TRAINED, args.step))
+            return code or (EXIT_OTHER if differs else 0)
         except (TraceError, OSError) as error:
             return wrong(f"{args.run_folder}: {reason(error)}")
 

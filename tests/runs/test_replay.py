@@ -56,6 +56,13 @@ def test_a_step_that_was_not_traced_is_trained_again(place: Place) -> None:
     assert named[0] == named[1] and {rank for rank, _ in named[0]} == {0, 1, 2, 3}
     assert all(event["dur"] >= 0 for event in again["traceEvents"] if event["ph"] == "X")
     assert "run has no row of step 8" in place.dsc("trace", "run", 8, "--again", code=2).stderr
+    metrics, row = place.folder / "run" / "metrics.jsonl", rows(place.folder / "run")[4]
+    text = metrics.read_text("utf-8")
+    metrics.write_text(text.replace(repr(row["loss"]), repr(row["loss"] + 1)), "utf-8")
+    said = place.dsc("trace", "run", 5, "--again", "-o", "other.json", code=4)
+    assert "step 5 has other numbers now than in the run" in said.stderr
+    assert json.loads((place.folder / "other.json").read_text("utf-8"))["traceEvents"]
+    metrics.write_text(text, "utf-8")
     for path, text in zip(traces, whole, strict=True):
         path.write_text(text, "utf-8")
 
