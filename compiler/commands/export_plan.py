@@ -76,6 +76,7 @@ def _exported(system: str, spec: Spec) -> Exported:
         from compiler.exporters import chakra
         from compiler.predict.predict import timed
 
+        chakra.needs_protobuf()  # before times are computed
         return chakra.export(timed(spec))
     return EXPORTERS[system](_planned(run_of(spec)))
 

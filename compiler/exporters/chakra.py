@@ -98,10 +98,14 @@ def _micros(time_ns: int) -> int:
     return (time_ns + 500) // 1000
 
 
-def export(found: Timed) -> Exported:
-    """The traces of a timed plan. ExportError where protobuf is not installed."""
+def needs_protobuf() -> None:
+    """Raise ExportError where protobuf is not installed, which files are written with."""
     try:
         messages()
     except ModuleNotFoundError:
         raise ExportError("protobuf is not installed", "pip install 'dsc-trainer[chakra]'") from None
+
+
+def export(found: Timed) -> Exported:
+    """The traces of a timed plan, which need protobuf."""
     return Exported(Files(Traced(found)), NOTES)

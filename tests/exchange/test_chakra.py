@@ -314,9 +314,11 @@ def test_without_protobuf_the_package_is_named(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from compiler.exporters import chakra_wire
+    from compiler.predict import predict
 
     chakra_wire.messages.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "google.protobuf", None)
+    monkeypatch.setattr(predict, "timed", lambda spec: pytest.fail("times are computed first"))
     assert main(["export", "chakra", QUICK, "-o", str(tmp_path / "out")]) == 2
     assert "pip install 'dsc-trainer[chakra]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
