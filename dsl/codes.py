@@ -76,7 +76,7 @@ CODES = {
     "E0905": "top_groups is at most groups",
     "E0906": "the vocabulary of the model holds that of the tokenizer",
     "E0907": "communication leaves compute at least one SM",
-    "E0908": "kv_heads divides heads",
+    "E0908": "kv_heads, and key_heads, divides heads",
     "E0909": "what is e4m3 or e2m1 has the tile whose elements share a scale",
     "E0910": "a linear in e4m3 or e2m1 sums over a multiple of 16",
     "E0911": "e4m3 is for linear, dispatch and combine, e2m1 for linear, e5m6 for attention_output",

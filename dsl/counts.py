@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsl.schema import AnyAttention, Compressed, Custom, CustomAttention, Dense, Gqa, Mla, Model, Moe
+from dsl.schema import AnyAttention, Compressed, Custom, CustomAttention, DeltaNet, Dense, Gqa, Mla, Model, Moe
 from dsl.schema.model import is_gated
 
 
@@ -62,15 +62,19 @@ def attention_parameters(model: Model, attention: AnyAttention) -> int:
     MLA, ranks q and c, head widths n | r | v (arXiv 2405.04434, §2.1): queries D·q + q + q·H(n + r), or D·H(n + r)
     without a query rank; D(c + r) + c + c·H(n + v) for keys and values; H·v·D out. The ranks' norms are the q and c.
     GQA, head width d and K heads of keys and values (arXiv 2305.13245): D·H·d + 2·D·K·d + H·d·D. Its norms have 2·d, or
-    H·d + K·d over the whole width; its biases H·d + 2·K·d, and D behind attention; its sinks H.
+    H·d + K·d over the whole width; its biases H·d + 2·K·d, H·d of a gate, and D behind attention; its
+    sinks H, and its gate D·H·d.
     Compressed, head width d, G groups of rank o (arXiv 2606.19348, §2.3): D·q + q + q·H·d; D·d + d for keys; H·d·o for
     the groups and G·o·D out. Entries of m tokens: 2·D·d, m·d of the position bias, and d of their norm.
+    Delta rule, key width k of K heads and value width v of H (arXiv 2412.06464, 2510.26692): see `deltanet_parts`.
     """
     D = model.hidden
     if isinstance(attention, CustomAttention):
         return 0
     if isinstance(attention, Compressed):
         return compressed_products(attention, D) + sum(compressed_vectors(attention).values())
+    if isinstance(attention, DeltaNet):
+        return sum(deltanet_parts(attention, D).values())
     return _gqa(attention, D) if isinstance(attention, Gqa) else _mla(attention, D)
 
 
@@ -143,16 +147,17 @@ def _gqa(gqa: Gqa, D: int) -> int:
 
 def gqa_products(gqa: Gqa, D: int) -> int:
     """Elements of the matrices of grouped-query attention."""
-    return 2 * D * gqa.head_dim * (gqa.heads + gqa.kv_heads)
+    return D * gqa.head_dim * ((3 if gqa.output_gate else 2) * gqa.heads + 2 * gqa.kv_heads)
 
 
 def gqa_vectors(gqa: Gqa, D: int) -> dict[str, int]:
     """Parameters of grouped-query attention that are no matrices, by what they are."""
     queries, keys = gqa.heads * gqa.head_dim, gqa.kv_heads * gqa.head_dim
+    gates = 2 if gqa.output_gate else 1  # a gate is as many columns as queries
     norms = {"head": 2 * gqa.head_dim, "width": queries + keys, None: 0}
     return {
         "norms": norms[gqa.qk_norm],
-        "biases": (queries + 2 * keys if gqa.bias else 0) + (D if gqa.bias == "all" else 0),
+        "biases": (gates * queries + 2 * keys if gqa.bias else 0) + (D if gqa.bias == "all" else 0),
         "sinks": gqa.heads if gqa.sinks else 0,
     }
 
@@ -181,6 +186,23 @@ def _mla(mla: Mla, D: int) -> int:
     query = D * mla.query_rank + mla.query_rank + mla.query_rank * queries if mla.query_rank else D * queries
     latent = D * (mla.kv_rank + dim.rope) + mla.kv_rank + mla.kv_rank * H * (dim.nope + dim.value)
     return query + latent + H * dim.value * D
+
+
+def deltanet_parts(net: DeltaNet, D: int) -> dict[str, int]:
+    """Parameters of linear attention, by what they are. J taps for each of 2·K·k + H·v columns.
+
+    Products: D(2·K·k + H·v), a gate D·H·v, H·v·D out. Gates, in FP32: `beta` D·H, and decays D·H. Where channels decay,
+    by products of rank v: a gate D·v + v·H·v, decays v·H·k behind a product D·v. Vectors: J(2·K·k + H·v); H rates and a
+    bias for each decay; a norm v.
+    """
+    keys, values, H, v = net.key_heads * net.key_dim, net.heads * net.value_dim, net.heads, net.value_dim
+    channel = net.gate == "channel"
+    decays, width = (H * net.key_dim, v) if channel else (H, D)
+    return {
+        "products": D * (2 * keys + 2 * values) + width * values + (2 * D * v if channel else 0),
+        "gates": D * H + width * decays,
+        "vectors": net.convolution * (2 * keys + values) + H + decays + v,
+    }
 
 
 def _ffn(ffn: Dense | Moe | Custom, D: int) -> int:

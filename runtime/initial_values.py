@@ -12,15 +12,18 @@ from torch import Tensor
 TABLE_ROWS = 4096  # that are drawn at a time
 
 
-def initial_value(seed: int, name: str, shape: Sequence[int], init: float | None, *, uniform: bool = False) -> Tensor:
+def initial_value(
+    seed: int, name: str, shape: Sequence[int], init: float | None, *, uniform: bool = False, mean: float = 0.0
+) -> Tensor:
     """Normal with standard deviation `init` (None: ones), drawn in float32 from a generator of (seed, name); or
-    `uniform`, between bounds that have this deviation."""
+    `uniform`, between bounds that have this deviation. Around `mean`."""
     if init is None:
         return torch.ones(tuple(shape))
     values, generator = torch.empty(tuple(shape)), _generator(seed, name)
     if uniform:
-        return values.uniform_(-math.sqrt(3) * init, math.sqrt(3) * init, generator=generator)
-    return values.normal_(0.0, init, generator=generator)
+        bound = math.sqrt(3) * init
+        return values.uniform_(mean - bound, mean + bound, generator=generator)
+    return values.normal_(mean, init, generator=generator)
 
 
 def initial_table(seed: int, name: str, shape: Sequence[int], below: int) -> Tensor:

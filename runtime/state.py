@@ -213,7 +213,9 @@ def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: 
     state = State(buckets, frozen, biases, tables, namespace(parameters), namespace(gradients))
     for bucket, entry in state.entries():
         p = entry.parameter
-        bucket.set_weight(entry, initial_value(plan.train.seed, p.name, p.shape, p.init, uniform=p.uniform))
+        bucket.set_weight(
+            entry, initial_value(plan.train.seed, p.name, p.shape, p.init, uniform=p.uniform, mean=p.mean)
+        )
     return state
 
 

@@ -128,7 +128,9 @@ def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) 
     apart = optimizer.unit == "matrix"
     parameters = tuple(
         contract.Parameter(
-            r.name, r.tensor, r.shape, r.init, r.decay, r.uniform, r.slice, r.matrices if apart and not r.slice else ()
+            *(r.name, r.tensor, r.shape, r.init, r.decay, r.uniform, r.slice),
+            matrices=r.matrices if apart and not r.slice else (),
+            mean=r.mean,
         )
         for r in (table[name] for name in bucket.replicas)
     )

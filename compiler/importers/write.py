@@ -10,8 +10,10 @@ from typing import Any
 from compiler.importers.reader import Place, Remark
 from dsl.counts import parameters
 from dsl.schema import (
+    AnyAttention,
     Balance,
     Custom,
+    DeltaNet,
     Dense,
     Gqa,
     LinearScaling,
@@ -96,34 +98,60 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
         yield f"  {more}"
     yield from _remarked(remarks, "attention", INDENT)
     attention = model.attention
-    assert isinstance(attention, Mla | Gqa), "no configuration that is read has another"
-    yield from _mla(attention, remarks) if isinstance(attention, Mla) else _gqa(attention, remarks)
+    yield from _attention(attention, remarks)
     yield from _remarked(remarks, "ffn", INDENT)
     said = False
     for span in model.layers:
-        assert not isinstance(span.ffn, Custom) and isinstance(span.attention, Mla | Gqa | None)
+        ffn = span.ffn
+        assert not isinstance(ffn, Custom), "no configuration has a module of a user's own"
         head = f"  layers {span.first}..{span.last}{f' by {span.by}' if span.by > 1 else ''} {{"
-        of_range = "" if span.attention is None else f"attention {{ {_changes(attention, span.attention)} }}"
-        if span.by > 1:  # its feed-forward part is that of the range around it
-            yield f"{head} {of_range} }}"
-        elif isinstance(span.ffn, Dense):
-            act = _given(span.ffn, "activation", "bias")
-            dense = f"ffn dense {{ inner = {number(span.ffn.inner)}{', ' + act if act else ''} }}"
-            yield f"{head} {of_range + ', ' if of_range else ''}{dense} }}"
-        else:
-            yield head
-            if of_range:
-                yield f"    {of_range}"
-            yield from _moe(span.ffn, () if said else remarks)
-            yield "  }"
+        parts = [] if span.attention is None else [*_of_range(attention, span.attention)]
+        if isinstance(ffn, Dense) and span.by == 1:  # of every N-th layer it is that of the range around it
+            act = _given(ffn, "activation", "bias")
+            parts.append(f"  ffn dense {{ inner = {number(ffn.inner)}{', ' + act if act else ''} }}")
+        has_experts = isinstance(ffn, Moe) and span.by == 1
+        if len(parts) <= 2 and not has_experts:
+            yield f"{head} {', '.join(part.strip() for part in parts)} }}"
+            continue
+        yield head
+        yield from (f"{INDENT}{part}" for part in parts)
+        if isinstance(ffn, Moe) and has_experts:
+            yield from _moe(ffn, () if said else remarks)
             said = True
+        yield "  }"
     if model.mtp is not None:
         yield from _remarked(remarks, "mtp", INDENT)
         own = model.mtp.attention
-        assert isinstance(own, Mla | Gqa | None)
         of_mtp = "" if own is None else f", attention {{ {_changes(attention, own)} }}"
         yield f"  mtp {{ depth = {model.mtp.depth}, weight = {_phases(model.mtp.weight)}{of_mtp} }}"
     yield "}"
+
+
+def _attention(attention: AnyAttention, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    """A block of any kind."""
+    if isinstance(attention, DeltaNet):
+        yield from _deltanet(attention)
+    elif isinstance(attention, Mla):
+        yield from _mla(attention, remarks)
+    else:
+        assert isinstance(attention, Gqa), "no configuration has a module of a user's own"
+        yield from _gqa(attention, remarks)
+
+
+def _of_range(usual: AnyAttention, other: AnyAttention) -> Iterator[str]:
+    """The attention of a range: what it has that the model's has not, or all of one of another kind."""
+    if type(usual) is type(other):
+        yield f"  attention {{ {_changes(usual, other)} }}"
+    else:
+        yield from _attention(other, ())
+
+
+def _deltanet(net: DeltaNet) -> Iterator[str]:
+    yield "  attention deltanet {"
+    yield f"    heads = {number(net.heads)}, key_heads = {number(net.key_heads)}"
+    yield f"    key_dim = {number(net.key_dim)}, value_dim = {number(net.value_dim)}"
+    yield f"    gate = {net.gate}, convolution = {net.convolution}"
+    yield "  }"
 
 
 def _mla(mla: Mla, remarks: tuple[Remark, ...]) -> Iterator[str]:
@@ -140,7 +168,7 @@ def _gqa(gqa: Gqa, remarks: tuple[Remark, ...]) -> Iterator[str]:
     yield "  attention gqa {"
     norm = {None: "", "head": ", qk_norm = true", "width": ", qk_norm = width"}[gqa.qk_norm]
     yield f"    heads = {number(gqa.heads)}, kv_heads = {number(gqa.kv_heads)}, head_dim = {gqa.head_dim}{norm}"
-    if options := _given(gqa, "bias", "scale", "window", "sinks", "softcap"):
+    if options := _given(gqa, "bias", "scale", "window", "sinks", "output_gate", "softcap"):
         yield f"    {options}"
     yield from _rope(gqa.rope, remarks)
 
@@ -170,7 +198,7 @@ def _scaling(scaling: LinearScaling | Llama3Scaling | YarnScaling) -> str:
     return f"scaling {scaling.kind} {{ {_given(scaling, *keys)} }}"
 
 
-def _changes(usual: Mla | Gqa, other: Mla | Gqa) -> str:
+def _changes(usual: AnyAttention, other: AnyAttention) -> str:
     """What the attention of a range has that the model's has not."""
     fields = [name for name in type(other).model_fields if getattr(other, name) != getattr(usual, name)]
     assert type(usual) is type(other) and {*fields} <= {"window", "rope"}, fields

@@ -172,6 +172,7 @@ class Replica:
     uniform: bool = False  # whether first values are even between two bounds, or else normal
     slice: Slice | None = None
     matrices: tuple[int, ...] = ()  # rows of each matrix in it; nothing for what is no matrix of a layer
+    mean: float = 0.0  # of first values, unless they are ones
 
     @property
     def key(self) -> str:

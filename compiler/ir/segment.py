@@ -105,6 +105,7 @@ class Param:
     role: Role = field(default="parameter", repr=False, compare=False)
     init: float | None = field(default=0.0, repr=False, compare=False)  # deviation of the first values; None: ones
     uniform: bool = field(default=False, repr=False, compare=False)  # whether they are even between two bounds
+    mean: float = field(default=0.0, repr=False, compare=False)  # of the first values, unless they are ones
     decay: bool = field(default=False, repr=False, compare=False)  # whether weight decay applies to it
     path: str = field(default="", repr=False, compare=False)  # its name below its block, if the layer's table has none
     split: Split | None = field(default=None, repr=False, compare=False)  # `shape` is what a tensor rank has of it

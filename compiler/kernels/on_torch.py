@@ -20,6 +20,10 @@ STREAMS = "one pass over the residual streams in torch too, with small matrices 
 PARTS = "a few numbers of each row: one of each tensor rank, and the logit of the target"
 
 
+RECURRENCE = "chunks of products that torch batches; a state goes from chunk to chunk, without a kernel so far"
+AROUND = "one pass over its operands in torch, beside a delta rule that has no kernel"
+
+
 def _with_gradients(*ops: str) -> tuple[str, ...]:
     return tuple(f"{op}{end}" for op in ops for end in ("", "_dgrad"))
 
@@ -36,6 +40,10 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys((*_with_gradients("hyper_products"), "hyper_products_wgrad_"), PRODUCT),
     **dict.fromkeys((*_with_gradients("scale_parts"), "scale_parts_wgrad_"), SCORES),
     **dict.fromkeys(_with_gradients("hyper_mix", "hyper_collapse", "hyper_add", "hyper_copy"), STREAMS),
+    **dict.fromkeys(_with_gradients("delta_rule"), RECURRENCE),
+    **dict.fromkeys(
+        (*_with_gradients("convolve", "log_decay", "gate_columns"), "convolve_wgrad_", "log_decay_wgrad_"), AROUND
+    ),
     "columns": VIEW,
     **dict.fromkeys(_with_gradients("compressed_attention"), COMPRESSED),
     **dict.fromkeys((*_with_gradients("compress"), "compress_wgrad_"), SCORES),

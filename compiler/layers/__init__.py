@@ -52,10 +52,12 @@ class Layer:
             {"residual_norm", "norm_gradient"} if hyper.mixing(place) else set()
         )  # no norm is of a sum, or next to it
         left |= {"quantise", "norm_gradient"} if lora else set()  # adapters read the same values as they are
+        left |= {"quantise"} if attention.is_gated(place) and plain.kind in GATED else set()  # so do gates
         fused = tuple(name for name in self.fused if name not in left)
         return replace(plain, recompute=names, stored=kept, fused=fused)
 
 
+GATED = ("attention", "project", "attend", "products")
 LAYERS: dict[str, Layer] = {
     "added": Layer(stream.build_added, stream.ADDED_PARAMETERS),
     "attention": Layer(

@@ -6,11 +6,12 @@ The sum is the first op of the segment that comes next, where it and that segmen
 from __future__ import annotations
 
 from compiler import ir
-from compiler.layers import compressed, custom, gqa, hyper, mla
+from compiler.layers import compressed, custom, deltanet, gqa, hyper, mla
 from compiler.layers.builder import Place
-from dsl.schema import Compressed, CustomAttention, Gqa, Mla
+from dsl.schema import Compressed, CustomAttention, DeltaNet, Gqa, Mla, SoftmaxAttention
 
-PARAMETERS = mla.PARAMETERS | gqa.PARAMETERS | compressed.PARAMETERS | hyper.paths("attention")
+OF_KINDS = mla.PARAMETERS | gqa.PARAMETERS | compressed.PARAMETERS | deltanet.PARAMETERS
+PARAMETERS = OF_KINDS | hyper.paths("attention")
 
 
 def build_products(place: Place) -> ir.Segment:
@@ -39,9 +40,15 @@ def build_attend(place: Place) -> ir.Segment:
     return mla.build_attend(place, sizes) if isinstance(sizes, Mla) else gqa.build_attend(place, sizes)
 
 
-def _sizes(place: Place) -> Mla | Gqa:
+def is_gated(place: Place) -> bool:
+    """Whether a gate stands between attention and the product behind it."""
     sizes = place.attention or place.model.attention
-    assert not isinstance(sizes, CustomAttention | Compressed), "modules and windows of entries have whole sequences"
+    return isinstance(sizes, DeltaNet) or (isinstance(sizes, Gqa) and sizes.output_gate)
+
+
+def _sizes(place: Place) -> SoftmaxAttention:
+    sizes = place.attention or place.model.attention
+    assert isinstance(sizes, Mla | Gqa), "modules, entries and states are of whole sequences"
     return sizes
 
 
@@ -56,4 +63,6 @@ def _build(place: Place) -> ir.Segment:
         return custom.build_attention(place, sizes)
     if isinstance(sizes, Compressed):
         return compressed.build(place, sizes)
+    if isinstance(sizes, DeltaNet):
+        return deltanet.build(place, sizes)
     return mla.build(place, sizes) if isinstance(sizes, Mla) else gqa.build(place, sizes)

@@ -3,7 +3,8 @@
 T tokens of a micro-batch · D hidden. Queries, keys and values come from one product: its columns are those of the query
 heads, then of the key heads, then of the value heads. With `qk_norm`, queries and keys are normed before the rotation:
 head by head, as Qwen3 does, arXiv 2505.09388, or all heads as one, as OLMoE does, arXiv 2409.02060. `rotation` says
-how they are rotated in front of attention, if it does not rotate them itself.
+how they are rotated in front of attention, if it does not rotate them itself. An output gate is more columns behind the
+values, from column `gate_at` on: what attention gives is multiplied by their sigmoid, as in Qwen3-Next.
 
 Where tensor ranks have heads that are normed as one, `products` makes queries, keys and values and the sums of their
 squares, which the ranks add up in front of the rest.
@@ -49,6 +50,7 @@ def gqa(
     sinks: bool = False,
     pre: bool = True,
     post: bool = False,
+    gate_at: int = 0,
     factor: float = 1.0,
     part: bool = False,
     ways: int = 1,
@@ -59,11 +61,12 @@ def gqa(
     the sum. Where heads on `ways` ranks are normed as one, what comes is not h, but what `products` returns.
     """
     qkv_T, squares_T, places_T = _entered(ops, p, h_TD, places_T, eps, biased, pre, ways)
+    qkv_T, *gate_T = ops.split2(qkv_T, gate_at) if gate_at else (qkv_T,)
     sizes = sequence, heads, kv_heads
     turning = (*sizes, head_dim, qk_norm, eps, rotation, query_scale, ways)
     q_T, k_T, v_T = _turned(ops, p, qkv_T, squares_T, places_T, *turning)
     o_T = _attended(ops, p, q_T, k_T, v_T, places_T, *sizes, theta, bounded, window, softcap, sinks)
-    y_TD = linear(ops, p, "out", o_T, out_biased)
+    y_TD = linear(ops, p, "out", ops.gate_columns(o_T, *gate_T, False) if gate_at else o_T, out_biased)
     return (y_TD,) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor))
 
 
@@ -90,16 +93,18 @@ def project(
     rotation: Rotation = (),
     query_scale: float = 1.0,
     pre: bool = True,
+    gate_at: int = 0,
     part: bool = False,
     ways: int = 1,
 ) -> tuple[Any, ...]:
-    """h, handed through, queries, and keys and values side by side, of the rows that a context rank has. `ways`: as in
-    `gqa`."""
+    """h, handed through, queries with the gate behind them, if there is one, and keys and values side by side, of the
+    rows that a context rank has. `ways`: as in `gqa`."""
     qkv_T, squares_T, places_T = _entered(ops, p, h_TD, places_T, eps, biased, pre, ways)
+    qkv_T, *gate_T = ops.split2(qkv_T, gate_at) if gate_at else (qkv_T,)
     sizes = sequence, heads, kv_heads
     turning = (*sizes, head_dim, qk_norm, eps, rotation, query_scale, ways)
     q_T, k_T, v_T = _turned(ops, p, qkv_T, squares_T, placed(places_T), *turning)
-    return *(() if part else (h_TD,)), q_T, ops.cat2(k_T, v_T)
+    return *(() if part else (h_TD,)), ops.cat2(q_T, *gate_T) if gate_at else q_T, ops.cat2(k_T, v_T)
 
 
 def attend(
@@ -119,14 +124,16 @@ def attend(
     sinks: bool = False,
     eps: float = 0.0,
     post: bool = False,
+    gated: bool = False,
     factor: float = 1.0,
     part: bool = False,
 ) -> tuple[Any, ...]:
     """out(attend(q, k, v)) of the rows that a context rank has as queries, and of all rows K as keys and values."""
+    q_T, *gate_T = ops.split2(q_T, heads * head_dim) if gated else (q_T,)
     k_K, v_K = ops.split2(kv_K, kv_heads * head_dim)
     where = placed(places_T)
     o_T = _attended(ops, p, q_T, k_K, v_K, where, sequence, heads, kv_heads, 0.0, bounded, window, softcap, sinks)
-    y_TD = linear(ops, p, "out", o_T, out_biased)
+    y_TD = linear(ops, p, "out", ops.gate_columns(o_T, *gate_T, False) if gated else o_T, out_biased)
     return (y_TD if part else leaving(ops, p, y_TD, eps, post, factor),)
 
 
@@ -215,10 +222,11 @@ def _first(place: Place, sizes: Gqa) -> tuple[tuple[ir.Param, ...], tuple[ir.Inp
     """Parameters, inputs and constants of what comes in front of attention itself."""
     norms = _norms(place, sizes)
     if norms_together(place, sizes):
-        qkv = place.input("heads", place.T, sum(_widths(place, sizes)))
-        return norms, (qkv, ir.Input("squares", (place.T, 2), place.wide_dtype)), {"ways": place.ways}
-    h = place.input("h", place.T, place.D)
-    return (*pre_gain(place), *_products(place, sizes), *norms), (h,), _projection_options(place, sizes)
+        qkv = place.input("heads", place.T, sum(_parts(place, sizes)))
+        inputs = qkv, ir.Input("squares", (place.T, 2), place.wide_dtype)
+        return norms, inputs, {"ways": place.ways, **_gate(place, sizes)}
+    options = _projection_options(place, sizes) | _gate(place, sizes)
+    return (*pre_gain(place), *_products(place, sizes), *norms), (place.input("h", place.T, place.D),), options
 
 
 def build(place: Place, sizes: Gqa) -> ir.Segment:
@@ -261,7 +269,7 @@ def build_project(place: Place, sizes: Gqa) -> ir.Segment:
 
 def build_attend(place: Place, sizes: Gqa) -> ir.Segment:
     heads, kv_heads = sizes.heads // place.ways, sizes.kv_heads // place.ways
-    q = place.input("queries", place.T, heads * sizes.head_dim)
+    q = place.input("queries", place.T, (2 if sizes.output_gate else 1) * heads * sizes.head_dim)
     return segment(
         "attend",
         attend,
@@ -271,6 +279,7 @@ def build_attend(place: Place, sizes: Gqa) -> ir.Segment:
         **_sizes(place, sizes),
         **_options(place, sizes),
         **({"eps": place.model.norm_eps} if has_post(place) else {}),
+        **({"gated": True} if sizes.output_gate else {}),
         **exit_of(place),
     )
 
@@ -281,9 +290,20 @@ def _widths(place: Place, sizes: Gqa) -> tuple[int, ...]:
     return heads * sizes.head_dim, kv_heads * sizes.head_dim, kv_heads * sizes.head_dim
 
 
+def _parts(place: Place, sizes: Gqa) -> tuple[int, ...]:
+    """Columns of queries, keys and values, and of the gate."""
+    widths = _widths(place, sizes)
+    return (*widths, widths[0]) if sizes.output_gate else widths
+
+
+def _gate(place: Place, sizes: Gqa) -> dict[str, Constant]:
+    """The constant that says where the gate begins, if there is one."""
+    return {"gate_at": sum(_widths(place, sizes))} if sizes.output_gate else {}
+
+
 def _products(place: Place, sizes: Gqa) -> tuple[ir.Param, ...]:
-    """The parameters of queries, keys and values."""
-    parts = _widths(place, sizes)
+    """The parameters of queries, keys and values, and of the gate."""
+    parts = _parts(place, sizes)
     return place.rows(weights(place, "qkv", sum(parts), place.D, sizes.bias is not None), *parts)
 
 

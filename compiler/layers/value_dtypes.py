@@ -5,7 +5,7 @@ from __future__ import annotations
 from compiler.dtypes import TORCH_DTYPE, WHOLE, Packed
 from compiler.layers.builder import Place
 from dsl.formats import E5M6, FP8, format_of
-from dsl.schema import Dtype, Precision, Tile
+from dsl.schema import DeltaNet, Dtype, Precision, Tile
 
 # Whose products may be in eight bits: neither those of the gate nor those of the head, arXiv 2412.19437, §3.3.1.
 PRODUCTS = ("attention", "project", "attend", "dense", "experts", "mtp_input", "shared")
@@ -23,7 +23,8 @@ def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
         result += [("operands", _operand(precision, precision.activation_tile))]
         result += [("weights", _operand(precision, precision.weight_tile))]
         result += [("columns", word) for word in _how(precision)]
-    if precision.attention_output == E5M6.element and kind in ("attention", "attend") and not traced:
+    softmax = not traced and not isinstance(place.attention or place.model.attention, DeltaNet)
+    if precision.attention_output == E5M6.element and kind in ("attention", "attend") and softmax:
         result += [("attention_output", str(Packed(E5M6.name, *E5M6.tile)))]
     if kind == "head" and precision.logits and "logits" not in place.spec.recompute:  # in blocks they are not kept
         result += [("logits", TORCH_DTYPE[precision.logits])]

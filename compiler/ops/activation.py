@@ -71,6 +71,21 @@ GATE_ROWS = Rule(
 )
 
 
+def _infer_columns(x_TN: Tensor, z_TN: Tensor, silu: bool) -> tuple[Tensor, ...]:
+    assert x_TN == z_TN, (x_TN, z_TN)
+    return (x_TN,)
+
+
+GATE_COLUMNS = Rule(
+    args=("x", "z", "silu"),
+    outputs=("y",),
+    infer=_infer_columns,
+    kernel_class="swiglu",
+    flops=elementwise("x", 3),
+    dgrad=Gradient("gate_columns_dgrad", reads=("d_y", "x", "z", "silu"), gives=("x", "z"), flops=elementwise("x", 6)),
+)
+
+
 def _rule(op: str, *, gated: bool, flops: int) -> Rule:
     """The rule of an activation without constants. FLOPs are those of an element of `h`."""
     return Rule(
@@ -87,6 +102,7 @@ RULES = {
     "swiglu": SWIGLU,
     "gated_swiglu": GATED_SWIGLU,
     "clamped_swiglu": CLAMPED_SWIGLU,
+    "gate_columns": GATE_COLUMNS,
     "gate_rows": GATE_ROWS,
     "geglu": _rule("geglu", gated=True, flops=4),
     "geglu_tanh": _rule("geglu_tanh", gated=True, flops=4),

@@ -28,6 +28,7 @@ class Tensor:
     uniform: bool = False
     split: ir.Split | None = None
     matrices: tuple[int, ...] = ()  # rows of each matrix in one logical parameter (`ir.Param`)
+    mean: float = 0.0
 
     def names(self) -> list[str]:
         """Names of the logical parameters: layers.3.ffn.experts.17.up is the one of expert 17."""
@@ -64,7 +65,7 @@ def tensors(spec: Spec, steps: Iterable[Step]) -> tuple[Tensor, ...]:
                 if name not in found:
                     found[name] = (param, _tensor(spec, param, name))
                 first = found[name][0]
-                alike = [(p.shape, p.role, p.init, p.decay, p.uniform, p.split) for p in (first, param)]
+                alike = [(p.shape, p.role, p.init, p.decay, p.uniform, p.mean, p.split) for p in (first, param)]
                 assert alike[0] == alike[1], f"{name} is declared in two ways"
     return tuple(tensor for _, tensor in found.values())
 
@@ -136,7 +137,7 @@ def _part_of(tensor: str) -> str:
 def _tensor(spec: Spec, param: ir.Param, name: str) -> Tensor:
     shape, experts = (param.shape[1:], num_experts(spec, name)) if param.stack else (param.shape, None)
     shape = param.split.whole(shape) if param.split else shape
-    facts = param.role, param.init, param.decay, experts, param.uniform, param.split, param.matrices
+    facts = param.role, param.init, param.decay, experts, param.uniform, param.split, param.matrices, param.mean
     return Tensor(name, shape, *facts)
 
 

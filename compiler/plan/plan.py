@@ -157,7 +157,7 @@ def replicas_of(
         for at in range(len(slices))
     }
     return tuple(
-        Replica(name, tensor.name, *row, holders[place, at], tensor.uniform, of, tensor.matrices)
+        Replica(name, tensor.name, *row, holders[place, at], tensor.uniform, of, tensor.matrices, tensor.mean)
         for name, place in zip(names, places, strict=True)
         for at, of in enumerate(slices)
     )

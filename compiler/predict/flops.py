@@ -8,6 +8,7 @@ work that a device does:
   but the attention core: norms, activations and the embedding, which is looked up, are left out.
 - The attention core is q·k and the weights' sum of values: over the keys that an op computes for (`causal`, half of
   the sequence), and over twice as many (`full`), as if nothing were masked.
+- A delta rule counts in full: no part of its products is masked.
 - The MTP block is left out, and what a backward computes again counts once, as do products in eight bits.
 """
 
@@ -22,7 +23,7 @@ from compiler.predict.prediction import Flops
 from compiler.segments.interpret import interpret
 from compiler.segments.node_costs import works_of
 
-PRODUCTS, CORE, GATE = ("gemm", "grouped_gemm"), "attention", "linear_wide"
+PRODUCTS, CORE, STATES, GATE = ("gemm", "grouped_gemm"), "attention", "delta_rule", "linear_wide"
 FORWARDS = 3  # a backward is two
 
 
@@ -57,5 +58,6 @@ def _forward(segment: Segment) -> tuple[tuple[int, int], int]:
             if kernel_class(op) in PRODUCTS:
                 times = FORWARDS - (node.reads[1] in frozen)
                 fixed, by_row = fixed + times * work.flops, by_row + times * work.flops_row
+            fixed += FORWARDS * work.flops if kernel_class(op) == STATES else 0
             core += work.flops if kernel_class(op) == CORE else 0
     return (fixed, by_row), core

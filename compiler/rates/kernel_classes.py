@@ -5,7 +5,7 @@ A rate depends on the class, the dtype and the shape of a kernel. The shape is
 
     products            (m, n, k): m rows and n columns, summed over k; dgrad and wgrad in their own extents
     grouped products    (groups, m, n, k): m, or k of weight gradients, is the mean of the groups
-    attention           (tokens, sequence, heads, width of a key, width of a value)
+    attention           (tokens, sequence, heads, width of a key, width of a value), and so of the delta rule
     all others          (rows, columns) of the largest tensor that is read or written
 """
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FLOPS = ("gemm", "grouped_gemm", "wgrad", "grouped_wgrad", "attention", "attention_backward")  # rates in FLOP/s
+SEQUENCES = ("attention", "attention_backward", "delta_rule", "delta_rule_backward")  # of whole sequences
+FLOPS = ("gemm", "grouped_gemm", "wgrad", "grouped_wgrad", *SEQUENCES)  # rates in FLOP/s
 MEMORY = (
     *("rope", "norm", "swiglu", "add", "permute", "quantise", "cast", "cross_entropy", "router", "embedding", "copy"),
 )
@@ -34,6 +35,8 @@ INSTEAD = {
     "grouped_gemm": ("gemm",),
     "grouped_wgrad": ("wgrad", "grouped_gemm", "gemm"),
     "attention_backward": ("attention",),
+    "delta_rule": ("attention",),
+    "delta_rule_backward": ("delta_rule", "attention_backward", "attention"),
     **{kind: ("copy",) for kind in (*MEMORY, "optimizer") if kind != "copy"},
     "combine_node": ("dispatch_node",),
     "combine_network": ("dispatch_network",),

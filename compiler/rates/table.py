@@ -23,7 +23,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from compiler import textfile
-from compiler.rates.kernel_classes import CLASSES, FLOPS, HOST, INSTEAD, LINKS, PAIR, SECONDS
+from compiler.rates.kernel_classes import CLASSES, FLOPS, HOST, INSTEAD, LINKS, PAIR, SECONDS, SEQUENCES
 from dsl.diagnostics import is_hidden
 from dsl.schema import Strict
 
@@ -178,7 +178,7 @@ def _extents(kind: str) -> tuple[int, ...]:
     if kind in LINKS:
         return 0, 2
     if kind in FLOPS:
-        return 0, 5 if kind.startswith("attention") else 4 if kind.startswith("grouped") else 3
+        return 0, 5 if kind in SEQUENCES else 4 if kind.startswith("grouped") else 3
     return 0, 2
 
 

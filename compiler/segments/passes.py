@@ -118,8 +118,8 @@ def _parts(segment: Segment) -> str:
     """What the gradient of a block's norm is a sum of, as the names of ops say it."""
     if segment.kind == "router":
         return "permuted_" if "route" in segment.fused else "sum_"  # of rows, and of the router's product
-    latents = any(param.name in ("kv_down", "kv") for param in segment.params)
-    return "sum_" if latents else ""  # of the two products that read it
+    several = not {"kv_down", "kv", "beta"}.isdisjoint(param.name for param in segment.params)
+    return "sum_" if several else ""  # of the products that read it
 
 
 def _remade(segment: Segment) -> str:

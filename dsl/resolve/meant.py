@@ -19,6 +19,7 @@ OF_GROUPED: dict[str, str] = {
     "kv_heads": "whose query heads have keys of their own: remove it",
     "bias": "whose projections have no biases: remove it",
     "qk_norm": "whose latents have norms, and whose heads have none: remove it",
+    "output_gate": "which has no gate: remove it",
     **dict.fromkeys(
         ("window", "sinks", "softcap"), "whose kernels compute a plain softmax over all earlier tokens: remove it"
     ),

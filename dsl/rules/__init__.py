@@ -86,17 +86,21 @@ RULES: tuple[Row, ...] = (
     (
         (
             *("model.attention.head_dim", "model.attention.rope.width"),
-            *(f"{LAYERS}.attention.{key}" for key in ("head_dim", "rope")),
+            *(f"{at}.{key}" for at in ATTENTIONS[1:] for key in ("head_dim", "rope")),
         ),
         model.even_rope,
     ),
-    (("model.attention.rope", f"{LAYERS}.attention.rope"), model.frequencies_rise),
+    (tuple(f"{at}.rope" for at in ATTENTIONS), model.frequencies_rise),
     (
-        ("model.attention", f"{LAYERS}.attention.heads", f"{LAYERS}.attention.kv_heads"),
+        ("model.attention", *(f"{at}.{key}" for at in ATTENTIONS[1:] for key in ("heads", "kv_heads"))),
         model.heads_of_ranges_share_keys,
     ),
     (ATTENTIONS, model.groups_of_heads_are_equal),
     ((*ATTENTIONS, "train.sequence"), model.sequences_have_entries),
+    (
+        tuple(f"{at}.{key}" for at in ATTENTIONS for key in ("heads", "key_heads")),
+        model.heads_of_values_share_keys,
+    ),
     (("model.mtp.depth",), model.one_mtp),
     (
         tuple(f"{LAYERS}.ffn.{key}" for key in _OF_PARTS),

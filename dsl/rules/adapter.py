@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsl.diagnostics import listed
 from dsl.rules.finding import Finding
-from dsl.schema import AnyAttention, Compressed, Custom, CustomAttention, Dense, Gqa, Model, Moe, Spec
+from dsl.schema import AnyAttention, Compressed, Custom, CustomAttention, DeltaNet, Dense, Gqa, Model, Moe, Spec
 from dsl.schema.model import is_gated
 
 Extents = tuple[int, int]  # rows and columns of a matrix
@@ -90,13 +90,18 @@ def _attention(sizes: AnyAttention, model: Model) -> Iterator[tuple[str, Extents
     if isinstance(sizes, CustomAttention):
         return
     if isinstance(sizes, Gqa):
-        yield "qkv", ((sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim, D)
+        gate = sizes.heads if sizes.output_gate else 0
+        yield "qkv", ((sizes.heads + 2 * sizes.kv_heads + gate) * sizes.head_dim, D)
         yield "out", (D, sizes.heads * sizes.head_dim)
         return
     if isinstance(sizes, Compressed):
         yield "q_down", (sizes.query_rank, D)
         yield "q_up", (sizes.heads * sizes.head_dim, sizes.query_rank)
         yield "out", (D, sizes.groups * sizes.out_rank)
+        return
+    if isinstance(sizes, DeltaNet):
+        yield "qkv", (2 * sizes.key_heads * sizes.key_dim + sizes.heads * sizes.value_dim, D)
+        yield "out", (D, sizes.heads * sizes.value_dim)
         return
     nope, rope, value = sizes.head_dim.nope, sizes.head_dim.rope, sizes.head_dim.value
     if sizes.query_rank:

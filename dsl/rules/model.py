@@ -11,6 +11,7 @@ from dsl.schema import (
     Compressed,
     Custom,
     CustomAttention,
+    DeltaNet,
     Gqa,
     Llama3Scaling,
     Mla,
@@ -145,6 +146,15 @@ def heads_of_ranges_share_keys(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0908", message, f"{at}.kv_heads", hint, (("the query heads", f"{at}.heads"),))
 
 
+def heads_of_values_share_keys(spec: Spec) -> Iterator[Finding]:
+    """Every head of queries and keys of a delta rule is that of the same number of heads of values."""
+    for at, attention in spec.model.attentions:
+        if isinstance(attention, DeltaNet) and attention.heads % attention.key_heads:
+            message = f"{attention.heads} heads cannot share key_heads = {attention.key_heads} evenly"
+            hint = f"write `key_heads = {nearest_divisor(attention.heads, attention.key_heads)}`"
+            yield Finding("E0908", message, f"{at}.key_heads", hint, (("the heads of values", f"{at}.heads"),))
+
+
 def _not_shared(attention: Gqa) -> tuple[str, str]:
     """What is wrong with the number of heads of keys, and the edit that mends it."""
     message = f"{attention.heads} heads cannot share kv_heads = {attention.kv_heads} evenly"
@@ -174,7 +184,7 @@ def sequences_have_entries(spec: Spec) -> Iterator[Finding]:
 def even_rope(spec: Spec) -> Iterator[Finding]:
     """Rotary embedding turns pairs of elements."""
     for path, attention in spec.model.attentions:
-        if isinstance(attention, CustomAttention):
+        if isinstance(attention, CustomAttention | DeltaNet):
             continue
         if isinstance(attention, Mla):
             key, width, at = "rope", attention.head_dim.rope, f"{path}.head_dim.rope"
@@ -201,7 +211,7 @@ def even_rope(spec: Spec) -> Iterator[Finding]:
 def frequencies_rise(spec: Spec) -> Iterator[Finding]:
     """The turns at which frequencies begin to change are fewer than those at which they no longer do."""
     for path, attention in spec.model.attentions:
-        rope, at = None if isinstance(attention, CustomAttention) else attention.rope, f"{path}.rope"
+        rope, at = None if isinstance(attention, CustomAttention | DeltaNet) else attention.rope, f"{path}.rope"
         scaling = rope.scaling if rope else None
         if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
             low, high = f"{at}.scaling.low_freq_factor", f"{at}.scaling.high_freq_factor"

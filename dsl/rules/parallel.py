@@ -13,7 +13,7 @@ from dsl.memory import ITEMSIZE
 from dsl.nodes import group_nodes
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
-from dsl.schema import Compressed, CustomAttention, Moe, Spec
+from dsl.schema import Compressed, CustomAttention, DeltaNet, Moe, Spec
 from dsl.stages import fewest_stages_of_rank, most_stages, most_stages_of_rank, stages_of_rank
 from dsl.units import exactly
 
@@ -320,8 +320,12 @@ def sequences_are_split(spec: Spec) -> Iterator[Finding]:
 
 
 def attention_is_split(spec: Spec) -> Iterator[Finding]:
-    """Modules of a user, and entries of many tokens, are of whole sequences, which no context rank has."""
-    why = {CustomAttention: "a module for attention has whole sequences", Compressed: "entries are of whole sequences"}
+    """Modules of a user, entries of many tokens, and states, are of whole sequences, which no context rank has."""
+    why = {
+        CustomAttention: "a module for attention has whole sequences",
+        Compressed: "entries are of whole sequences",
+        DeltaNet: "states go through whole sequences",
+    }
     whole = [(path, why[type(part)]) for path, part in spec.model.attentions if type(part) in why]
     if spec.parallel.context > 1 and whole:
         (path, reason), *_ = whole

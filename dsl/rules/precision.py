@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsl.formats import FP8 as BLOCKS
 from dsl.formats import PRODUCTS, Format, format_of
 from dsl.rules.finding import Finding, nearest_multiple
-from dsl.schema import Compressed, Custom, Dense, Dtype, Gqa, Mla, Moe, Precision, Spec
+from dsl.schema import Compressed, Custom, DeltaNet, Dense, Dtype, Gqa, Mla, Moe, Precision, Spec
 from dsl.schema.run import WIDEST_NORM_GRADIENT
 
 FP8 = "e4m3"
@@ -150,6 +150,12 @@ def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str, int]]:
             groups, rank = attention.groups, attention.out_rank
             yield "query_rank", 1, attention.query_rank, f"{at}.query_rank", 1
             yield f"groups·out_rank = {groups}·{rank}", groups, groups * rank, f"{at}.out_rank", 1
+        elif isinstance(attention, DeltaNet):
+            width = attention.value_dim
+            if attention.gate == "channel":
+                yield "value_dim", 1, width, f"{at}.value_dim", 1
+            ranks = tensor if attention.heads % tensor == 0 else 1
+            yield f"heads·value_dim = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads", ranks
     for index, span in enumerate(model.layers):
         if not isinstance(span.ffn, Custom):
             ranks = tensor if isinstance(span.ffn, Dense) and span.ffn.inner % tensor == 0 else 1

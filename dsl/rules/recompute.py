@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dsl.rules.finding import Finding
-from dsl.schema import Gqa, Moe, Spec
+from dsl.schema import DeltaNet, Gqa, Moe, Spec
 
 LAYER = "layer"
 
@@ -14,7 +14,8 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
     """What is computed again is computed at all."""
     moe = [span.ffn for span in spec.model.layers if isinstance(span.ffn, Moe)]
     absent = {"mla_up": not spec.model.has_latents} | dict.fromkeys(("router", "experts"), not moe)
-    absent["qkv"] = not any(isinstance(span.attention or spec.model.attention, Gqa) for span in spec.model.layers)
+    attentions = [span.attention or spec.model.attention for span in spec.model.layers]
+    absent["qkv"] = not any(isinstance(each, Gqa | DeltaNet) for each in attentions)
     absent["shared"] = not any(ffn.shared for ffn in moe)
     absent["dense"] = len(moe) == len(spec.model.layers)
     absent["hyper"] = spec.model.hyper_connections is None

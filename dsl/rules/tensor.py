@@ -8,7 +8,7 @@ from math import gcd
 
 from dsl.formats import FP8, format_of
 from dsl.rules.finding import Finding, nearest_divisor
-from dsl.schema import Compressed, Dense, Gqa, Mla, Moe, Spec
+from dsl.schema import Compressed, DeltaNet, Dense, Gqa, Mla, Moe, Spec
 
 TENSOR, EXPERT = "tensor", "expert_tensor"  # keys of `parallel` that split layers
 
@@ -27,6 +27,11 @@ def _layers(spec: Spec, code: str) -> Iterator[Finding]:
                 yield _uneven(code, TENSOR, spec, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
         elif isinstance(attention, Compressed):
             yield _whole(code, TENSOR, spec, "compressed attention is not split over ranks yet", path)
+        elif isinstance(attention, DeltaNet):
+            if attention.key_heads % tensor or attention.heads % tensor:
+                what = f"{attention.key_heads:,} heads of keys, and {attention.heads:,} of values"
+                heads = gcd(attention.heads, attention.key_heads)
+                yield _uneven(code, TENSOR, spec, what, heads, f"{path}.key_heads")
         elif not isinstance(attention, Gqa):
             yield _whole(code, TENSOR, spec, "a module is not split over ranks yet", path)
         elif attention.kv_heads % tensor or attention.heads % tensor:

@@ -5,6 +5,7 @@ from dsl.schema.attention import (
     AnyAttention,
     Compressed,
     CustomAttention,
+    DeltaNet,
     Gqa,
     Hca,
     HeadDim,
@@ -12,6 +13,7 @@ from dsl.schema.attention import (
     Llama3Scaling,
     Mla,
     Rope,
+    SoftmaxAttention,
     YarnScaling,
 )
 from dsl.schema.base import (
@@ -60,6 +62,7 @@ __all__ = [
     "CustomAttention",
     "Data",
     "DataSource",
+    "DeltaNet",
     "Dense",
     "Derived",
     "Device",
@@ -96,6 +99,7 @@ __all__ = [
     "Scale",
     "Schedule",
     "Sm",
+    "SoftmaxAttention",
     "Spec",
     "Spike",
     "StateTensor",

@@ -44,7 +44,7 @@ class Lora(Node):
                 "q_up": "queries, from their latent",
                 "kv_down": "the down-projection to the latent of keys and values, and the rotated key",
                 "kv_up": "keys and values, from their latent",
-                "qkv": "queries, keys and values of grouped-query attention, as one matrix",
+                "qkv": "queries, keys and values of grouped-query attention or a delta rule, and a gate: one matrix",
                 "out": "what attention adds to the residual stream",
                 "up": "the first matrix of dense layers and shared experts: of SwiGLU, gate and up as one",
                 "down": "the second matrix of dense layers and shared experts",

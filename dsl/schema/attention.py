@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import Aliases, Choices, FilePath, Node, Syntax, Width
+from dsl.schema.base import Aliases, Choices, FilePath, Node, Quiet, Syntax, Width
 
 Factor = Annotated[
     float, Field(ge=1, le=1e6, description="how much longer the context becomes", examples=["factor = 8"])
@@ -236,6 +236,14 @@ class Gqa(Node):
             examples=["sinks = true"],
         ),
     ] = False
+    output_gate: Annotated[
+        bool,
+        Quiet(),
+        Field(
+            description="whether each number that attention gives is multiplied by a sigmoid of a product (Qwen3-Next)",
+            examples=["output_gate = true"],
+        ),
+    ] = False
     softcap: Annotated[
         float | None,
         Field(
@@ -316,6 +324,52 @@ class Compressed(Node):
     rope: Position
 
 
+class DeltaNet(Node):
+    """Linear attention by a gated delta rule: each head has a state of `key_dim` × `value_dim` numbers, and no keys are
+    kept (arXiv 2412.06464, 2510.26692). Queries, keys and values pass a short causal convolution; there is no rotation.
+    """
+
+    kind: Annotated[Literal["deltanet"], Syntax("label"), Field(description="the kind")] = "deltanet"
+    heads: Annotated[
+        int, Field(ge=1, le=65536, description="heads of values, with a state each", examples=["heads = 32"])
+    ]
+    key_heads: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=65536,
+            description="heads of queries and keys, of which each is that of heads / key_heads heads of values",
+            examples=["key_heads = 16"],
+        ),
+    ]
+    key_dim: Annotated[
+        int, Field(ge=1, le=4096, description="width of a head of queries and of keys", examples=["key_dim = 128"])
+    ]
+    value_dim: Annotated[
+        int, Field(ge=1, le=4096, description="width of a head of values", examples=["value_dim = 128"])
+    ]
+    gate: Annotated[
+        Literal["head", "channel"],
+        Field(description="of what a state has a decay of its own", examples=["gate = channel"]),
+        Choices(
+            {
+                "head": "all of a head decays alike; what it gives has a gate of SiLU (Gated DeltaNet, Qwen3-Next)",
+                "channel": "each channel of a key decays on its own; decays and a gate of sigmoid are products of rank "
+                "value_dim (Kimi Delta Attention)",
+            }
+        ),
+    ]
+    convolution: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=64,
+            description="tokens that the convolution in front of it sees, the token itself the last of them",
+            examples=["convolution = 4"],
+        ),
+    ] = 4
+
+
 class CustomAttention(Node):
     """An attention of one's own: a torch module that is traced when the run is planned."""
 
@@ -323,4 +377,5 @@ class CustomAttention(Node):
     module: ModuleText
 
 
-AnyAttention = Mla | Gqa | Compressed | CustomAttention
+SoftmaxAttention = Mla | Gqa  # of heads with keys and values each
+AnyAttention = Mla | Gqa | Compressed | DeltaNet | CustomAttention

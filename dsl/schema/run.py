@@ -152,7 +152,7 @@ class Spec(Node):
             {
                 "rmsnorm": "the norms",
                 "mla_up": "the up-projections of latent attention, and of the queries of compressed attention",
-                "qkv": "the product that gives queries, keys and values of grouped-query attention",
+                "qkv": "the product that gives queries, keys and values of grouped-query attention or a delta rule",
                 "swiglu": "the activation between up and down",
                 "hyper": "what mixes several residual streams, and their sums inside of a layer",
                 "up": "the first product of feed-forward parts, in front of the activation",

@@ -173,14 +173,12 @@ KEYS: dict[str, tuple[str, ...]] = {
     "rms_norm_eps": ("model.norm_eps",),
     "layernorm_epsilon": ("model.norm_eps",),
     "norm_epsilon": ("model.norm_eps",),
-    "num_heads": ("model.attention.heads",),
-    "n_heads": ("model.attention.heads",),
-    "n_head": ("model.attention.heads",),
-    "num_attention_heads": ("model.attention.heads",),
-    "num_key_value_heads": ("model.attention.kv_heads",),
-    "num_kv_heads": ("model.attention.kv_heads",),
-    "n_kv_heads": ("model.attention.kv_heads",),
-    "num_query_groups": ("model.attention.kv_heads",),
+    **dict.fromkeys(
+        ("num_heads", "n_heads", "n_head", "num_attention_heads", "linear_num_value_heads"), ("model.attention.heads",)
+    ),
+    **dict.fromkeys(
+        ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_query_groups"), ("model.attention.kv_heads",)
+    ),
     "head_size": ("model.attention.head_dim",),
     "kv_channels": ("model.attention.head_dim",),
     "qk_layernorm": ("model.attention.qk_norm",),
@@ -189,11 +187,17 @@ KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("window_size", "sliding_window", "sliding_window_size", "attention_window"), ("model.attention.window",)
     ),
-    "soft_cap": ("model.attention.softcap",),
-    "logit_softcap": ("model.attention.softcap",),
-    "logits_soft_cap": ("model.attention.softcap",),
-    "logit_softcapping": ("model.attention.softcap",),
-    "attn_logit_softcapping": ("model.attention.softcap",),
+    **dict.fromkeys(("attn_output_gate", "attention_output_gate"), ("model.attention.output_gate",)),
+    "linear_num_key_heads": ("model.attention.key_heads",),
+    "linear_key_head_dim": ("model.attention.key_dim",),
+    "linear_value_head_dim": ("model.attention.value_dim",),
+    **dict.fromkeys(
+        ("linear_conv_kernel_dim", "short_conv_kernel_size", "conv_size"), ("model.attention.convolution",)
+    ),
+    **dict.fromkeys(
+        ("soft_cap", "logit_softcap", "logits_soft_cap", "logit_softcapping", "attn_logit_softcapping"),
+        ("model.attention.softcap",),
+    ),
     **dict.fromkeys(("softmax_scale", "attention_multiplier"), ("model.attention.scale",)),
     "rotary_dim": ("model.attention.rope.width",),
     "original_max_position_embeddings": ("model.attention.rope.scaling.original",),
@@ -202,21 +206,15 @@ KEYS: dict[str, tuple[str, ...]] = {
     "qk_nope_head_dim": ("model.attention.head_dim.nope",),
     "qk_rope_head_dim": ("model.attention.head_dim.rope",),
     "v_head_dim": ("model.attention.head_dim.value",),
-    "rope_theta": ("model.attention.rope.theta",),
-    "rotary_base": ("model.attention.rope.theta",),
-    "base": ("model.attention.rope.theta",),
-    "intermediate_size": ("model.layers.ffn.inner",),
-    "ffn_hidden_size": ("model.layers.ffn.inner",),
-    "ffn_dim": ("model.layers.ffn.inner",),
-    "d_ff": ("model.layers.ffn.inner",),
-    "moe_intermediate_size": ("model.layers.ffn.inner",),
-    "moe_ffn_hidden_size": ("model.layers.ffn.inner",),
-    "num_experts": ("model.layers.ffn.experts",),
-    "n_experts": ("model.layers.ffn.experts",),
-    "num_local_experts": ("model.layers.ffn.experts",),
-    "num_moe_experts": ("model.layers.ffn.experts",),
-    "n_routed_experts": ("model.layers.ffn.experts",),
-    "routed_experts": ("model.layers.ffn.experts",),
+    **dict.fromkeys(("rope_theta", "rotary_base", "base"), ("model.attention.rope.theta",)),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_hidden_size", "ffn_dim", "d_ff", "moe_intermediate_size", "moe_ffn_hidden_size"),
+        ("model.layers.ffn.inner",),
+    ),
+    **dict.fromkeys(
+        ("num_experts", "n_experts", "num_local_experts", "num_moe_experts", "n_routed_experts", "routed_experts"),
+        ("model.layers.ffn.experts",),
+    ),
     "hidden_act": ("model.layers.ffn.activation",),
     "activation_function": ("model.layers.ffn.activation",),
     "swiglu_limit": ("model.layers.ffn.clamp.limit",),
@@ -227,15 +225,12 @@ KEYS: dict[str, tuple[str, ...]] = {
     "embedding_multiplier": ("model.embedding_scale",),
     "hc_mult": ("model.hyper_connections.streams",),
     "hc_sinkhorn_iters": ("model.hyper_connections.rounds",),
-    "tie_embeddings": ("model.tied",),
-    "tied_embeddings": ("model.tied",),
-    "tie_word_embeddings": ("model.tied",),
-    "share_embeddings": ("model.tied",),
-    "weight_tying": ("model.tied",),
+    **dict.fromkeys(
+        ("tie_embeddings", "tied_embeddings", "tie_word_embeddings", "share_embeddings", "weight_tying"),
+        ("model.tied",),
+    ),
     "post_norm": ("model.norm",),
-    "n_shared_experts": ("model.layers.ffn.shared",),
-    "num_shared_experts": ("model.layers.ffn.shared",),
-    "shared_experts": ("model.layers.ffn.shared",),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "shared_experts"), ("model.layers.ffn.shared",)),
     "topk": ("model.layers.ffn.top_k",),
     "num_experts_per_tok": ("model.layers.ffn.top_k",),
     "moe_router_topk": ("model.layers.ffn.top_k",),
@@ -378,6 +373,10 @@ ABSENT: dict[str, str] = {
 WORDS: dict[str, Other] = {
     "mha": Other("model.attention", "write `attention gqa { … }` with `kv_heads = heads`", "model.attention.gqa"),
     "mqa": Other("model.attention", "write `attention gqa { … }` with `kv_heads = 1`", "model.attention.gqa"),
+    "kda": Other(
+        "model.attention", "write `attention deltanet { … }` with `gate = channel`", "model.attention.deltanet"
+    ),
+    "gdn": Other("model.attention", "write `attention deltanet { … }` with `gate = head`", "model.attention.deltanet"),
     "adam": Other(
         "train.optimizer",
         "write `optimizer adamw { … }`, which decays weights apart from the gradient",

@@ -54,6 +54,7 @@ class Parameter:
     uniform: bool = False  # whether first values are even between two bounds, or else normal
     slice: Slice | None = None
     matrices: tuple[Amount, ...] = ()
+    mean: float = 0.0  # of first values, unless they are ones
 
     @property
     def held_shape(self) -> tuple[int, ...]:

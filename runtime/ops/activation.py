@@ -107,6 +107,23 @@ def gate_rows_dgrad(dy_RI: Tensor, x_RI: Tensor, gate_R: Tensor) -> tuple[Tensor
     return dx_RI.to(x_RI.dtype), dgate_R.to(gate_R.dtype)
 
 
+def gate_columns(x_TN: Tensor, z_TN: Tensor, silu: bool) -> Tensor:
+    """x_TN, z_TN -> y_TN = x·silu(z), or x·sigmoid(z): what attention gives, behind a gate of each number."""
+    z_TN = wide(z_TN)
+    gate_TN = torch.nn.functional.silu(z_TN) if silu else torch.sigmoid(z_TN)
+    return gate_TN.mul_(wide(x_TN)).to(x_TN.dtype).contiguous()
+
+
+def gate_columns_dgrad(dy_TN: Tensor, x_TN: Tensor, z_TN: Tensor, silu: bool) -> tuple[Tensor, Tensor]:
+    """dy_TN, x_TN, z_TN -> dx_TN, dz_TN."""
+    wide_TN, dy_TN = wide(z_TN), wide(dy_TN)
+    share_TN = torch.sigmoid(wide_TN)
+    gate_TN = wide_TN * share_TN if silu else share_TN
+    slope_TN = (1 - share_TN) * gate_TN + share_TN if silu else (1 - share_TN) * share_TN
+    dz_TN = slope_TN.mul_(wide(x_TN)).mul_(dy_TN)
+    return (gate_TN * dy_TN).to(x_TN.dtype).contiguous(), dz_TN.to(z_TN.dtype).contiguous()
+
+
 def _gated(h_TM: Tensor, approximate: str) -> Tensor:
     y_TI = h_TM.new_empty((h_TM.shape[0], h_TM.shape[1] // 2))
     for y_tI, h_tM in blocks(y_TI, h_TM):
@@ -137,4 +154,5 @@ def _by_rows(function: Callable[..., Tensor], *by_row: Tensor) -> Tensor:
 OPS = (
     *(geglu, geglu_dgrad, geglu_tanh, geglu_tanh_dgrad, gelu, gelu_dgrad, gelu_tanh, gelu_tanh_dgrad),
     *(relu2, relu2_dgrad, clamped_swiglu, clamped_swiglu_dgrad, gate_rows, gate_rows_dgrad),
+    *(gate_columns, gate_columns_dgrad),
 )

@@ -14,12 +14,13 @@ from compiler.completion import SHELLS
 from compiler.completion.command_words import CommandLine, command_line
 from dsl.codes import CODES
 from dsl.load import resolve
-from dsl.schema import AdamW, Gqa, Mla, Muon
+from dsl.schema import AdamW, Compressed, DeltaNet, Gqa, Mla, Muon
 
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = Path(__file__).parents[2] / "specs" / "quickstart.dsc"
 # Keys that the attention of that spec has not, or has as a block.
-OF_GQA = {f"model.attention.{name}" for name in {*Gqa.model_fields} - {*Mla.model_fields} | {"head_dim"}}
+OTHER_KINDS = {*Gqa.model_fields, *Compressed.model_fields, *DeltaNet.model_fields} - {*Mla.model_fields}
+OF_OTHERS = {f"model.attention.{name}" for name in OTHER_KINDS | {"head_dim"}}
 HARNESS = """
 source "$1"
 shift
@@ -104,8 +105,11 @@ def test_every_key_is_one_that_can_be_set(line: CommandLine) -> None:
             resolve(QUICK, overrides=[f"{key}={value}"])
         except SpecError as error:
             wrong = [item for item in error.diagnostics if item.code in ("E0201", "E0204", "E0205")]
-            kinds = ("precision.", "model.attention.rope.scaling.", "adapter.")  # of blocks that this spec has not
-            elsewhere = key in {*OF_GQA, *of_muon, "model.attention.module"} or key.startswith(kinds)
+            of_attention = key.replace("model.mtp.attention", "model.attention")
+            kinds = ("rope.scaling.", "compress.")  # of blocks that this spec has not
+            nested = of_attention.startswith(tuple(f"model.attention.{each}" for each in kinds))
+            elsewhere = of_attention in {*OF_OTHERS, *of_muon, "model.attention.module"}
+            elsewhere |= nested or key.startswith(("precision.", "adapter."))
             assert not wrong or elsewhere, f"{key}: {wrong}"
 
 

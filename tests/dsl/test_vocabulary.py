@@ -78,7 +78,8 @@ def test_what_the_language_has_not_is_said_to_be_so() -> None:
     assert all(hints[word].startswith("there is no such key: ") for word in words)
     assert "RMSNorms" in hints["norm_type"]
     hints = said(f"model m extends base {{ {attention.replace('KEYS', 'frobnicate = 1')} }}")
-    keys_there = ("heads", "kv_heads", "head_dim", "bias", "qk_norm", "scale", "window", "sinks", "softcap")
+    keys_there = ("heads", "kv_heads", "head_dim", "bias", "qk_norm", "scale", "window", "sinks")
+    keys_there += ("output_gate", "softcap")
     assert hints["frobnicate"] == f"`attention gqa` takes {', '.join(f'`{key}`' for key in keys_there)} and `rope`"
 
 

@@ -141,7 +141,9 @@ def _statement(chooser: random.Random, depth: int = 0) -> str:
         return f"{chooser.choice(('warmup', 'constant', 'cosine', key))} {_value(chooser, 2)} to {_value(chooser, 2)}"
     if form == 5 and depth == 0:
         return f'import "{chooser.choice(("lib.dsc", "spec.dsc", "../lib.dsc", "none.dsc", "/etc/passwd", "a/b.dsc"))}"'
-    label = chooser.choice(("", "", " a", " mla", " gqa", " moe", " dense", " 0..2", " b extends base", " 3", ' "x"'))
+    label = chooser.choice(
+        ("", "", " a", " mla", " gqa", " deltanet", " moe", " dense", " 0..2", " b extends base", " 3", ' "x"')
+    )
     body = [_statement(chooser, depth + 1) for _ in range(chooser.randint(0, 4))] if depth < 4 else []
     return f"{key}{label} {{\n{chooser.choice(NEWLINES).join(body)}\n}}"
 

@@ -18,10 +18,13 @@ from tests.ops.attention_cases import mla_attention as mla_attention
 from tests.ops.attention_cases import rotate as rotate
 from tests.ops.attention_cases import select_keys as select_keys
 from tests.ops.compress_cases import block_linear, compress, compressed_attention, unweighted_rmsnorm
+from tests.ops.delta_cases import convolve as convolve
+from tests.ops.delta_cases import delta_rule as delta_rule
+from tests.ops.delta_cases import log_decay as log_decay
 from tests.ops.source import Args as Args
 from tests.ops.source import Source as Source
 
-WIDE = {"gate", "logit", "logits", "score", "bias", "lse", "picked", "parts", "squares", "post", "comb"}
+WIDE = {"decay", "gate", "logit", "logits", "score", "bias", "lse", "picked", "parts", "squares", "post", "comb"}
 
 
 def linear(source: Source, T: int = 5, K: int = 7, N: int = 3) -> Args:
@@ -39,6 +42,10 @@ def add_bias(source: Source, T: int = 5, N: int = 7) -> Args:
 def add_grouped_bias(source: Source, counts: tuple[int, ...] = (2, 0, 4), N: int = 5, gated: bool = True) -> Args:
     R, offsets_E = sum(counts), torch.tensor(counts).cumsum(0, dtype=torch.int32)
     return source.normal(R, N), source.normal(len(counts), N), offsets_E, source.normal(R) if gated else None
+
+
+def gate_columns(source: Source, T: int = 5, N: int = 4, silu: bool = True) -> Args:
+    return source.normal(T, N), source.normal(T, N), silu
 
 
 def head_rmsnorm(source: Source, T: int = 5, H: int = 3, C: int = 7, eps: float = 1e-6) -> Args:
@@ -203,10 +210,13 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "clamped_swiglu": clamped_swiglu,
     "compress": compress,
     "compressed_attention": compressed_attention,
+    "convolve": convolve,
     "cross_entropy": cross_entropy,
     "cross_entropy_of_parts": cross_entropy_of_parts,
     "cross_entropy_part": cross_entropy,
+    "delta_rule": delta_rule,
     "embedding": embedding,
+    "gate_columns": gate_columns,
     "gate_rows": gate_rows,
     "gated_swiglu": gated_swiglu,
     "geglu": swiglu,
@@ -219,6 +229,7 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "head_rmsnorm": head_rmsnorm,
     "linear": linear,
     "linear_wide": linear,
+    "log_decay": log_decay,
     "mla_attention": mla_attention,
     "permute": permute,
     "permute_placed": permute_placed,

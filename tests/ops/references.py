@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from tests.ops.references_attention import bounded_attention, gqa_attention, mla_attention, rotate
 from tests.ops.references_compress import block_linear, compress, compressed_attention, unweighted_rmsnorm
+from tests.ops.references_delta import convolve, delta_rule, log_decay
 from tests.ops.routing_references import (
     balance_scores,
     counted_balance,
@@ -123,6 +124,10 @@ def add_grouped_bias(x_RN: Tensor, b_EN: Tensor, offsets_E: Tensor, gate_R: Tens
     return torch.cat(groups)
 
 
+def gate_columns(x_TN: Tensor, z_TN: Tensor, silu: bool) -> Tensor:
+    return x_TN * (z_TN if silu else 1) / (1 + torch.exp(-z_TN))
+
+
 def gate_rows(x_RI: Tensor, gate_R: Tensor) -> Tensor:
     return torch.diag(gate_R) @ x_RI
 
@@ -185,18 +190,22 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "sigmoid_gate": sigmoid_gate,
     "softcap": lambda x_TN, cap: cap * (torch.exp(2 * x_TN / cap) - 1) / (torch.exp(2 * x_TN / cap) + 1),
     "sqrt_softplus": sqrt_softplus,
+    "convolve": convolve,
     "cross_entropy": cross_entropy,
     "cross_entropy_of_parts": cross_entropy_of_parts,
     "cross_entropy_part": cross_entropy_part,
+    "delta_rule": delta_rule,
     "embedding": embedding,
     "weigh_chosen": weigh_chosen,
     "weigh_chosen_scores": weigh_chosen_scores,
+    "gate_columns": gate_columns,
     "gated_swiglu": gated_swiglu,
     "gqa_attention": gqa_attention,
     "add_grouped_bias": add_grouped_bias,
     "grouped_linear": grouped_linear,
     "head_rmsnorm": head_rmsnorm,
     "linear": linear,
+    "log_decay": log_decay,
     "linear_wide": linear,
     "mla_attention": mla_attention,
     "permute": permute,

@@ -6,6 +6,8 @@ head, or W all of it · X those of a query · C a latent's rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -106,9 +108,10 @@ class GroupedQueryAttention(nn.Module):
         self.attention, self.norm_eps = attention, norm_eps
         H, G, W, normed = attention.heads, attention.kv_heads, attention.head_dim, attention.qk_norm
         self.norm = norm(hidden)
-        self.qkv = weight((H + 2 * G) * W, hidden)
+        columns = ((2 if attention.output_gate else 1) * H + 2 * G) * W
+        self.qkv = weight(columns, hidden)
         if attention.bias:
-            self.qkv_bias = weight((H + 2 * G) * W)
+            self.qkv_bias = weight(columns)
         if normed:
             self.q_norm, self.k_norm = (norm(W if normed == "head" else num * W) for num in (H, G))
         if attention.sinks:
@@ -122,8 +125,9 @@ class GroupedQueryAttention(nn.Module):
         sizes = self.attention
         x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
         all_BSW = functional.linear(x_BSD, self.qkv, self.qkv_bias if sizes.bias else None)
-        parts = [n * sizes.head_dim for n in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
-        q_BSHW, k_BSGW, v_BSGW = (x.unflatten(-1, (-1, sizes.head_dim)) for x in all_BSW.split(parts, dim=-1))
+        counts = (sizes.heads, sizes.kv_heads, sizes.kv_heads, *((sizes.heads,) if sizes.output_gate else ()))
+        parts = all_BSW.split([n * sizes.head_dim for n in counts], dim=-1)
+        q_BSHW, k_BSGW, v_BSGW, *gate = (x.unflatten(-1, (-1, sizes.head_dim)) for x in parts)
         if sizes.qk_norm:
             whole = sizes.qk_norm == "width"
             q, k = (x.flatten(2) if whole else x for x in (q_BSHW, k_BSGW))
@@ -133,4 +137,18 @@ class GroupedQueryAttention(nn.Module):
         k_BSHW, v_BSHW = (x.repeat_interleave(served, dim=2) for x in (rotate(k_BSGW, sizes.rope), v_BSGW))
         sinks_H = self.sinks if sizes.sinks else None
         mixed = attend(rotate(q_BSHW, sizes.rope), k_BSHW, v_BSHW, sizes.scale, sizes.window, sizes.softcap, sinks_H)
+        if sizes.output_gate:
+            mixed = mixed * torch.sigmoid(gate[0])
         return functional.linear(mixed.flatten(2), self.out, self.out_bias if sizes.bias == "all" else None)
+
+
+def by_document(attention: Callable[[Tensor], Tensor], h_BSD: Tensor, starts_BS: Tensor | None) -> Tensor:
+    """Attention on each document by itself. starts_BS: where in its sequence the document of each token begins."""
+    if starts_BS is None:
+        return attention(h_BSD)
+    rows = []
+    for h_SD, starts in zip(h_BSD, starts_BS.tolist(), strict=True):
+        begins = sorted({*starts})
+        parts = [h_SD[a:b] for a, b in zip(begins, [*begins[1:], len(h_SD)], strict=True)]
+        rows.append(torch.cat([attention(part[None])[0] for part in parts]))
+    return torch.stack(rows)

@@ -68,6 +68,17 @@ class Gqa:
     window: int | None = None
     sinks: bool = False
     softcap: float | None = None
+    output_gate: bool = False
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    gate: str
+    convolution: int
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ class Compressed:
     compress: Entries | None = None
 
 
-Attention = Mla | Gqa | Compressed
+Attention = Mla | Gqa | Compressed | DeltaNet
 
 
 @dataclass(frozen=True)
@@ -232,6 +243,8 @@ def _mtp(mtp: Mapping[str, Any]) -> Mtp:
 
 
 def _attention(attention: Mapping[str, Any]) -> Attention:
+    if attention["kind"] == "deltanet":
+        return DeltaNet(**{key: value for key, value in attention.items() if key != "kind"})
     keys = {key: value for key, value in attention.items() if key not in ("kind", "head_dim", "rope")}
     rope, dims = _rope(attention["rope"]), attention["head_dim"]
     if attention["kind"] == "compressed":

@@ -12,7 +12,6 @@ Shapes: B sequences of a batch · S tokens of a sequence · Z = S + 2 · D hidde
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +19,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.reference import hyper
-from tests.reference.attention import GroupedQueryAttention, MultiHeadLatentAttention, norm, rmsnorm, weight
+from tests.reference.attention import (
+    GroupedQueryAttention,
+    MultiHeadLatentAttention,
+    by_document,
+    norm,
+    rmsnorm,
+    weight,
+)
 from tests.reference.compressed_attention import CompressedAttention
-from tests.reference.config import Attention, Compressed, Config, Dense, Gqa, Moe
+from tests.reference.config import Attention, Compressed, Config, DeltaNet, Dense, Gqa, Moe
+from tests.reference.delta import GatedDeltaNet
 
 
 def swiglu(x: Tensor) -> Tensor:
@@ -184,26 +191,16 @@ class MoeLayer(nn.Module):
         return y_TD.view_as(h_BSD), routing
 
 
-def by_document(attention: Callable[[Tensor], Tensor], h_BSD: Tensor, starts_BS: Tensor | None) -> Tensor:
-    """Attention on each document by itself. starts_BS: where in its sequence the document of each token begins."""
-    if starts_BS is None:
-        return attention(h_BSD)
-    rows = []
-    for h_SD, starts in zip(h_BSD, starts_BS.tolist(), strict=True):
-        begins = sorted({*starts})
-        parts = [h_SD[a:b] for a, b in zip(begins, [*begins[1:], len(h_SD)], strict=True)]
-        rows.append(torch.cat([attention(part[None])[0] for part in parts]))
-    return torch.stack(rows)
-
-
 class Block(nn.Module):
     """Attention, then the feed-forward, each added to the residual stream."""
 
     def __init__(self, config: Config, layer: int, attention: Attention | None = None) -> None:
         super().__init__()
         ffn, attention = config.layers[layer], attention or config.attention_of(layer)
-        self.attention: MultiHeadLatentAttention | GroupedQueryAttention | CompressedAttention
-        if isinstance(attention, Gqa):
+        self.attention: MultiHeadLatentAttention | GroupedQueryAttention | CompressedAttention | GatedDeltaNet
+        if isinstance(attention, DeltaNet):
+            self.attention = GatedDeltaNet(config.hidden, attention, config.norm_eps)
+        elif isinstance(attention, Gqa):
             self.attention = GroupedQueryAttention(config.hidden, attention, config.norm_eps)
         elif isinstance(attention, Compressed):
             self.attention = CompressedAttention(config.hidden, attention, config.norm_eps)

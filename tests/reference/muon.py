@@ -13,7 +13,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from tests.reference.config import Config, Gqa
+from tests.reference.config import Config, DeltaNet, Gqa
 from tests.reference.training import AdamW, Recipe
 
 
@@ -63,7 +63,12 @@ def orthogonal(m: Tensor, iterations: int, polish: int) -> Tensor:
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    return parameter.dim() == 2 and name not in ("embedding", "head") and not name.endswith(("_bias", "final_hyper.fn"))
+    last = name.rpartition(".")[2]
+    return (
+        parameter.dim() == 2
+        and last not in ("embedding", "head", "convolution")
+        and not name.endswith(("_bias", "final_hyper.fn"))
+    )
 
 
 def rows_of(config: Config, name: str, matrices: Mapping[str, Tensor]) -> list[int]:
@@ -84,6 +89,9 @@ def rows_of(config: Config, name: str, matrices: Mapping[str, Tensor]) -> list[i
     if part == "qkv":
         layer = name.split(".")[1] if name.startswith("layers.") else -1
         attention = config.attention_of(int(layer))
+        if isinstance(attention, DeltaNet):
+            keys = attention.key_heads * attention.key_dim
+            return [keys, keys, attention.heads * attention.value_dim]
         assert isinstance(attention, Gqa)
         return [heads * attention.head_dim for heads in (attention.heads, attention.kv_heads, attention.kv_heads)]
     return [len(matrices[name])]

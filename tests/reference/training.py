@@ -74,7 +74,8 @@ def clip_(gradients: Mapping[str, Tensor], clip: float | None) -> float:
 
 
 class AdamW:
-    """AdamW with bias correction and decoupled decay (arXiv 1711.05101); norms, biases, scales, sinks are not decayed.
+    """AdamW with bias correction and decoupled decay (arXiv 1711.05101); norms, biases, scales, sinks and rates
+    of decay are not decayed.
 
     p ← p − rate · (m̂ / (√v̂ + eps) + weight_decay · p), with m̂ = m / (1 − β1^t) and v̂ = v / (1 − β2^t).
     """
@@ -93,7 +94,7 @@ class AdamW:
             self.v[name] = recipe.beta2 * self.v[name] + (1 - recipe.beta2) * gradients[name] ** 2
             m_hat = self.m[name] / (1 - recipe.beta1**self.t)
             v_hat = self.v[name] / (1 - recipe.beta2**self.t)
-            vector = name.endswith(("norm", "_bias", "sinks", "_hyper.base", "_hyper.scale")) or (
+            vector = name.endswith(("norm", "_bias", "sinks", "decay_rate", "_hyper.base", "_hyper.scale")) or (
                 ".module." in name and p.dim() < 2
             )
             decay = 0.0 if vector else recipe.weight_decay

@@ -13,6 +13,7 @@ from dsl.schema import (
     Clamp,
     Cluster,
     Compressed,
+    DeltaNet,
     Dense,
     Device,
     Gqa,
@@ -125,7 +126,21 @@ def compressed(draw: st.DrawFn) -> Compressed:
     )
 
 
-attentions = latent | grouped() | compressed()
+@st.composite
+def deltanets(draw: st.DrawFn) -> DeltaNet:
+    """States that decay by head or by channel."""
+    key_heads = draw(st.integers(1, 3))
+    return DeltaNet(
+        heads=key_heads * draw(st.integers(1, 3)),
+        key_heads=key_heads,
+        key_dim=draw(widths),
+        value_dim=draw(widths),
+        gate=draw(st.sampled_from(["head", "channel"])),
+        convolution=draw(st.integers(1, 5)),
+    )
+
+
+attentions = latent | grouped() | compressed() | deltanets()
 clamps = st.builds(
     Clamp, limit=st.sampled_from([0.5, 7.0]), alpha=st.sampled_from([1.0, 1.7]), shift=st.sampled_from([0.0, 1.0])
 )

@@ -20,7 +20,7 @@ from compiler.plan.parameters import counted
 from compiler.plan.parameters import parameters as laid_out
 from compiler.predict.prediction import Flops
 from dsl import counts
-from dsl.schema import Compressed, Dense, Gqa, Model, Moe, Spec
+from dsl.schema import Compressed, DeltaNet, Dense, Gqa, Model, Moe, Spec
 from tests.specs.counted import flops_of
 from tests.specs.shipped import RUNS, shipped
 from tests.specs.strategies import specs
@@ -115,17 +115,24 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
 
     The parameters are the active ones of the main model without embedding, norms, biases, sinks, gates and what mixes
     streams. The core is q·k and the weights' sum of values, over all heads: of a window the band, W·(2S − W) of S²
-    scores, and the entries that each query sees.
+    scores, and the entries that each query sees. States are three products of a row with each, and products of all
+    pairs in a chunk, half of them masked: two over keys, a triangular system over keys and values, one over values.
     """
     D, layers = model.hidden, range(model.num_layers)
     of_layer = 4 if model.norm == "sandwich" else 2
-    norms, core = (of_layer * model.num_layers + 1) * D, 0.0
+    norms, core, states = (of_layer * model.num_layers + 1) * D, 0.0, 0
     for attention in map(model.attention_of, layers):
         keys = sequence
         if isinstance(attention, Gqa):
             norms += sum(counts.gqa_vectors(attention, D).values())
             keys = min(sequence, attention.window or sequence)
             width = 2 * attention.head_dim
+        elif isinstance(attention, DeltaNet):
+            parts, chunk = counts.deltanet_parts(attention, D), min(64, sequence)
+            norms += parts["vectors"] + parts["gates"]
+            K, V = attention.key_dim, attention.value_dim
+            states += 3 * attention.heads * (6 * K * V + chunk * (3 * K + 2 * V))
+            continue
         elif isinstance(attention, Compressed):
             norms += sum(counts.compressed_vectors(attention).values())
             core += 12 * attention.heads * attention.head_dim * twice_seen(attention, sequence) / sequence
@@ -140,7 +147,7 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
     gates += 2 * model.num_layers * counts.hyper_parameters(model) + counts.hyper_parameters(model, end=True)
     of_head = count.embedding if model.tied else 0  # one matrix, which is the head too
     biases = count.bias + sum(active_biases(ffn, D) for ffn in map(model.ffn, layers))
-    products = 6 * (count.active_without_embedding + of_head - norms - gates - biases)
+    products = 6 * (count.active_without_embedding + of_head - norms - gates - biases) + states
     return Flops(causal=products + core / 2, full=float(products + core))
 
 

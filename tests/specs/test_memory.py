@@ -64,7 +64,15 @@ def test_never_above_the_plan_of_a_shipped_spec(file: str, run: str) -> None:
         assert real < 7 * bound, "a bound of use"
 
 
-FITS = ("tiny.dsc", "quickstart.dsc", "laptop-gqa.dsc", "laptop-v2.dsc", "single-gpu.dsc", "moe-8gpu.dsc")
+FITS = (
+    "tiny.dsc",
+    "quickstart.dsc",
+    "laptop-gqa.dsc",
+    "laptop-v2.dsc",
+    "laptop-hybrid.dsc",
+    "single-gpu.dsc",
+    "moe-8gpu.dsc",
+)
 
 
 @pytest.mark.parametrize("file", FITS)

@@ -14,6 +14,7 @@ from dsl.schema import (
     Cluster,
     Compressed,
     Data,
+    DeltaNet,
     Dense,
     Device,
     Ema,
@@ -108,8 +109,25 @@ EVERYTHING = Gqa(
     window=5,
     sinks=True,
     softcap=1.5,
+    output_gate=True,
     rope=Rope(theta=100.0, width=4, scaling=YARN),
 )
+
+
+def deltanet(gate: Literal["head", "channel"], key_heads: int = 2) -> DeltaNet:
+    return DeltaNet(heads=4, key_heads=key_heads, key_dim=6, value_dim=5, gate=gate, convolution=3)
+
+
+def hybrid() -> Model:
+    """Four layers with an attention each, two of them with states, and one of those as the block of MTP."""
+    dense = Dense(inner=22)
+    spans = (
+        LayerRange(first=0, last=0, ffn=dense, attention=deltanet("head")),
+        LayerRange(first=1, last=1, ffn=MOE, attention=gqa("head").model_copy(update={"output_gate": True})),
+        LayerRange(first=2, last=2, ffn=dense, attention=mla(query_rank=None).model_copy(update={"rope": None})),
+        LayerRange(first=3, last=3, ffn=MOE),
+    )
+    return model(deltanet("channel"), dense, MOE, mtp=True).model_copy(update={"layers": spans})
 
 
 def model(attention: AnyAttention, first: Dense | Moe, rest: Dense | Moe, mtp: bool) -> Model:
@@ -213,6 +231,7 @@ MODELS = {
         EVERYTHING,
     ),
     "v4": v4(),
+    "hybrid": hybrid(),
     "yarn": model(mla().model_copy(update={"rope": Rope(theta=100.0, scaling=YARN)}), Dense(inner=22), MOE, mtp=True),
 }
 

@@ -62,6 +62,8 @@ OTHER_MODELS = [
     ("yarn", "1f1b", 2, 1, 2, 1),
     ("tables", "dualpipe", 2, 2, 2, 1),
     ("tables", "1f1b", 2, 4, 4, 3),
+    ("hybrid", "dualpipe", 2, 2, 2, 1),
+    ("hybrid", "1f1b", 2, 1, 2, 3),
 ]
 
 
@@ -274,6 +276,7 @@ DOCUMENTS = [
     ("llama", "1f1b", 1, 1, 1, 0, "drawn"),
     ("everything", "1f1b", 1, 1, 2, 1, "drawn"),
     ("yarn", "zbv", 2, 1, 2, 1, "cost"),
+    ("hybrid", "1f1b", 2, 1, 2, 0, "drawn"),
 ]
 
 

@@ -39,6 +39,8 @@ EXPERTS = [
     ("pattern", "dualpipe", 2, 2, 1, 2, 1),
     ("everything", "1f1b", 1, 2, 2, 2, 3),
     ("tables", "dualpipe", 2, 2, 2, 2, 1),
+    ("hybrid", "1f1b", 1, 2, 2, 2, 1),
+    ("hybrid", "dualpipe", 2, 1, 1, 2, 2),
 ]
 
 

@@ -1,0 +1,287 @@
+"""The gated delta rule, in chunks, and the logarithm of its decay.
+
+Yang et al., "Gated Delta Networks", arXiv 2412.06464 (a decay of each head); Kimi Team, "Kimi Linear", arXiv 2510.26692
+(a decay of each channel). T tokens in B sequences of S. A head has a state S [K, V], which is 0 in front of a sequence:
+
+    S' = Diag(e^g)·S        u = sigmoid(beta)·(v - S'ᵀk)        S = S' + k·uᵀ        o = Sᵀq
+
+q and k have length 1, q is then divided by √K. Where sequences hold several documents, `starts` [T] has for each token
+the position of the first of its document in its sequence: the state is 0 in front of that, too.
+
+With G the sum of g from the beginning of a chunk, and S the state there, the rows of a chunk are
+
+    (I + beta·P)·U = beta·(V - (e^G·K)·S)        O = (e^G·Q)·S + A·U        S → e^G_last·S + (e^(G_last - G)·K)ᵀ·U
+
+with A_ij = Σ q_i·k_j·e^(G_i - G_j) of j ≤ i, and P_ij the same of k_i and k_j, of j < i. Only S goes from chunk to
+chunk; everything else is made for all chunks at once. The backward makes it again: F keeps the arguments alone.
+
+N = B·H heads of sequences, m chunks of C tokens, W = K or 1 numbers of a decay. All of it is FP32 at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, pad
+
+from runtime.ops.causal import columns, split_heads
+from runtime.ops.wide import wide
+
+CHUNK = 64  # tokens, as in both papers
+EPS = 1e-6  # beside the square of the length of q and k, as in the published models
+
+
+def log_decay(logit_TN: Tensor, a_H: Tensor) -> Tensor:
+    """logit_TN [T, H·W], FP32 at least, a_H -> g_TN = -e^a·log(1 + e^logit): the logarithm of what states decay by."""
+    return logsigmoid(-logit_TN).mul_(_rates(a_H, logit_TN))
+
+
+def log_decay_dgrad(dg_TN: Tensor, g_TN: Tensor, a_H: Tensor) -> Tensor:
+    """dg_TN, g_TN, a_H -> dlogit_TN = -e^a·sigmoid(logit)·dg; the sigmoid is 1 - e^(g / e^a)."""
+    rates_N = _rates(a_H, g_TN)
+    return torch.expm1(g_TN / rates_N).mul_(rates_N).mul_(dg_TN)
+
+
+def log_decay_wgrad(dg_TN: Tensor, g_TN: Tensor, a_H: Tensor) -> Tensor:
+    """dg_TN, g_TN, a_H -> da_H = Σ dg·g over rows and over the columns of each head."""
+    return (dg_TN * g_TN).sum(dim=0).view(a_H.shape[0], -1).sum(dim=1).to(a_H.dtype)
+
+
+def log_decay_wgrad_(acc_H: Tensor, dg_TN: Tensor, g_TN: Tensor, a_H: Tensor) -> None:
+    """acc_H += da_H of (dg_TN, g_TN)."""
+    acc_H.add_(log_decay_wgrad(dg_TN, g_TN, wide(a_H)))
+
+
+def _rates(a_H: Tensor, x_TN: Tensor) -> Tensor:
+    """e^a of the head of each column of x."""
+    return wide(a_H).exp().repeat_interleave(x_TN.shape[1] // a_H.shape[0])
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    decay: Tensor,
+    sequence: int,
+    key_heads: int,
+    starts: Tensor | None = None,
+) -> Tensor:
+    """q and k [T, G·K], v [T, H·V], beta [T, H], decay [T, H·W] of `log_decay` -> o [T, H·V].
+
+    Each of the G heads of queries and keys is that of H/G heads of values, one behind the other. q, k and v may be
+    views of columns. `starts` int32 [T].
+    """
+    given = _Chunks(q, k, v, beta, decay, sequence, key_heads, starts)
+    o_NmCV = torch.empty_like(given.v)
+    for at, u_NCV, before_NKV in given.scan():
+        torch.baddbmm(given.q_in[:, at] @ before_NKV, given.scores[:, at], u_NCV, out=o_NmCV[:, at])
+    return given.rows(o_NmCV).to(v.dtype)
+
+
+def delta_rule_dgrad(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    decay: Tensor,
+    sequence: int,
+    key_heads: int,
+    starts: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """do [T, H·V] and the forward's arguments -> dq, dk, dv, dbeta, ddecay, shaped like q, k, v, beta, decay."""
+    x = _Chunks(q, k, v, beta, decay, sequence, key_heads, starts)
+    do_NmCV = x.chunked(do, beta.shape[1])
+    u_NmCV, before_NmKV = (torch.stack(each, dim=1) for each in list(zip(*x.scan(), strict=True))[1:])
+
+    # Backwards from chunk to chunk: U, and the state behind each.
+    du_NmCV, behind_NmKV = x.scores.mT @ do_NmCV, torch.empty_like(before_NmKV)
+    dstate_NKV = torch.zeros_like(before_NmKV[:, 0])
+    for at in reversed(range(do_NmCV.shape[1])):
+        behind_NmKV[:, at] = dstate_NKV
+        du_NmCV[:, at].baddbmm_(x.k_out[:, at], dstate_NKV)
+        dstate_NKV = x.through[:, at] * dstate_NKV
+        dstate_NKV.baddbmm_(x.q_in[:, at].mT, do_NmCV[:, at]).baddbmm_(x.w[:, at].mT, du_NmCV[:, at], alpha=-1)
+
+    # All chunks at once: beta·(V - K_in·S), and I + beta·P.
+    dright_NmCV = torch.linalg.solve_triangular(x.system.mT, du_NmCV, upper=True, unitriangular=True)
+    dsystem_NmCC = -(dright_NmCV @ u_NmCV.mT)
+    rest_NmCV = x.v - x.k_in @ before_NmKV
+    dbeta_NmC1 = (dright_NmCV * rest_NmCV).sum(-1, keepdim=True) + (dsystem_NmCC * x.pairs).sum(-1, keepdim=True)
+    drest_NmCV = dright_NmCV * x.beta
+
+    dscores_2NmCC = torch.stack((do_NmCV @ u_NmCV.mT * x.seen, dsystem_NmCC * x.beta * x.earlier))
+    drows_2NmCK, dcolumns_NmCK = _scores_dgrad(dscores_2NmCC, torch.stack((x.q, x.k)), x.k, x.sums)
+    dq_NmCK = (do_NmCV @ before_NmKV.mT).mul_(x.into).add_(drows_2NmCK[0])
+    dk_row_NmCK = (drest_NmCV @ before_NmKV.mT).mul_(-x.into).add_(drows_2NmCK[1])
+    dk_out_NmCK = (u_NmCV @ behind_NmKV.mT).mul_(x.out)
+
+    # Decays: a row's own sum raises it, and lowers what it is a column of.
+    dout_NmCK = x.k * dk_out_NmCK
+    dsums_NmCK = (x.q * dq_NmCK).add_(x.k * (dk_row_NmCK - dcolumns_NmCK)).sub_(dout_NmCK)
+    through_NmK = (before_NmKV * behind_NmKV).sum(-1).mul_(x.through[..., 0])
+    dsums_NmCK[:, :, -1].add_(dout_NmCK.sum(2)).add_(through_NmK)
+    if decay.shape[1] == beta.shape[1]:
+        dsums_NmCK = dsums_NmCK.sum(-1, keepdim=True)
+    ddecay = x.seen.mT @ dsums_NmCK
+
+    dbeta = dbeta_NmC1 * x.beta * (1 - x.beta)
+    dk_NmCK = dk_row_NmCK.add_(dk_out_NmCK).add_(dcolumns_NmCK)
+    return (
+        x.rows(x.of_keys(dq_NmCK, x.q_unit, x.q_inverse) * x.scale).to(q.dtype),
+        x.rows(x.of_keys(dk_NmCK, x.k_unit, x.k_inverse)).to(k.dtype),
+        x.rows(drest_NmCV).to(v.dtype),
+        x.rows(dbeta).to(beta.dtype),
+        x.rows(ddecay).to(decay.dtype),
+    )
+
+
+# ---------------------------------------------------------------- chunks
+
+
+class _Chunks:
+    """The arguments of all heads in chunks, and what is made of them for all chunks at once."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor,
+        decay: Tensor,
+        sequence: int,
+        key_heads: int,
+        starts: Tensor | None,
+    ) -> None:
+        H = beta.shape[1]
+        self._sequence, self._batch, self._share = sequence, q.shape[0] // sequence, H // key_heads
+        self._chunk = min(CHUNK, 1 << (sequence - 1).bit_length())
+        self.scale = (q.shape[1] // key_heads) ** -0.5
+        self.q_unit, self.q_inverse = _unit(self.chunked(q, key_heads))
+        self.k_unit, self.k_inverse = _unit(self.chunked(k, key_heads))
+        self.q, self.k = (x.repeat_interleave(self._share, dim=0) for x in (self.q_unit * self.scale, self.k_unit))
+        self.v, self.beta = self.chunked(v, H), torch.sigmoid(self.chunked(beta, H))
+        C = self._chunk
+        # Which rows of its chunk a row sees, 1 or 0: those at or before it, of its document. Sums of decays are over
+        # these, so that nothing of one document comes into another, not even what is rounded.
+        self.seen = self.v.new_ones(1, 1, C, C).tril()
+        enters = leaves = self.v.new_ones(1)
+        if starts is not None:
+            starts_NmC1 = self.chunked(starts[:, None], 1).repeat_interleave(H, dim=0)
+            place_mC1 = torch.arange(self.v.shape[1] * C, device=q.device).view(-1, C, 1)
+            self.seen = self.seen * (starts_NmC1 <= place_mC1.mT)
+            enters, leaves = starts_NmC1 <= place_mC1[:, :1], starts_NmC1[:, :, -1:] <= place_mC1
+        self.earlier = self.seen.tril(-1)
+        self.sums = self.seen @ self.chunked(decay, H)
+        self.into, self.out = self.sums.exp() * enters, _decayed(self.sums[:, :, -1:] - self.sums) * leaves
+        self.through = self.into[:, :, -1:].mT
+        self.q_in, self.k_in, self.k_out = self.q * self.into, self.k * self.into, self.k * self.out
+
+        scores, pairs = _scores(torch.stack((self.q, self.k)), self.k, self.sums)
+        self.scores, self.pairs = scores * self.seen, pairs * self.earlier
+        self.system = self.pairs * self.beta  # the ones of its diagonal are not read
+        right = torch.cat((self.v, self.k_in), dim=-1) * self.beta
+        solved = torch.linalg.solve_triangular(self.system, right, upper=False, unitriangular=True)
+        self.y, self.w = solved.split([self.v.shape[-1], self.k.shape[-1]], dim=-1)
+
+    def scan(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Each chunk with its U [N, C, V] and the state in front of it [N, K, V]."""
+        state_NKV = self.v.new_zeros(self.v.shape[0], self.k.shape[-1], self.v.shape[-1])
+        for at in range(self.v.shape[1]):
+            u_NCV = torch.baddbmm(self.y[:, at], self.w[:, at], state_NKV, alpha=-1)
+            yield at, u_NCV, state_NKV
+            state_NKV = torch.baddbmm(self.through[:, at] * state_NKV, self.k_out[:, at].mT, u_NCV)
+
+    def chunked(self, x: Tensor, heads: int) -> Tensor:
+        """x [T, heads·X] -> [B·heads, m, C, X], filled up with zeros; FP32 at least, or integers."""
+        x_BHSX = split_heads(wide(x), self._sequence, heads)
+        return pad(x_BHSX, (0, 0, 0, -self._sequence % self._chunk)).flatten(0, 1).unflatten(1, (-1, self._chunk))
+
+    def rows(self, x_NmCX: Tensor) -> Tensor:
+        """x_NmCX, or of the heads of keys -> [T, heads·X], the inverse of `chunked`."""
+        return columns(x_NmCX.flatten(1, 2)[:, : self._sequence], x_NmCX.shape[0] // self._batch)
+
+    def of_keys(self, d_NmCK: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
+        """The gradient of what `unit` was made of, from that of its copies for all heads of values."""
+        d = d_NmCK.unflatten(0, (-1, self._share)).sum(1)
+        return (d - unit * (d * unit).sum(-1, keepdim=True)) * inverse
+
+
+def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [..., K] of length 1, and the inverse of its length."""
+    inverse = torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)
+    return x * inverse, inverse
+
+
+# ---------------------------------------------------------------- scores
+
+
+def _scores(x_2NmCK: Tensor, k_NmCK: Tensor, sums_NmCW: Tensor) -> Tensor:
+    """Σ_K x_i·k_j·e^(G_i - G_j) [2, N, m, C, C] of each j that i sees; what the others are is not said.
+
+    No exponent is above 0: with a decay of each channel, the second halves of blocks of 2, 4 … C rows are multiplied
+    with the first halves, both relative to the last row of the first.
+    """
+    if sums_NmCW.shape[-1] == 1:
+        return (x_2NmCK @ k_NmCK.mT).mul_(_of_heads(sums_NmCW))
+    found_2NmCC = x_2NmCK.new_zeros(*x_2NmCK.shape[:-1], x_2NmCK.shape[-2])
+    found_2NmCC.diagonal(dim1=-2, dim2=-1).copy_(torch.linalg.vecdot(x_2NmCK, k_NmCK))
+    for size, down, up in _levels(sums_NmCW):
+        _blocks(found_2NmCC, size).copy_((_second(x_2NmCK, size) * down) @ (_first(k_NmCK, size) * up).mT)
+    return found_2NmCC
+
+
+def _scores_dgrad(d_2NmCC: Tensor, x_2NmCK: Tensor, k_NmCK: Tensor, sums_NmCW: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and k from that of the scores, which is 0 where a row does not see another."""
+    if sums_NmCW.shape[-1] == 1:
+        d_2NmCC = d_2NmCC * _of_heads(sums_NmCW)
+        return d_2NmCC @ k_NmCK, (d_2NmCC.mT @ x_2NmCK).sum(0)
+    d_2NmC1 = d_2NmCC.diagonal(dim1=-2, dim2=-1)[..., None]
+    dx_2NmCK, dk_NmCK = d_2NmC1 * k_NmCK, (d_2NmC1 * x_2NmCK).sum(0)
+    for size, down, up in _levels(sums_NmCW):
+        block = _blocks(d_2NmCC, size)
+        _second(dx_2NmCK, size).add_((block @ (_first(k_NmCK, size) * up)).mul_(down))
+        _first(dk_NmCK, size).add_((block.mT @ (_second(x_2NmCK, size) * down)).sum(0).mul_(up))
+    return dx_2NmCK, dk_NmCK
+
+
+def _of_heads(sums_NmC1: Tensor) -> Tensor:
+    """e^(G_i - G_j) [N, m, C, C]."""
+    return _decayed(sums_NmC1 - sums_NmC1.mT)
+
+
+def _decayed(apart: Tensor) -> Tensor:
+    """e^apart, at most 1: between rows that do not see one another it could be infinite."""
+    return apart.clamp_(max=0).exp_()
+
+
+def _levels(sums_NmCK: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Half the rows of a block, and e^(G - G_edge) of its second half, and e^(G_edge - G) of its first."""
+    size = 1
+    while size < sums_NmCK.shape[-2]:
+        first, second = _first(sums_NmCK, size), _second(sums_NmCK, size)
+        edge = first[..., -1:, :]
+        yield size, _decayed(second - edge), _decayed(edge - first)
+        size *= 2
+
+
+def _first(x: Tensor, size: int) -> Tensor:
+    """x [..., C, X] -> the first halves of its blocks, a view [..., C / 2·size, size, X]."""
+    return x.unflatten(-2, (-1, 2, size))[..., 0, :, :]
+
+
+def _second(x: Tensor, size: int) -> Tensor:
+    """The second halves."""
+    return x.unflatten(-2, (-1, 2, size))[..., 1, :, :]
+
+
+def _blocks(x: Tensor, size: int) -> Tensor:
+    """x [..., C, C] -> where rows of second halves meet columns of first ones, a view [..., C / 2·size, size, size]."""
+    tiles = x.unflatten(-1, (-1, 2, size)).unflatten(-4, (-1, 2, size))[..., 1, :, :, 0, :]
+    return tiles.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+
+
+OPS = (log_decay, log_decay_dgrad, log_decay_wgrad, log_decay_wgrad_, delta_rule, delta_rule_dgrad)
