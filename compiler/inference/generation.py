@@ -28,8 +28,8 @@ def plain(model: LanguageModel, prompt: Sequence[int], sampler: Sampler) -> Iter
     """Tokens that follow a prompt, without end: each from one forward of the token before."""
     cache, new = model.cache(), list(prompt)
     while True:
-        h_TD = model.extend(torch.tensor(new), cache)
-        new = [sampler.draw(sampler.probabilities(model.logits(h_TD[-1:])[0]))]
+        h_TN = model.extend(torch.tensor(new), cache)
+        new = [sampler.draw(sampler.probabilities(model.logits(h_TN[-1:])[0]))]
         yield new[0]
 
 
@@ -39,26 +39,26 @@ def drafted(model: LanguageModel, prompt: Sequence[int], sampler: Sampler, draft
     `drafts` counts.
     """
     cache, draft_cache = model.cache(), model.draft_cache()
-    seen_TD = model.extend(torch.tensor(list(prompt)), cache)  # hidden states of tokens that the MTP block has not had
-    token = sampler.draw(_probabilities(model, sampler, seen_TD[-1:])[0])
+    seen_TN = model.extend(torch.tensor(list(prompt)), cache)  # hidden states of tokens that the MTP block has not had
+    token = sampler.draw(_probabilities(model, sampler, seen_TN[-1:])[0])
     following = [*prompt[1:], token]  # the token after each of them
     while True:
         yield token
-        q_V = sampler.probabilities(model.draft(torch.tensor(following), seen_TD, draft_cache))
+        q_V = sampler.probabilities(model.draft(torch.tensor(following), seen_TN, draft_cache))
         draft = sampler.draw(q_V)
-        h_2D = model.extend(torch.tensor([token, draft]), cache)
-        first_V, second_V = _probabilities(model, sampler, h_2D)
+        h_2N = model.extend(torch.tensor([token, draft]), cache)
+        first_V, second_V = _probabilities(model, sampler, h_2N)
         drafts.drafted += 1
         if sampler.takes(first_V, q_V, draft):
             drafts.taken += 1
             yield draft
             token = sampler.draw(second_V)
-            seen_TD, following = h_2D, [draft, token]
+            seen_TN, following = h_2N, [draft, token]
         else:
             cache.length -= 1
             token = sampler.draw(instead(first_V, q_V))
-            seen_TD, following = h_2D[:1], [token]
+            seen_TN, following = h_2N[:1], [token]
 
 
-def _probabilities(model: LanguageModel, sampler: Sampler, h_TD: Tensor) -> list[Tensor]:
-    return [sampler.probabilities(logits_V) for logits_V in model.logits(h_TD)]
+def _probabilities(model: LanguageModel, sampler: Sampler, h_TN: Tensor) -> list[Tensor]:
+    return [sampler.probabilities(logits_V) for logits_V in model.logits(h_TN)]

@@ -60,7 +60,7 @@ class LanguageModel:
         steps = end.steps
         head = next(index for index, step in enumerate(steps) if step.site == "head")
         self.spec = spec
-        self._trunk = (*blocks, Block(steps[:head], "final_h"))
+        self._trunk, self._end = tuple(blocks), Block(steps[:head], "final_h")
         self._head = _segment(steps[head])
         self._drafter: tuple[Block, ir.Use] | None = None
         if spec.model.mtp:
@@ -91,7 +91,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def hidden(self, tokens_T: Tensor, length: int) -> Tensor:
-        """Sequences of `length` tokens, one after the other -> h_TD, the input of the head."""
+        """Sequences of `length` tokens, one after the other -> h_TN, the residual stream behind the last layer."""
         if not self.spec.model.customs:
             ops = Forward(length)
             return self._run(self._trunk, {"tokens": tokens_T}, lambda _: ops)
@@ -102,23 +102,23 @@ class LanguageModel:
             )
         ops, more = Forward(self.sequence), (0, self.sequence - length)  # tokens do not see those behind them
         filled_BL = torch.nn.functional.pad(tokens_T.view(-1, length), more)
-        h_TD = self._run(self._trunk, {"tokens": filled_BL.flatten()}, lambda _: ops)
-        return h_TD.unflatten(0, filled_BL.shape)[:, :length].flatten(0, 1)
+        h_TN = self._run(self._trunk, {"tokens": filled_BL.flatten()}, lambda _: ops)
+        return h_TN.unflatten(0, filled_BL.shape)[:, :length].flatten(0, 1)
 
     @torch.inference_mode()
-    def logits(self, h_TD: Tensor) -> Tensor:
-        """h_TD of the main model -> logits_TV."""
-        return self._logits(self._head, h_TD)
+    def logits(self, h_TN: Tensor) -> Tensor:
+        """h_TN of the main model -> logits_TV."""
+        return self._logits(self._head, self._ended(h_TN, self._end.output))
 
     @torch.inference_mode()
     def score(self, tokens_BL: Tensor, targets_BL: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and their targets -> the cross entropy of each target in nats, FP64, and whether it has the largest
         logit. A target below 0 is none: its cross entropy is 0."""
-        h_TD, targets_T = self.hidden(tokens_BL.flatten(), tokens_BL.shape[1]), targets_BL.flatten()
+        h_TN, targets_T = self.hidden(tokens_BL.flatten(), tokens_BL.shape[1]), targets_BL.flatten()
         rows = max(1, LOGITS // self.vocab)
         nats, best = [], []
-        for h_tD, targets_t in zip(h_TD.split(rows), targets_T.split(rows), strict=True):
-            logits_tV = self.logits(h_tD)
+        for h_tN, targets_t in zip(h_TN.split(rows), targets_T.split(rows), strict=True):
+            logits_tV = self.logits(h_tN)
             lse_t = OPS["cross_entropy"](logits_tV, targets_t)[1]
             nats.append((lse_t - picked(wide(logits_tV), targets_t)).double().masked_fill_(targets_t < 0, 0))
             best.append(logits_tV.argmax(dim=1) == targets_t)
@@ -137,20 +137,20 @@ class LanguageModel:
 
     @torch.inference_mode()
     def extend(self, tokens_T: Tensor, cache: Cache) -> Tensor:
-        """The next tokens of the sequence of a cache, which then has them -> h_TD, the input of the head."""
+        """The next tokens of the sequence of a cache, which then has them -> h_TN, as of `hidden`."""
         new = tokens_T.shape[0]
-        h_TD = self._run(self._trunk, {"tokens": tokens_T}, lambda site: cache.table(site, new))
+        h_TN = self._run(self._trunk, {"tokens": tokens_T}, lambda site: cache.table(site, new))
         cache.length += new
-        return h_TD
+        return h_TN
 
     @torch.inference_mode()
-    def draft(self, next_T: Tensor, h_TD: Tensor, cache: Cache) -> Tensor:
-        """The hidden states of some tokens and the tokens that follow each -> logits_V of the token after the last of
+    def draft(self, next_T: Tensor, h_TN: Tensor, cache: Cache) -> Tensor:
+        """The residual stream of some tokens and the tokens that follow each -> logits_V of the token after the last of
         these. `cache`: of the MTP block, with all tokens before."""
         assert self._drafter, "a model that drafts"
         block, head = self._drafter
         new = next_T.shape[0]
-        values = {"mtp_tokens": next_T, "final_h_mtp": h_TD}
+        values = {"mtp_tokens": next_T, "final_h_mtp": self._ended(h_TN, "final_h_mtp")}
         out_TD = self._run([block], values, lambda site: cache.table(site, new))
         cache.length += new
         return self._logits(head, out_TD[-1:])[0]
@@ -160,6 +160,11 @@ class LanguageModel:
     def _cache(self, blocks: Iterable[Block]) -> Cache:
         sites = [use.site for block in blocks for use in block.uses]
         return Cache({site: Continued(w.values(), w.get("kv_up")) for site in sites for w in [self._weights[site]]})
+
+    def _ended(self, h_TN: Tensor, output: str) -> Tensor:
+        """What the end of the main model makes of the residual stream: `output`, for the head or for the MTP block."""
+        end = Block(self._end.steps, output)
+        return self._run([end], {self._trunk[-1].output: h_TN}, lambda _: Forward(h_TN.shape[0]))
 
     def _logits(self, head: ir.Use, h_TD: Tensor) -> Tensor:
         (logits_TV,) = head.segment.function(Forward(h_TD.shape[0]), self._params[head.site], h_TD, None)
