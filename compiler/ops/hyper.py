@@ -20,9 +20,9 @@ def _infer_products(h_TN: Tensor, fn_MN: Tensor, eps: float) -> tuple[Tensor, ..
     return Tensor((T, fn_MN.shape[0]), dtype), Tensor((T,), dtype)
 
 
-def _infer_scaled(x_TM: Tensor, scale_S: Tensor) -> tuple[Tensor, ...]:
+def _infer_scaled(logits_TM: Tensor, scale_S: Tensor) -> tuple[Tensor, ...]:
     assert scale_S.shape in ((1,), (3,)), scale_S
-    return (x_TM,)
+    return (logits_TM,)
 
 
 def _infer_mix(h_TN: Tensor, logits_TM: Tensor, rounds: int, eps: float) -> tuple[Tensor, ...]:
@@ -93,14 +93,17 @@ PRODUCTS = Rule(
 )
 
 SCALE_PARTS = Rule(
-    args=("x", "scale"),
+    args=("logits", "scale"),
     outputs=("y",),
     infer=_infer_scaled,
     kernel_class="add",
-    flops=elementwise("x", 1),
-    dgrad=Gradient("scale_parts_dgrad", reads=("d_y", "scale"), gives=("x",), flops=elementwise("d_y", 1)),
+    flops=elementwise("logits", 1),
+    dgrad=Gradient("scale_parts_dgrad", reads=("d_y", "scale"), gives=("logits",), flops=elementwise("d_y", 1)),
     wgrad=Gradient(
-        "scale_parts_wgrad", reads=("d_y", "x", Extent("scale", 0)), gives=("scale",), flops=elementwise("x", 2)
+        "scale_parts_wgrad",
+        reads=("d_y", "logits", Extent("scale", 0)),
+        gives=("scale",),
+        flops=elementwise("logits", 2),
     ),
 )
 

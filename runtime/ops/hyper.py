@@ -46,27 +46,27 @@ def hyper_products_wgrad_(acc_MN: Tensor, dproducts_TM: Tensor, h_TN: Tensor, rs
     add_product_(acc_MN, (dproducts_TM * rstd_T[:, None]).t(), wide(h_TN))
 
 
-def scale_parts(x_TM: Tensor, scale_S: Tensor) -> Tensor:
-    """x_TM, scale_S -> y_TM: each part of the columns times its scale."""
-    return (wide(x_TM) * _scales(scale_S, x_TM)).to(x_TM.dtype)
+def scale_parts(logits_TM: Tensor, scale_S: Tensor) -> Tensor:
+    """logits_TM, scale_S -> y_TM: each part of the columns times its scale."""
+    return (wide(logits_TM) * _scales(scale_S, logits_TM)).to(logits_TM.dtype)
 
 
 def scale_parts_dgrad(dy_TM: Tensor, scale_S: Tensor) -> Tensor:
-    """dy_TM, scale_S -> dx_TM."""
+    """dy_TM, scale_S -> dlogits_TM."""
     return (wide(dy_TM) * _scales(scale_S, dy_TM)).to(dy_TM.dtype)
 
 
-def scale_parts_wgrad(dy_TM: Tensor, x_TM: Tensor, num_parts: int) -> Tensor:
-    """dy_TM, x_TM -> dscale_S of so many parts."""
-    dscale_S = x_TM.new_zeros(num_parts)
-    scale_parts_wgrad_(dscale_S, dy_TM, x_TM)
+def scale_parts_wgrad(dy_TM: Tensor, logits_TM: Tensor, num_parts: int) -> Tensor:
+    """dy_TM, logits_TM -> dscale_S of so many parts."""
+    dscale_S = logits_TM.new_zeros(num_parts)
+    scale_parts_wgrad_(dscale_S, dy_TM, logits_TM)
     return dscale_S
 
 
-def scale_parts_wgrad_(acc_S: Tensor, dy_TM: Tensor, x_TM: Tensor) -> None:
-    """acc_S += dscale_S of (dy_TM, x_TM)."""
-    each_M = (wide(dy_TM) * wide(x_TM)).sum(dim=0)
-    acc_S.add_(torch.stack([part.sum() for part in each_M.split(_parts(acc_S.shape[0], x_TM.shape[1]))]))
+def scale_parts_wgrad_(acc_S: Tensor, dy_TM: Tensor, logits_TM: Tensor) -> None:
+    """acc_S += dscale_S of (dy_TM, logits_TM)."""
+    each_M = (wide(dy_TM) * wide(logits_TM)).sum(dim=0)
+    acc_S.add_(torch.stack([part.sum() for part in each_M.split(_parts(acc_S.shape[0], logits_TM.shape[1]))]))
 
 
 def hyper_mix(h_TN: Tensor, logits_TM: Tensor, rounds: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,9 +142,9 @@ def _num_streams(columns: int) -> int:
     return isqrt(columns + 1) - 1
 
 
-def _scales(scale_S: Tensor, x_TM: Tensor) -> Tensor:
+def _scales(scale_S: Tensor, logits_TM: Tensor) -> Tensor:
     """[M]: the scale of each column."""
-    parts = _parts(scale_S.shape[0], x_TM.shape[1])
+    parts = _parts(scale_S.shape[0], logits_TM.shape[1])
     return torch.cat([one.expand(columns) for one, columns in zip(wide(scale_S), parts, strict=True)])
 
 

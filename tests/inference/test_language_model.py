@@ -91,9 +91,8 @@ class Again(Continued):
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if not kind.startswith("v4")]
-)  # whose entries are no rows of tokens
+# Entries of DeepSeek-V4's attention are no rows of tokens.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("v4")])
 def test_attention_without_a_form_is_computed_again(kind: str, split: list[int]) -> None:
     both = pair(kind)
     tokens_T = tokens_of(both, TOKENS)

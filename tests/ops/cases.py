@@ -24,7 +24,21 @@ from tests.ops.delta_cases import log_decay as log_decay
 from tests.ops.source import Args as Args
 from tests.ops.source import Source as Source
 
-WIDE = {"decay", "gate", "logit", "logits", "score", "bias", "lse", "picked", "parts", "squares", "post", "comb"}
+WIDE = {
+    "decay",
+    "gate",
+    "logit",
+    "logits",
+    "score",
+    "bias",
+    "lse",
+    "picked",
+    "parts",
+    "squares",
+    "post",
+    "comb",
+    "scale",
+}
 
 
 def linear(source: Source, T: int = 5, K: int = 7, N: int = 3) -> Args:

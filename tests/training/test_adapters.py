@@ -94,6 +94,7 @@ def reference_run(chosen: Spec) -> dict[str, Any]:
 
 
 MESHES = [
+    ("v3_streams", "1f1b", 2, 2, 2, 1, 1, 1),
     ("v3", "1f1b", 1, 1, 1, 0, 1, 1),
     ("v3", "dualpipe", 2, 2, 2, 0, 1, 1),
     ("v3", "dualpipe", 2, 2, 2, 1, 1, 1),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
-from dsl.schema import Balance, Clamp, Dense, Model, Moe, Rope
+from dsl.schema import Balance, Clamp, Dense, HyperConnections, Model, Moe, Rope
 from dsl.schema.model import Act
 from dsl.schema.run import Fusion
 from tests.segments.rounding import SAMPLES, SPREADS, spread
@@ -84,6 +84,7 @@ OPTIONS: dict[str, Model] = {
     "norm = sandwich": with_mtp(norm="sandwich"),
     "embedding_scale": with_mtp(embedding_scale=4.0),
     "residual_scale": with_mtp(residual_scale=0.22),
+    "hyper_connections": with_mtp(hyper_connections=HyperConnections(streams=3)),
     "logit_scale": whole(logit_scale=0.5),
     "logit_cap": whole(logit_cap=2.0),
 }
