@@ -54,20 +54,24 @@ def shortest_of_two(
     """
     waits = Waits(placement, 2, num_micro_batches, costs, caps)
     low, high = math.ceil(within[0] / waits.unit) - 1, math.ceil(within[1] / waits.unit) - 1  # none by low; high asked
-    best: Schedule | None = None
-    small = SmallPipeline(waits, _WORK, _MOST_FORWARDS, _MOST_STATES)
-    if any(waits.hop.values()) or costs.offloads or costs.micro_batches or len(small.ranks) < 2:
+    if any(waits.hop.values()) or costs.offloads or costs.micro_batches or work <= 0:
         return Shortest(None, within[0], work)
+    small = SmallPipeline(waits, _WORK, _MOST_FORWARDS, _MOST_STATES)
+    if len(small.ranks) < 2:
+        return Shortest(None, within[0], work)
+    best: Schedule | None = None
+    step = 1
     while low < high and work > 0:
-        # refuting takes longer the nearer an end is to the best, so the next one asked for is near what is refuted
-        end = min(high, low + max(1, (high - low) // 4))
+        # refuting takes longer the nearer an end is to the best, and finding the further it is beyond: steps begin at
+        # the bound and double, but none goes beyond the middle
+        end = low + min(step, max(1, (high - low) // 2))
         both = _Both.of(small, end)
         found, none = both.search(work) if both else (None, True)
         work -= both.looked_at if both else 0
         if found is not None:
-            best, high = both.schedule(found, waits), end - 1  # type: ignore[union-attr]
+            best, high, step = both.schedule(found, waits), end - 1, 1  # type: ignore[union-attr]
         elif none:
-            low = end
+            low, step = end, 2 * step
         else:
             break
     return Shortest(best, max(within[0], (low + 1) * waits.unit), work)

@@ -11,6 +11,7 @@ import pytest
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import parse_costs
 from compiler.schedules.simulate import held_at_most, simulate
+from compiler.solver import two_ranks
 from compiler.solver.two_ranks import Shortest, shortest_of_two
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
 from tests.schedules.independent import judge
@@ -62,14 +63,15 @@ def test_what_pairs_make_of_two_ranks(chunks: int, num_micro_batches: int, cap: 
     """No other program has shown these, for all that CP-SAT was given; that one is reached is judged by its text."""
     costs, caps = PAIRED.recut(2, 2 * chunks), (Fraction(cap * chunks),) * 2
     bound = lower_bound(loop(chunks), 2, num_micro_batches, costs, caps, 1_000_000)
-    found = shortest_of_two(loop(chunks), num_micro_batches, costs, caps, (bound, Fraction(below)), 1_000_000)
+    found = shortest_of_two(loop(chunks), num_micro_batches, costs, caps, (bound, Fraction(below)), 500_000)
     assert found.schedule is not None and bound <= found.least == Fraction(least)
     judged = judge(found.schedule.to_text(), {kind: costs.one(kind) for kind in "FBIW"} | dict(costs.pairs))
     assert judged.makespan == found.least and max(judged.peaks) <= cap * chunks
 
 
-def test_where_it_knows_nothing() -> None:
-    """Messages, copies and many states are left to others; little work shows what it has shown."""
+def test_where_it_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages, copies and many states are left to others; little work shows what it has shown, and none takes no
+    time."""
     asked = Case(V, 2, 3, PAIRED.recut(2, 4), 4)
     slow = replace(asked, costs=replace(asked.costs, latency=Fraction(1)))
     assert shortest(slow, Fraction(9)) == Shortest(None, Fraction(0), ENOUGH)
@@ -77,3 +79,6 @@ def test_where_it_knows_nothing() -> None:
     assert shortest(large, Fraction(90)) == Shortest(None, Fraction(0), ENOUGH)
     little = shortest(asked, Fraction(9), 10)
     assert little.schedule is None and little.work <= 0 and little.least <= shortest(asked, Fraction(9)).least
+    monkeypatch.delattr(two_ranks, "SmallPipeline")
+    assert shortest(slow, Fraction(9)) == Shortest(None, Fraction(0), ENOUGH)
+    assert shortest(asked, Fraction(9), 0) == Shortest(None, Fraction(0), 0)
