@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import pytest
 
-from compiler.decide import lower_spec
+from compiler.decide import Lowered, lower_spec
 from compiler.emit.segment_cache import Segments
 from compiler.predict.memory import host_buffers, rank_memories
 from compiler.predict.times import step_times
@@ -55,34 +56,39 @@ def searched(placement: Literal["v", "bidirectional"], cap: int, of: str, ranks:
     return spec(ranks, 1, 1, batch, STEPS, of=of).model_copy(update={"schedule": auto})
 
 
-@pytest.mark.parametrize(
-    ("chosen", "ranks"),
-    [
-        pytest.param(searched("v", 1, "llama", batch=4), 2, id="v"),
-        pytest.param(searched("bidirectional", 2, "v3", 4, 8), 4, id="bidirectional"),
-    ],
-)
-def test_copies_that_a_spec_asks_for(tmp_path: Path, segments: Segments, chosen: Spec, ranks: int) -> None:
+SEARCHED = {
+    "v": searched("v", 1, "llama", batch=4),
+    "bidirectional": searched("bidirectional", 2, "v3", 4, 8),
+}
+
+
+@cache
+def found(name: str) -> Lowered:
+    """What the search makes of such a spec, some 10 s."""
+    return lower_spec(SEARCHED[name])
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("v", 2), ("bidirectional", 4)])
+def test_copies_that_a_spec_asks_for(tmp_path: Path, segments: Segments, name: str, ranks: int) -> None:
     """They are placed by the search, and shorter; gradients are those of autograd, also with two copies of stages."""
-    times = {}
-    for copies in (True, False):
-        each = chosen.model_copy(update={"schedule": chosen.schedule.model_copy(update={"host_copies": copies})})
-        lowered = lower_spec(each)
+    chosen, times = SEARCHED[name], {}
+    without = chosen.model_copy(update={"schedule": chosen.schedule.model_copy(update={"host_copies": False})})
+    for copies, lowered in ((True, found(name)), (False, lower_spec(without))):
         schedule = lowered.main_schedule
         assert has_copies(schedule) == copies and lowered.certificates.keys() == lowered.schedules.keys()
         assert max(peak_activations(schedule)) <= 2
         times[copies] = simulate(schedule, step_times(lowered.lowering, schedule)).makespan
     assert times[True] < times[False]
-    check(tmp_path, segments, {"auto": chosen}, ranks)
+    check(tmp_path, segments, {"auto": with_file(chosen, found(name).main_schedule)}, ranks)
 
 
 def test_buffers_of_the_host_are_those_of_the_plan(tmp_path: Path, segments: Segments) -> None:
-    chosen = searched("v", 1, "llama", batch=4)
+    chosen = with_file(SEARCHED["v"], found("v").main_schedule)
     measured_peaks(tmp_path, segments, chosen)
     lowered = lower_spec(chosen)
     for rank in range(2):
-        found = json.loads((tmp_path / f"rank_{rank}.json").read_text())["host_bytes"]
-        assert found == host_buffers(chosen, lowered.lowering, lowered.main_schedule, rank) > 0
+        held = json.loads((tmp_path / f"rank_{rank}.json").read_text())["host_bytes"]
+        assert held == host_buffers(chosen, lowered.lowering, lowered.main_schedule, rank) > 0
 
 
 def with_file(chosen: Spec, schedule: Schedule) -> Spec:
