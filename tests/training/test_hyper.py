@@ -120,5 +120,6 @@ def test_training_equals_modules_of_transformers(
     monkeypatch.setattr(hyper, "mixed", mixed)
     monkeypatch.setattr(hyper, "added", added)
     monkeypatch.setattr(hyper, "collapsed", by_transformers(DeepseekV4HyperHead, "hc_"))
-    specs = {of: spec(1, 1, 1, 3, STEPS, 0, of, "1f1b") for of in ("v3_streams", "everything_streams", "split_streams")}
+    names = (f"{of}_streams" for of in ("v3", "v4", "everything", "split"))
+    specs = {of: spec(1, 1, 1, 3, STEPS, 0, of, "1f1b") for of in names}
     check(tmp_path, segments, specs, 1)
