@@ -69,10 +69,11 @@ class _Reader:
     def _expanded(self, word: Word) -> Iterator[Word]:
         """The words that a shell makes of a word whose variables are known."""
         text = replaced(word.text, self.variables)
-        if word.is_quoted or text == word.text or not is_known(text):
-            yield word
+        is_split = text != word.text and is_known(text) and not word.is_quoted
+        if is_split or (word.is_quoted and word.inner is None and self.name is None and HOLDS.search(text)):
+            yield from (replace(word, text=part, inner=None, is_quoted=False) for part in text.split())
         else:
-            yield from (replace(word, text=part, inner=None) for part in text.split())
+            yield word
 
     def _word(self, word: Word, has_program: bool) -> bool:
         """Read a word of a command; whether its program was named. Words before that are of what launches it."""

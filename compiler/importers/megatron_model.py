@@ -84,6 +84,7 @@ def _mla(keys: Keys, heads: int, hidden: int) -> list[str]:
     value = keys.take("v_head_dim", "model.attention.head_dim.value", 128)
     keys.lose("kv_channels", "latent attention has head_dim", kind="no effect")
     keys.lose("num_query_groups", "latent attention has no groups", (heads,))
+    keys.lose("group_query_attention", "latent attention has no groups", (False,))
     keys.lose("qk_layernorm", "latents have norms here", (True,))
     kind = keys.take("rope_type", "model.attention.rope.scaling", "yarn")
     theta = keys.take("rotary_base", "model.attention.rope.theta", 10000.0)
@@ -116,8 +117,13 @@ def _mla(keys: Keys, heads: int, hidden: int) -> list[str]:
 
 
 def _gqa(keys: Keys, heads: int, hidden: int) -> list[str]:
-    keys.lose("group_query_attention", "`num_query_groups` says it", (True, False))
-    groups = keys.take("num_query_groups", "model.attention.kv_heads", heads, int)
+    is_recipe = "config.return" in keys.members  # where `num_query_groups` alone says it
+    grouped = keys.take("group_query_attention", "" if is_recipe else "model.attention.kv_heads", is_recipe)
+    usual = heads if is_recipe or not grouped else 1
+    groups = keys.take("num_query_groups", "model.attention.kv_heads" if grouped else "", usual, int)
+    if not grouped and groups != heads:
+        keys.note("no effect", "num_query_groups", groups, "without `group_query_attention` all heads have their own")
+        groups = heads
     width = keys.take("kv_channels", "model.attention.head_dim", hidden // heads)
     norm = ", qk_norm = true" if keys.take("qk_layernorm", "model.attention.qk_norm", False) else ""
     theta = keys.take("rotary_base", "model.attention.rope.theta", 10000.0)

@@ -16,6 +16,7 @@ BLANK = re.compile(r"(?:[ \t\r]|\\\r?\n)++")
 COMMENT = re.compile(r"#[^\n]*+")
 OPERATOR = re.compile(r"\n|;;?|\|\|?|&&?|[()]")
 REDIRECTION = re.compile(r"(?:\d+|&)?(?:<<<|<<-?|>>|>\||[<>]&|<>|[<>])[ \t]*+")
+HERE = re.compile(r"\d*<<(?!<)")
 SETTING = re.compile(r"[A-Za-z_]\w*+(?:\[[^]\s]*+\])?\+?=")
 PIECE = re.compile(
     r"""
@@ -49,9 +50,10 @@ class Word:
     is_quoted: bool = False
 
 
-def words(text: str, start: int, end: int, *, of_string: bool = False) -> Iterator[Word]:
-    """The words from `start` to `end`. `of_string`: of what is between quotes, where lines and operators are none."""
-    at, in_array, is_target = start, False, False
+def words(text: str, start: int, end: int, *, of_string: bool = False, in_body: bool = False) -> Iterator[Word]:
+    """The words from `start` to `end`. `of_string`: of what is between quotes, where lines and operators are none.
+    `in_body`: of a here-document, where others do not begin."""
+    at, in_array, is_target, bodies = start, False, False, list[str]()  # bodies: the words that end here-documents
     while at < end:
         if found := BLANK.match(text, at, end) or (not of_string and COMMENT.match(text, at, end)):
             at = found.end()
@@ -60,10 +62,17 @@ def words(text: str, start: int, end: int, *, of_string: bool = False) -> Iterat
         elif not of_string and (found := REDIRECTION.match(text, at, end)):
             yield Word("redirection", "", at, found.end())
             at, is_target = found.end(), True
+            if HERE.match(found[0]) and not in_body:
+                bodies.append(_word(text, at, end, "", of_string).text)
         elif not of_string and (found := OPERATOR.match(text, at, end)):
             in_array = in_array and found[0] != ")"
             yield Word("end", found[0], at, found.end())
             at, is_target = found.end(), False
+            while found[0] == "\n" and bodies:  # a text of its own, whose quotes do not reach beyond it
+                last = re.compile(rf"^\t*{re.escape(bodies.pop(0))}$", re.MULTILINE).search(text, at, end)
+                yield from words(text, at, last.start() if last else end, in_body=True)
+                yield Word("end", "", at, at)
+                at = last.end() if last else end
         else:
             head = SETTING.match(text, at, end)
             if head and not of_string and text.startswith("(", head.end()):

@@ -17,6 +17,7 @@ from dsl.source import Span
 
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(:?[-=](?:\$\{[^{}]*\}|[^{}])*)?\}|(\w+))")
 UNKNOWN = re.compile(r"\$[\w({@*#?!$]|`")  # what stays of variables and commands
+MOST_CHARACTERS = 100_000  # that replace variables of a text: they may double each other
 WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -28,13 +29,18 @@ class Computed:
 
 
 def replaced(text: str, variables: Mapping[str, str]) -> str:
-    """A text with the values of variables; one that has none, and no default, stays."""
+    """A text with the values of variables. One that has none, and no default, stays, as do those that make it long."""
+    left = MOST_CHARACTERS
 
     def value(match: re.Match[str]) -> str:
+        nonlocal left
         found, default = variables.get(match[1] or match[3]), match[2]
         if default is not None and (found is None or (found == "" and default[0] == ":")):
-            return replaced(default.lstrip(":")[1:], variables)
-        return match[0] if found is None else found
+            found = replaced(default.lstrip(":")[1:], variables)
+        if found is None or len(found) > left:
+            return match[0]
+        left -= len(found)
+        return found
 
     return VARIABLE.sub(value, text)
 

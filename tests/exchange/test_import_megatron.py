@@ -9,6 +9,7 @@ import pytest
 from compiler.cli import main
 from compiler.importers.plan_ledger import Entry
 from compiler.importers.plan_text import Imported
+from dsl.schema import Gqa
 from tests.exchange.test_import_plans import SCRIPT, of_recipe, of_script, read_back
 
 Capture = pytest.CaptureFixture[str]
@@ -98,6 +99,25 @@ def test_attention_is_what_is_written() -> None:
     for kind, value, name in (("gqa", "False", "MLA"), ("mla", "True", "GPT")):
         text = RECIPE.replace("MLA", name).replace("qk_layernorm=True", f"multi_latent_attention={value}")
         assert read_back(of_recipe(text).text).model.attention.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kv_heads"),
+    [
+        ("", 4), ("--num-query-groups 2", 4), ("--group-query-attention", 1),
+        ("--group-query-attention --num-query-groups 2", 2),
+    ],
+)  # fmt: skip
+def test_queries_are_grouped_where_a_script_says_so(arguments: str, kv_heads: int) -> None:
+    found = of_script(SCRIPT.replace("--multi-latent-attention", arguments))
+    attention = read_back(found.text).model.attention
+    assert isinstance(attention, Gqa) and attention.kv_heads == kv_heads
+
+
+def test_queries_of_a_recipe_are_grouped_by_their_number() -> None:
+    text = RECIPE.replace("MLA", "GPT").replace("qk_layernorm=True", "num_query_groups=2")
+    attention = read_back(of_recipe(text).text).model.attention
+    assert isinstance(attention, Gqa) and attention.kv_heads == 2
 
 
 @pytest.mark.parametrize("pattern", ["0", "-1", "'0'", "'-2'", "[0]*4", "'x'", "2.5"])

@@ -70,6 +70,9 @@ CASES = {
     "a test": 'N=4\nif [ "$N" = 4 ]; then\n  A="--x 1"\nfi\ntorchrun $A',
     "a function": 'f() { torchrun --x "$1"; }\ntorchrun --y 2',
     "a command in a string": 'sh() { eval "$2"; }\nsh -c "torchrun pretrain_gpt.py --x 1 --y \\"a b\\""',
+    "a text with quotes before": "cat <<END >/dev/null\nit's a \"note\nEND\ntorchrun pretrain_gpt.py --x 'a b' \"c\"",
+    "a script in a script": "bash <<-'END'\n\ttrue --x 1\n\tEND\ntorchrun --y 2; torchrun --x 1",
+    "quotes of two kinds": "A='--x 1'\" --y 2\"\ntorchrun pretrain_gpt.py $A",
     "a value below 0": "torchrun --x -1 --y -1e-3",
 }
 
@@ -79,7 +82,7 @@ def test_arguments_are_those_that_bash_hands_over(case: str) -> None:
     if case == "a function":  # whose argument is not known
         found, mistakes = script(Source("s.sh", CASES[case]), {})
         assert isinstance(found["x"][0].value, Computed) and found["y"][0].value == 2 and len(mistakes) == 1
-    elif case in ("a log", "commands behind"):  # which says twice the same, or hands over thrice
+    elif case in ("a log", "commands behind", "a script in a script"):  # which say an argument twice
         found, _ = script(Source("s.sh", CASES[case]), {})
         assert {name: values[0].value for name, values in found.items()} == run(CASES[case])
     else:
@@ -108,6 +111,20 @@ def test_any_words_are_those_of_bash(data: st.DataObject, arguments: dict[str, l
     found, mistakes = script(Source("s.sh", text), {})
     assert not mistakes
     assert {name: values[0].value for name, values in found.items()} == run(text)
+
+
+def test_variables_that_double_each_other_are_not_known() -> None:
+    text = "A=0123456789\n" + "A=$A$A\n" * 60 + f"B={'$A' * 1000}\ntorchrun pretrain_gpt.py --x $A$B --y 1\n"
+    found, _ = script(Source("s.sh", text), {})
+    assert len(str(found["x"][0].value)) <= 200_000 and found["y"][0].value == 1
+
+
+def test_texts_of_a_script_end_with_it() -> None:
+    """A text whose end is missing, as those in it, or of which there are many."""
+    found, _ = script(Source("s.sh", "cat <<E\n" * 5000 + "torchrun --x 1\n"), {})
+    assert found["x"][0].value == 1
+    found, _ = script(Source("s.sh", f"cat {'<<E ' * 5000}\n{'--x 1' + chr(10) + 'E' + chr(10)}--y 2\n"), {})
+    assert found["x"][0].value == 1 and found["y"][0].value == 2
 
 
 def test_what_is_not_known_is_said() -> None:
