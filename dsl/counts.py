@@ -61,6 +61,7 @@ def attention_parameters(model: Model, attention: AnyAttention) -> int:
 
     MLA, ranks q and c, head widths n | r | v (arXiv 2405.04434, §2.1): queries D·q + q + q·H(n + r), or D·H(n + r)
     without a query rank; D(c + r) + c + c·H(n + v) for keys and values; H·v·D out. The ranks' norms are the q and c.
+    An indexer has its own.
     GQA, head width d and K heads of keys and values (arXiv 2305.13245): D·H·d + 2·D·K·d + H·d·D. Its norms have 2·d, or
     H·d + K·d over the whole width; its biases H·d + 2·K·d, H·d of a gate, and D behind attention; its
     sinks H, and its gate D·H·d.
@@ -185,7 +186,16 @@ def _mla(mla: Mla, D: int) -> int:
     queries = H * (dim.nope + dim.rope)
     query = D * mla.query_rank + mla.query_rank + mla.query_rank * queries if mla.query_rank else D * queries
     latent = D * (mla.kv_rank + dim.rope) + mla.kv_rank + mla.kv_rank * H * (dim.nope + dim.value)
-    return query + latent + H * dim.value * D
+    return query + latent + H * dim.value * D + _indexer(mla, D)
+
+
+def _indexer(mla: Mla, D: int) -> int:
+    """J heads of width w (arXiv 2512.02556, §2.1): queries q·J·w; one key D·w, behind a LayerNorm of 2·w; weights
+    D·J."""
+    if mla.indexer is None or not mla.query_rank:
+        return 0
+    J, w = mla.indexer.heads, mla.indexer.head_dim
+    return mla.query_rank * J * w + D * w + 2 * w + D * J
 
 
 def deltanet_parts(net: DeltaNet, D: int) -> dict[str, int]:

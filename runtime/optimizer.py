@@ -31,7 +31,7 @@ def start_reduce(bucket: Bucket, sums: Sums) -> Work:
 def gradient_square(state: State, rank: int) -> Tensor:
     """Sum of the squares of the gradients that this rank owns: every logical element has one owner in the world."""
     total = torch.zeros((), dtype=torch.float64, device=state.device)
-    for b in state.buckets:
+    for b in (each for each in state.buckets if not each.still):
         if b.shares or rank == b.holders[0]:
             for piece in b.owned:
                 total += square_sum(b.gradients_of(piece.part))

@@ -41,3 +41,24 @@ def imbalance(sums: Mapping[str, Tensor], layers: Sequence[MoeLayer]) -> dict[st
     loads = {layer.name: sums[f"load {layer.name}"] for layer in layers}
     ratios = {name: (load.max() / load.mean()).item() for name, load in loads.items()}
     return {"imbalance": sum(ratios.values()) / len(ratios), "layer_imbalance": ratios} if ratios else {}
+
+
+def layer_tangents(plan: Plan, sequences: float) -> dict[str, float]:
+    """The gradients of the step's objective with respect to the losses of layers: of the balance of each sequence, and
+    of indexers, which are sums over tokens."""
+    balance = {f"sequence_loss {layer.site}": layer.sequence_loss / sequences for layer in plan.moe_layers}
+    rows = _indexed_rows(plan, sequences)
+    return balance | {f"index_loss {each.site}": each.loss / rows for each in plan.indexers}
+
+
+def index_loss(sums: Mapping[str, Tensor], plan: Plan) -> dict[str, float]:
+    """The mean loss of the indexers, in nats of a token and without its weight; nothing where there are none."""
+    if not plan.indexers:
+        return {}
+    total = sum(sums[f"index_loss {each.site}"].item() for each in plan.indexers)
+    return {"index_loss": total / (_indexed_rows(plan, sums["sequences"].item()) * len(plan.indexers))}
+
+
+def _indexed_rows(plan: Plan, sequences: float) -> float:
+    """Rows of all ranks that the loss of an indexer is of: a token is a row of each tensor rank of its column."""
+    return sequences * plan.train.sequence * plan.mesh.tp

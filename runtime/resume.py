@@ -45,7 +45,7 @@ from runtime.strict_json import tree
 
 SECTIONS = ("model", "train", "mesh", "placement", "zero", "precision")  # of plan.json
 # Of a model, what says how it is trained and not what it computes.
-_RECIPE = re.compile(r"model\.(name|init_std|mtp\.weight.*|layers\.\d+\.ffn\.balance.*)")
+_RECIPE = re.compile(r"model\.(name|init_std|mtp\.weight.*|layers\.\d+\.ffn\.balance.*|.*attention\.indexer\.loss)")
 # Of a model, what a phase of a run may have otherwise; of a plan, what each phase has otherwise.
 _ROTATION = re.compile(r"model\.(layers\.\d+\.)?attention\.rope\..*")
 _OF_A_PHASE = re.compile(rf"{_RECIPE.pattern}|{_ROTATION.pattern}")

@@ -83,6 +83,7 @@ class Bucket:
     dividers: tuple[int, ...] = ()
     gathered: bool = False
     rest: bool = False  # whether the second kind of the optimizer updates it
+    still: bool = False  # whether nothing does, in this phase of the run: there are no gradients
 
     @property
     def size(self) -> int:
@@ -91,7 +92,7 @@ class Bucket:
     @property
     def is_reduced(self) -> bool:
         """Whether several holders keep the same gradients, which are summed once a step."""
-        return len(self.peers) > 1
+        return len(self.peers) > 1 and not self.still
 
     @property
     def shares_of_peers(self) -> Shares:
@@ -209,7 +210,7 @@ def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: 
     }
     whole = [bucket for bucket in (*buckets, *frozen) if not bucket.gathered]
     parameters = {name: t for b in whole for name, t in views(b, b.parameters)} | biases | tables | slots
-    gradients = {name: t for b in buckets if not b.sites for name, t in views(b, b.gradients)}
+    gradients = {name: t for b in buckets if not (b.sites or b.still) for name, t in views(b, b.gradients)}
     state = State(buckets, frozen, biases, tables, namespace(parameters), namespace(gradients))
     for bucket, entry in state.entries():
         p = entry.parameter
@@ -222,7 +223,7 @@ def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: 
 def shared_flats(plan: contract.Plan, rank: int) -> dict[str, tuple[tuple[int, ...], int]]:
     """Name of every flat tensor of a rank that is summed or gathered behind the backward → its holders and bytes."""
     flats = {}
-    for bucket in (bucket for bucket in plan.buckets if rank in bucket.holders):
+    for bucket in (bucket for bucket in plan.buckets if rank in bucket.holders and not bucket.still):
         elements, peers = padded_size(bucket, plan.zero), plan.peers(bucket, rank)
         of_peers = peers, elements * len(peers) // len(bucket.holders) if bucket.sites else elements
         of_weights = of_peers if plan.gathers(bucket) else (bucket.holders, elements)
@@ -310,7 +311,7 @@ def _bucket(
         owned=owned,
         shares=shares,
         parameters=parameters,
-        gradients=zeros(kept_here.stop - kept_here.start, precision.gradients, "gradients"),
+        gradients=zeros(0 if planned.still else kept_here.stop - kept_here.start, precision.gradients, "gradients"),
         mixed=mixed,
         padded=padded,
         peers=peers,
@@ -319,6 +320,7 @@ def _bucket(
         dividers=dividers,
         gathered=gathered,
         rest=planned.rest,
+        still=planned.still,
     )
 
 

@@ -308,10 +308,10 @@ class Trainer:
     def _update(self, rate: float, norm: float) -> None:
         """Update the weights of each bucket, and gather those that other ranks update."""
         program = self.programs[self.program]
-        owned_whole = self.buckets.keys() - {each.name for each in program.update}
+        gathered = {each.name for each in program.update}
         self.board.set_action("optimizer")
         for bucket in self.state.buckets:
-            if bucket.name in owned_whole:
+            if bucket.name not in gathered and not bucket.still:
                 self._update_bucket(bucket, rate, norm)
         for each in program.update:
             if each.name in self.buckets:
@@ -368,8 +368,7 @@ class Trainer:
         if self.plan.mtp_weight is not None:
             weight = value_at(self.plan.mtp_weight, self.position.tokens)
             constants["mtp"] = weight / counts["mtp_targets"].clamp(min=1).item()
-        sequences = counts["sequences"].item()
-        constants |= {f"sequence_loss {layer.site}": layer.sequence_loss / sequences for layer in self.layers}
+        constants |= records.layer_tangents(self.plan, counts["sequences"].item())
         return {name: torch.tensor(value, dtype=dtype, device=self.device) for name, value in constants.items()}
 
     def records(self) -> Tensor:
@@ -385,7 +384,7 @@ class Trainer:
             for y in self.layers
             if (k := f"sequence_loss {y.site}") in sums
         ]
-        return losses | ({"sequence_loss": sum(balance)} if balance else {})
+        return losses | records.index_loss(sums, self.plan) | ({"sequence_loss": sum(balance)} if balance else {})
 
     def _balance(self, sums: Sums, tokens_seen: int) -> None:
         for layer in self.layers:

@@ -23,7 +23,7 @@ TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "recor
 
 def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
     """Raise CertificateError unless every program has the collectives that its plan needs. O(buckets) of each."""
-    shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
+    shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1 and not bucket.still]
     alike = [bucket for bucket in shared if plan.is_reduced(bucket)]
     reduces = {Collective("reduce", bucket.name) for bucket in alike}
     parted = {0: [], 3: alike}.get(plan.zero, shared)
@@ -106,7 +106,7 @@ def _used(plan: Plan, programs: Mapping[str, Program]) -> Iterator[Opening]:
     if mesh.sq > 1:
         yield from (Opening("choices", (rank,), "sequence") for rank in range(mesh.pp))
     for bucket in plan.buckets:
-        if len(bucket.holders) > 1:
+        if len(bucket.holders) > 1 and not bucket.still:
             ranks = _pipeline_ranks(plan, bucket.holders)
             held = len(bucket.holders) // len(ranks)
             slices = mesh.tp > 1 and held * mesh.tp == mesh.columns

@@ -11,14 +11,16 @@ from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, R
 from compiler.ir.received_rows import most_rows
 from compiler.lower.estimate import Overlap
 from compiler.plan.parameters import num_experts
+from compiler.plan.plan import HELD
 from compiler.plan.row_counts import sent_rows
 from compiler.plan.stages import block_of
-from dsl.schema import Moe, Optimizer, Spec
+from dsl.schema import Mla, Moe, Optimizer, Spec
 from runtime import contract
 from runtime.build_files import versions
 from runtime.strict_json import pretty
 
 Quantised = tuple[contract.Quantised, ...]
+INDEX = "index_loss "  # of a metric, in front of the place
 
 
 def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap], quantised: Quantised = ()) -> str:
@@ -52,6 +54,9 @@ def contract_plan(
         openings=lowered.openings,
         records=tuple(metric for stage in plan.stages for metric, _ in stage.records),
         moe_layers=tuple(_moe_layer(spec, plan, stage, step) for stage in plan.stages for step in _routers(stage)),
+        indexers=tuple(
+            _indexer(spec, metric) for stage in plan.stages for metric, _ in stage.records if metric.startswith(INDEX)
+        ),
         stages=tuple(tuple(s.site for s in stage.steps if isinstance(s, Use)) for stage in plan.stages),
         overlap=_overlap(overlaps),
         memory=tuple(memory.total for memory in lowered.memories),
@@ -103,12 +108,22 @@ def _routers(stage: Stage) -> list[Use]:
     return [s for s in stage.steps if isinstance(s, Use) and s.segment.kind == "router"]
 
 
+def _indexer(spec: Spec, metric: str) -> contract.Indexer:
+    """`metric`: of the loss of an indexer, which names the layer; that of MTP is like the last one."""
+    site = metric.removeprefix(INDEX)
+    layer = int(site[1:]) if site.startswith("L") else spec.model.num_layers - 1
+    attention = spec.model.attention_of(layer)
+    assert isinstance(attention, Mla) and attention.indexer
+    return contract.Indexer(site, attention.indexer.loss)
+
+
 def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.MoeLayer:
     site = router.site.partition(".")[0]
     index = int(site[1:])
     ffn = spec.model.ffn(index) if site.startswith("L") else spec.model.ffn(spec.model.num_layers - 1)
     assert isinstance(ffn, Moe)
-    params, rate = dict(router.params), None if spec.adapter else ffn.balance.bias_rate
+    params = dict(router.params)
+    rate = None if spec.adapter or spec.train.only else ffn.balance.bias_rate
     balanced = any(metric == f"sequence_loss {site}" for metric, _ in stage.records)
     sent = sent_rows(spec, ffn)
     return contract.MoeLayer(
@@ -135,7 +150,7 @@ def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) 
         for r in (table[name] for name in bucket.replicas)
     )
     held_by = bucket.name, tuple(bucket.holders), bucket.stages
-    return contract.Bucket(*held_by, parameters, bucket.owners, bucket.sites, bucket.rest)
+    return contract.Bucket(*held_by, parameters, bucket.owners, bucket.sites, bucket.rest, bucket.still)
 
 
 def _held(replica: Replica) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
@@ -185,12 +200,13 @@ def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> 
 def plan_head(spec: Spec, lowered: Lowered) -> list[str]:
     """Model, mesh and steps, a line each."""
     mesh, batches = lowered.plan.mesh, [batch for _, batch in lowered.batches]
-    held = [r for r in lowered.plan.replicas if r.role in ("parameter", "frozen")]
+    held = [r for r in lowered.plan.replicas if r.role in HELD]
     trained = sum(r.num_elements for r in held if r.role == "parameter")
     total = sum(r.num_elements for r in held)
     in_mtp = sum(r.num_elements for r in held if r.name.startswith("mtp."))
     with_mtp = f", {in_mtp:,} of them of MTP alone" if in_mtp else ""
-    of_adapters = f"; trained are {trained:,} of adapters" if trained < total else ""
+    whose = "of adapters" if spec.adapter else "of indexers"
+    of_adapters = f"; trained are {trained:,} {whose}" if trained < total else ""
     sizes = f"{batches[0]:,}" if len(batches) == 1 else f"{batches[0]:,} to {batches[-1]:,}, {len(batches)} sizes"
     slices = f" · expert_tensor {mesh.etp}" if mesh.etp > 1 else ""
     return [

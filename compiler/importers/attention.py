@@ -10,9 +10,10 @@ from pydantic import Field
 from compiler.importers.families import Family
 from compiler.importers.reader import Reader, shown
 from compiler.importers.rotation import FULL, SLIDING, rotations
-from dsl.schema import Gqa, HeadDim, Mla, Node, Rope
+from dsl.schema import Gqa, HeadDim, Indexer, Mla, Node, Rope
 
 Attention = Mla | Gqa
+INDEXED = "indexed_attention"  # of layers to all tokens, as far as an indexer chooses them
 
 
 def attentions(
@@ -24,7 +25,7 @@ def attentions(
     turned, original = rotations(reader, family, num_heads, hidden)
     found: Attention
     if family.attention == "mla":
-        found = _mla(reader, num_heads, turned[FULL])
+        found = _mla(reader, family, num_heads, turned[FULL])
     else:
         found = _gqa(reader, family, hidden, num_heads, turned[FULL])
     without = _without_position(reader, family, num_layers)
@@ -40,7 +41,7 @@ def attentions(
     return tuple(map(of_layer, range(num_layers))), original
 
 
-def _mla(reader: Reader, num_heads: int, rope: Rope) -> Mla:
+def _mla(reader: Reader, family: Family, num_heads: int, rope: Rope) -> Mla:
     at = "model.attention"
     reader.used |= {"num_key_value_heads", "head_dim"}  # MLA has as many keys as queries
     return Mla(
@@ -52,8 +53,17 @@ def _mla(reader: Reader, num_heads: int, rope: Rope) -> Mla:
             rope=reader.number(f"{at}.head_dim.rope", HeadDim, "rope", "qk_rope_head_dim"),
             value=reader.number(f"{at}.head_dim.value", HeadDim, "value", "v_head_dim"),
         ),
+        indexer=_indexer(reader) if family.indexes else None,
         rope=rope,
     )
+
+
+def _indexer(reader: Reader) -> Indexer:
+    at, keys = (
+        "model.attention.indexer",
+        {"heads": "index_n_heads", "head_dim": "index_head_dim", "top_k": "index_topk"},
+    )
+    return Indexer(**{ours: reader.number(f"{at}.{ours}", Indexer, ours, theirs) for ours, theirs in keys.items()})
 
 
 def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope) -> Gqa:
@@ -160,6 +170,7 @@ def _kinds(reader: Reader, family: Family, num_layers: int, without: set[int]) -
             return [SLIDING if (layer + 1) % every else FULL for layer in range(num_layers)]
         return [SLIDING if layer >= begin else FULL for layer in range(num_layers)]
     values = [each.value for each in listed.value] if isinstance(listed.value, tuple) else [listed.value]
+    values = [FULL if family.indexes and value == INDEXED else value for value in values]
     other = next((value for value in values if value not in (SLIDING, FULL)), None)
     if other is not None:
         reader.refuse("attention", "layer_types", f"layers of {shown(other)}; a spec has full and sliding attention")

@@ -38,6 +38,7 @@ class Family:
     scales_embedding: bool = False  # embeddings are multiplied by √hidden
     caps_logits: bool = False  # final_logit_softcapping is read
     multiplies: bool = False  # embeddings, the residual stream and logits have multipliers
+    indexes: bool = False  # index_n_heads, index_head_dim and index_topk are read
 
 
 # The defaults are those of the configuration classes of `transformers` 5.23, held to them by a test. What these do not
@@ -67,6 +68,13 @@ _DEEPSEEK_V3: Defaults = {
     "n_group": 8,
     "topk_group": 4,
     "num_nextn_predict_layers": 1,
+}
+_DEEPSEEK_V32: Defaults = {
+    **_DEEPSEEK_V3,
+    "max_position_embeddings": 163_840,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 2048,
 }
 _LLAMA: Defaults = {**_ALL, "num_key_value_heads": None, "max_position_embeddings": 2048}
 _MISTRAL: Defaults = {**_ALL, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
@@ -162,6 +170,7 @@ FAMILIES = {
     "deepseek": Family("gqa", "deepseek", _DEEPSEEK),
     "deepseek_v2": Family("mla", "deepseek", _DEEPSEEK_V2),
     "deepseek_v3": Family("mla", "deepseek", _DEEPSEEK_V3),
+    "deepseek_v32": Family("mla", "deepseek", _DEEPSEEK_V32, indexes=True),
     "gemma2": Family(
         *("gqa", "dense", _GEMMA2),
         window=4096,
@@ -206,7 +215,6 @@ FAMILIES = {
 
 # model types that a spec cannot describe, and what is in the way
 OTHER_TYPES = {
-    "deepseek_v32": "attention to tokens that an indexer chooses",
     "deepseek_v4": "compressed and sparse attention",
     "deepseek_vl_v2": "images",
     "gemma": "gains of norms that are stored as their difference from 1",

@@ -54,6 +54,12 @@ def _deepseek_layers(reader: Reader, num_layers: int) -> list[bool]:
         reader.used |= {"n_routed_experts", "first_k_dense_replace"}
         return [False] * num_layers
     dense = reader.count("first_k_dense_replace", 0, MAX_LAYER + 1)
+    if (listed := reader.get("mlp_layer_types")) is not None:
+        kinds = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
+        if len(kinds) == num_layers and {*kinds} <= {"dense", "sparse"}:
+            return [kind == "sparse" for kind in kinds]
+        text = f"`mlp_layer_types` is a list of dense and sparse, one for each of {num_layers} layers"
+        reader.complain("I0203", text, listed.span)
     return [layer >= dense and layer % every == 0 for layer in range(num_layers)]
 
 

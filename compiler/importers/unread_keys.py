@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str, Place]] = {
     "embd_pdrop": ((0, 0.0), "dropout; a spec has none", "model"),
     "final_logit_softcapping": ((), "logits of the head bent by tanh, which this model type does not do", "model"),
     "hidden_dropout": ((0, 0.0), "dropout; a spec has none", "model"),
-    "index_topk": ((), "attention to chosen tokens only; a spec attends to all", "attention"),
+    "index_topk": ((), "attention to chosen tokens only, which this model type does not do", "attention"),
     "mlp_bias": ((False,), "biases in the feed-forward layers, which this model type does not have", "ffn"),
     "partial_rotary_factor": ((1, 1.0), "a part of each head is rotated, which this model type does not do", "rope"),
     "qk_layernorm": ((False,), "norms on queries and keys that this model type does not have", "attention"),

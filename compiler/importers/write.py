@@ -161,6 +161,9 @@ def _mla(mla: Mla, remarks: tuple[Remark, ...]) -> Iterator[str]:
     yield f"    head_dim {{ nope = {dim.nope}, rope = {dim.rope}, value = {dim.value} }}"
     if mla.scale is not None:
         yield f"    scale = {number(mla.scale)}"
+    if (indexer := mla.indexer) is not None:
+        sizes = f"heads = {indexer.heads}, head_dim = {indexer.head_dim}, top_k = {number(indexer.top_k)}"
+        yield f"    indexer {{ {sizes} }}"
     yield from _rope(mla.rope, remarks)
 
 

@@ -19,6 +19,7 @@ from compiler.segments.torch_calls import compute
 from compiler.segments.torch_ops import TORCH
 from runtime.ops import OPS
 from runtime.ops.causal import angles, rotate
+from runtime.ops.indexer import is_chosen
 from runtime.ops.rotate import ramped_angles, rotated_by
 from runtime.ops.wide import wide
 
@@ -88,6 +89,9 @@ class Forward:
     def balance_scores(self, *_: Any) -> None:
         """Nothing, likewise."""
 
+    def indexer_loss(self, *_: Any) -> None:
+        """Nothing, likewise."""
+
 
 class Rows:
     """A row for each token so far, in one tensor that grows. Rows of tokens that come again replace those before."""
@@ -114,7 +118,8 @@ class Continued(Forward):
     nothing is read. Latent attention keeps the normed latent and the rotated rope key, C + rope numbers a token, and
     multiplies with the up-projection on the side of the queries and of what is read (DeepSeek-V2, arXiv 2405.04434,
     §2.1.2): expanding N tokens at each step would cost N·C·H·(nope + value) products. Compressed attention keeps keys,
-    and entries and what the next of them are made of. Where nothing is cached yet, all run the op of training.
+    and entries and what the next of them are made of, an indexer its keys. Where nothing is cached yet, all run the op
+    of training.
 
     Any other op of sequences keeps the rows of its arguments and is computed again on all of them: right for whatever
     is causal, and slow.
@@ -245,18 +250,65 @@ class Continued(Forward):
         theta: float,
     ) -> Tensor:
         """q [T, H·(nope+rope)], k_rope [T, rope] of the new tokens, kv of `linear` -> o [T, H·value]."""
+        found = self._latent(q, kv, k_rope, heads, nope, rope, value, theta, None)
+        if found is not None:
+            return found
+        return OPS["mla_attention"](q, kv, k_rope, q.shape[0], heads, nope, rope, value, theta)[0]
+
+    def select_keys(
+        self, q: Tensor, k: Tensor, weights: Tensor, sequence: int, heads: int, top_k: int, rate: int
+    ) -> Tensor:
+        """q [T, H·C], k [T, C] and weights [T, H] of the new tokens -> chosen [T, K] among all tokens."""
+        assert rate == 1, "a key for each token"
+        kept = self._rows("index").put(self.start, k)
+        at = torch.arange(self.start, self.length, dtype=torch.int32, device=q.device)
+        return OPS["select_keys"](q, kept, weights, self.length, heads, top_k, 1, None, at)
+
+    def chosen_attention(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        k_rope: Tensor,
+        chosen: Tensor,
+        sequence: int,
+        heads: int,
+        nope: int,
+        rope: int,
+        value: int,
+    ) -> Tensor:
+        """What `mla_attention` returns, over the chosen tokens. Nothing is rotated here."""
+        found = self._latent(q, kv, k_rope, heads, nope, rope, value, 0.0, chosen)
+        if found is not None:
+            return found
+        return OPS["chosen_attention"](q, kv, k_rope, chosen, q.shape[0], heads, nope, rope, value)[0]
+
+    def _latent(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        k_rope: Tensor,
+        heads: int,
+        nope: int,
+        rope: int,
+        value: int,
+        theta: float,
+        chosen: Tensor | None,
+    ) -> Tensor | None:
+        """What both return, or None where no token is cached yet."""
         T = q.shape[0]
         turns_TXr = self._turns(rope, theta, q)
         turned = rotate(wide(k_rope)[:, None], turns_TXr)[:, 0].to(k_rope.dtype)
         kept = self._rows("rope").put(self.start, turned)
         if not self.start:
-            return OPS["mla_attention"](q, kv, k_rope, T, heads, nope, rope, value, theta)[0]
+            return None
         assert self._up is not None
         latent_NC, up_HWC = wide(kv), wide(self._up).unflatten(0, (heads, nope + value))
         q_THX = wide(q).unflatten(1, (heads, nope + rope)) * (nope + rope) ** -0.5
         q_HTC = torch.bmm(q_THX[..., :nope].transpose(0, 1), up_HWC[:, :nope])
         q_HTr = rotate(q_THX[..., nope:], turns_TXr).transpose(0, 1)
         scores_HTN = torch.matmul(q_HTC, latent_NC.t()) + torch.matmul(q_HTr, wide(kept).t())
+        if chosen is not None:
+            scores_HTN.masked_fill_(~is_chosen(chosen, len(kept)), -torch.inf)
         o_HTC = torch.matmul(_weights_of(scores_HTN, T), latent_NC)
         o_HTV = torch.bmm(o_HTC, up_HWC[:, nope:].transpose(1, 2))
         return o_HTV.transpose(0, 1).flatten(1).to(q.dtype)

@@ -209,6 +209,7 @@ class Bucket:
     owners: tuple[int, ...] = ()  # of each replica, which holder has its optimizer state, if each is owned whole
     sites: tuple[str, ...] = ()  # the segments that read it, where its holders divide gradients (zero = 2, 3)
     rest: bool = False  # whether the last of the rows of the optimizer updates it (`Optimizer.rows`)
+    still: bool = False  # whether it is not trained in this phase of the run: it has its state, and no gradients
 
     @property
     def parts(self) -> int:
@@ -219,7 +220,7 @@ class Bucket:
     def is_reduced(self) -> bool:
         """Whether several holders keep the same gradients, which are summed once a step: of a divided bucket, those of
         one column on several pipeline ranks."""
-        return len(self.holders) > self.parts
+        return len(self.holders) > self.parts and not self.still
 
 
 @dataclass(frozen=True)

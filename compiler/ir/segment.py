@@ -63,9 +63,10 @@ class Output:
     grad: bool = True
 
 
-# frozen: a weight that stays as it is; bias: a router's balancing bias, not trained by the optimizer; slots: which
-# place of the layer each expert has; table: the experts that each token goes to
-Role = Literal["parameter", "frozen", "bias", "slots", "table"]
+# still: a weight that stays as it is in this phase of a run, and keeps its state of the optimizer; frozen: one that
+# stays as it is, without; bias: a router's balancing bias, not trained by the optimizer; slots: which place of the
+# layer each expert has; table: the experts that each token goes to
+Role = Literal["parameter", "still", "frozen", "bias", "slots", "table"]
 
 
 @dataclass(frozen=True, slots=True)

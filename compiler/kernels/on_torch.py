@@ -15,7 +15,7 @@ SCORES = "small beside the products around it"
 SUM = "a sum of rows that I makes where it returns what is summed: between parts that tensor ranks split"
 
 NORM = "small beside the attention behind it: queries and keys, of models that norm all heads as one"
-INDEX = "a choice of keys by small products, sorted: no kernel of it is written yet"
+INDEX = "no kernel is written yet: products of the indexer, a choice of keys, and attention over them"
 STREAMS = "one pass over the residual streams in torch too, with small matrices of each token"
 PARTS = "a few numbers of each row: one of each tensor rank, and the logit of the target"
 
@@ -48,8 +48,9 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(_with_gradients("compressed_attention"), COMPRESSED),
     **dict.fromkeys((*_with_gradients("compress"), "compress_wgrad_"), SCORES),
     **dict.fromkeys(_with_gradients("unweighted_rmsnorm"), PASS),
-    "select_keys": INDEX,
-    **dict.fromkeys(_with_gradients("gate_rows", "sigmoid_gate", "scale"), PASS),
+    **dict.fromkeys(("select_keys", *_with_gradients("chosen_attention", "indexer_loss")), INDEX),
+    "linear_detached": PRODUCT,
+    **dict.fromkeys(_with_gradients("center", "gate_rows", "sigmoid_gate", "scale"), PASS),
     **dict.fromkeys(
         _with_gradients("sqrt_softplus", "route_scores", "balance_scores", "slice_choices", "softcap"), SCORES
     ),

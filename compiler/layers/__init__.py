@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from compiler import ir
 from compiler.dtypes import is_packed, packed_of
 from compiler.ir.segment import SUM
-from compiler.layers import attention, dense, ends, hyper, moe, mtp, stream
+from compiler.layers import attention, dense, ends, hyper, indexer, moe, mtp, stream
 from compiler.layers.adapter import adapted
 from compiler.layers.builder import Place
 from compiler.layers.value_dtypes import stored
@@ -44,6 +44,8 @@ class Layer:
         names = tuple(name for name in self.recompute if name in place.recompute)
         plain, lora = self.plain(place), place.spec.adapter
         plain = adapted(plain, lora) if lora else plain
+        only = place.spec.train.only == "indexer"
+        plain = indexer.alone(plain) if only else plain
         kept = stored(place, plain.kind)
         left = {*place.spec.unfused, *self.recompute} - {*names}  # what computes again is fused where that is asked for
         left |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in kept) else {"quantise"}
@@ -51,7 +53,10 @@ class Layer:
         left |= (
             {"residual_norm", "norm_gradient"} if hyper.mixing(place) else set()
         )  # no norm is of a sum, or next to it
-        left |= {"quantise", "norm_gradient"} if lora else set()  # adapters read the same values as they are
+        # Adapters read the same values as they are, and where weights are not trained, nothing is quantised for them.
+        left |= {"quantise", "norm_gradient"} if lora or only else set()
+        # An indexer reads the latent of queries as it is, and products read it quantised.
+        left |= {"quantise"} if plain.kind in ("attention", "project") and indexer.indexer_of(place) else set()
         left |= {"quantise"} if attention.is_gated(place) and plain.kind in GATED else set()  # so do gates
         fused = tuple(name for name in self.fused if name not in left)
         return replace(plain, recompute=names, stored=kept, fused=fused)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
+from compiler.layers import indexer
 from compiler.layers.builder import Place, segment
 from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
 from compiler.layers.rotation import Rotation, constants, placed, rotated
@@ -29,6 +30,7 @@ PARAMETERS = {
     "kv_up": "attention.kv_up",
     "out": "attention.out",
     "post_norm": "attention.post_norm",
+    **indexer.PARAMETERS,
 }
 
 
@@ -52,17 +54,26 @@ def mla(
     post: bool = False,
     factor: float = 1.0,
     part: bool = False,
+    index: Any = (),
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, [k_nope | v], k_rope)): keys and values from a normed latent, one rope key
     for all heads. `places_T`: where documents begin, if sequences hold several. The `part` of a tensor rank is what its
-    heads add to the sum; latents are of all heads, and each rank computes them."""
+    heads add to the sum; latents are of all heads, and each rank computes them. With an `index` there is the loss of
+    the indexer besides."""
     x_TD = entering(ops, p, h_TD, eps, pre)
     how = sequence, heads, nope, rotation, query_scale
-    q_T, latent_TC, k_rope_T = _projected(ops, p, x_TD, places_T, eps, query_rank, kv_rank, *how)
+    query_latent, (q_T, latent_TC, k_rope_T) = _projected(ops, p, x_TD, places_T, eps, query_rank, kv_rank, *how)
     kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, eps), p.kv_up)
-    o_T = ops.mla_attention(q_T, kv_T, k_rope_T, sequence, heads, nope, rope, value, theta, *places_T)
+    attending, sizes = (q_T, kv_T, k_rope_T), (heads, nope, rope, value)
+    loss = tuple[Any, ...]()
+    if index:
+        index_q, index_w = indexer.queries(ops, p, x_TD, query_latent, places_T, sequence, index, rotation)
+        index_k = indexer.keys(ops, p, x_TD, places_T, sequence, rotation)
+        o_T, loss = indexer.attended(ops, (index_q, index_k, index_w), attending, places_T, sequence, index, sizes)
+    else:
+        o_T = ops.mla_attention(*attending, sequence, *sizes, theta, *places_T)
     y_TD = ops.linear(o_T, p.out)
-    return (y_TD,) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor))
+    return (y_TD, *loss) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor), *loss)
 
 
 def project(
@@ -80,12 +91,18 @@ def project(
     query_scale: float = 1.0,
     pre: bool = True,
     part: bool = False,
+    index: Any = (),
 ) -> tuple[Any, ...]:
-    """h, handed through, queries, and latents and rope keys side by side, of the rows that a context rank has."""
-    x_TD = entering(ops, p, h_TD, eps, pre)
+    """h, handed through, queries, and latents and rope keys side by side, of the rows that a context rank has. With an
+    `index` its keys are beside these, and its queries and weights come last."""
+    x_TD, places_T = entering(ops, p, h_TD, eps, pre), placed(places_T)
     how = sequence, heads, nope, rotation, query_scale
-    q_T, latent_TC, k_rope_T = _projected(ops, p, x_TD, placed(places_T), eps, query_rank, kv_rank, *how)
-    return *(() if part else (h_TD,)), q_T, ops.cat2(latent_TC, k_rope_T)
+    query_latent, (q_T, latent_TC, k_rope_T) = _projected(ops, p, x_TD, places_T, eps, query_rank, kv_rank, *how)
+    kv_T, scoring = ops.cat2(latent_TC, k_rope_T), tuple[Any, ...]()
+    if index:
+        scoring = indexer.queries(ops, p, x_TD, query_latent, places_T, sequence, index, rotation)
+        kv_T = ops.cat2(kv_T, indexer.keys(ops, p, x_TD, places_T, sequence, rotation))
+    return *(() if part else (h_TD,)), q_T, kv_T, *scoring
 
 
 def attend(
@@ -93,7 +110,7 @@ def attend(
     p: Any,
     q_T: Any,
     kv_K: Any,
-    *places_T: Any,
+    *given_T: Any,
     eps: float,
     kv_rank: int,
     sequence: int,
@@ -104,14 +121,24 @@ def attend(
     post: bool = False,
     factor: float = 1.0,
     part: bool = False,
+    index: Any = (),
 ) -> tuple[Any, ...]:
     """out(attend(q, [k_nope | v], k_rope)) of the rows that a context rank has as queries, and of all rows K as keys
-    and values, which each rank makes of the latents."""
+    and values, which each rank makes of the latents. With an `index` its queries and weights are given first, and its
+    loss comes last."""
+    sizes, loss = (heads, nope, rope, value), tuple[Any, ...]()
     latent_KC, k_rope_K = ops.split2(kv_K, kv_rank)
+    if index:
+        k_rope_K, index_k = ops.split2(k_rope_K, rope)
     up_K = ops.linear(ops.rmsnorm(latent_KC, p.kv_norm, eps), p.kv_up)
-    o_T = ops.mla_attention(q_T, up_K, k_rope_K, sequence, heads, nope, rope, value, 0.0, *placed(places_T))
+    if index:
+        (index_q, index_w, *places_T), attending = given_T, (q_T, up_K, k_rope_K)
+        scoring, places = (index_q, index_k, index_w), placed(tuple(places_T))
+        o_T, loss = indexer.attended(ops, scoring, attending, places, sequence, index, sizes)
+    else:
+        o_T = ops.mla_attention(q_T, up_K, k_rope_K, sequence, *sizes, 0.0, *placed(given_T))
     y_TD = ops.linear(o_T, p.out)
-    return (y_TD if part else leaving(ops, p, y_TD, eps, post, factor),)
+    return (y_TD if part else leaving(ops, p, y_TD, eps, post, factor), *loss)
 
 
 def _projected(
@@ -127,16 +154,15 @@ def _projected(
     nope: int,
     rotation: Rotation,
     query_scale: float,
-) -> tuple[Any, Any, Any]:
-    """Queries, latents of keys and values, and rope keys, rotated as far as this is done in front of attention."""
-    if query_rank:
-        q_T = ops.linear(ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, eps), p.q_up)
-    else:
-        q_T = ops.linear(x_TD, p.q)
+) -> tuple[Any, tuple[Any, Any, Any]]:
+    """The normed latent of queries, if there is one; and queries, latents of keys and values, and rope keys, rotated as
+    far as this is done in front of attention."""
+    query_latent = ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, eps) if query_rank else None
+    q_T = ops.linear(query_latent, p.q_up) if query_rank else ops.linear(x_TD, p.q)
     latent_TC, k_rope_T = ops.split2(ops.linear(x_TD, p.kv_down), kv_rank)
     q_T = rotated(ops, q_T, places_T, sequence, heads, nope, rotation, query_scale)
     k_rope_T = rotated(ops, k_rope_T, places_T, sequence, 1, 0, rotation)
-    return q_T, latent_TC, k_rope_T
+    return query_latent, (q_T, latent_TC, k_rope_T)
 
 
 def build(place: Place, sizes: Mla) -> ir.Segment:
@@ -144,9 +170,15 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
     return segment(
         "attention",
         mla,
-        (*pre_gain(place), *_projecting(place, sizes), *_attending(place, sizes), *post_gain(place)),
+        (
+            *pre_gain(place),
+            *_projecting(place, sizes),
+            *_attending(place, sizes),
+            *indexer.weights(place, sizes.query_rank),
+            *post_gain(place),
+        ),
         (place.input("h", place.T, place.D), *place.places),
-        ("y",) if place.part else ("entered", "y"),
+        (*(() if place.part else ("entered",)), "y", *indexer.losses(place)),
         eps=place.model.norm_eps,
         query_rank=sizes.query_rank or 0,
         kv_rank=sizes.kv_rank,
@@ -155,10 +187,11 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
         nope=nope,
         rope=rope,
         value=value,
-        **constants(sizes),
+        **constants(sizes, apart=indexer.indexer_of(place) is not None),
         **({"part": True} if place.part else {}),
         **entrance(place),
         **exit_of(place),
+        **indexer.constants(place),
     )
 
 
@@ -167,9 +200,9 @@ def build_project(place: Place, sizes: Mla) -> ir.Segment:
     return segment(
         "project",
         project,
-        (*pre_gain(place), *_projecting(place, sizes)),
+        (*pre_gain(place), *_projecting(place, sizes), *indexer.weights(place, sizes.query_rank)),
         (place.input("h", place.T, place.D), *place.places),
-        ("queries", "keys") if place.part else ("entered", "queries", "keys"),
+        (*(() if place.part else ("entered",)), "queries", "keys", *(each.name for each in indexer.scoring(place))),
         eps=place.model.norm_eps,
         query_rank=sizes.query_rank or 0,
         kv_rank=sizes.kv_rank,
@@ -179,6 +212,7 @@ def build_project(place: Place, sizes: Mla) -> ir.Segment:
         **{name: given for name, given in how.items() if name != "theta"},
         **({"part": True} if place.part else {}),
         **entrance(place),
+        **indexer.constants(place),
     )
 
 
@@ -186,12 +220,14 @@ def build_attend(place: Place, sizes: Mla) -> ir.Segment:
     nope, rope, value = sizes.head_dim.nope, sizes.head_dim.rope, sizes.head_dim.value
     heads = sizes.heads // place.ways
     q = place.input("queries", place.T, heads * (nope + rope))
+    chooses = indexer.indexer_of(place)
+    keys = sizes.kv_rank + rope + (chooses.head_dim if chooses else 0)
     return segment(
         "attend",
         attend,
         (*_attending(place, sizes), *post_gain(place)),
-        (q, place.input("keys", place.keys, sizes.kv_rank + rope), *place.places),
-        ("y",),
+        (q, place.input("keys", place.keys, keys), *indexer.scoring(place), *place.places),
+        ("y", *indexer.losses(place)),
         eps=place.model.norm_eps,
         kv_rank=sizes.kv_rank,
         sequence=place.spec.train.sequence,
@@ -201,6 +237,7 @@ def build_attend(place: Place, sizes: Mla) -> ir.Segment:
         value=value,
         **({"part": True} if place.part else {}),
         **exit_of(place),
+        **indexer.constants(place),
     )
 
 

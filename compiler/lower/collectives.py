@@ -31,7 +31,8 @@ def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
     An evaluation gathers weights where it is made again with their moving average, to take it and to put it back.
     """
     reduces = (Collective("reduce", bucket.name, bucket) for bucket in plan.buckets if bucket.is_reduced)
-    parted = [b for b in plan.buckets if plan.zero and len(b.holders) > 1 and (plan.zero < 3 or b.is_reduced)]
+    shared = [b for b in plan.buckets if len(b.holders) > 1 and not b.still]
+    parted = [b for b in shared if plan.zero and (plan.zero < 3 or b.is_reduced)]
     gathers = tuple(Collective("gather", bucket.name, bucket) for bucket in parted)
     if not trains:
         return {"prologue": (TARGETS,), "epilogue": (RECORDS,), "update": gathers if plan.averaged else ()}

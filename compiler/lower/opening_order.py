@@ -70,7 +70,7 @@ def _of_experts(plan: Plan, rank: int) -> Iterator[Opening]:
 def _of_holders(plan: Plan) -> Iterator[Opening]:
     """Sums and gathers of each bucket. Of a divided one: of what each pipeline rank has, and of the same parts on
     several of them; after the update, of whole weights (zero = 2)."""
-    for bucket in plan.buckets:
+    for bucket in (each for each in plan.buckets if not each.still):
         holders = bucket.holders
         groups = [holders.on(rank) for rank in holders.pipeline_ranks] if bucket.sites else [holders]
         if bucket.sites and bucket.is_reduced:

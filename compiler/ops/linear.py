@@ -1,10 +1,12 @@
-"""Matrix products: `linear`; `linear_wide` of logits, FP32 at least; `grouped_linear` over the rows of many experts;
-`block_linear` over groups of columns, each with a block of rows of the weight.
+"""Matrix products: `linear`; `linear_wide` of logits, FP32 at least; `linear_detached` of rows that get no gradient;
+`grouped_linear` over the rows of many experts; `block_linear` over groups of columns, each with a block of rows of the
+weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 from compiler.ops.rule import Extent, Gradient, Rule, Shape, Tensor, statistics_dtype
@@ -85,6 +87,8 @@ LINEAR = Rule(
     ),
 )
 
+LINEAR_DETACHED = replace(LINEAR, dgrad=None)
+
 LINEAR_WIDE = Rule(
     args=("x", "w"),
     outputs=("y",),
@@ -155,6 +159,7 @@ BLOCK_LINEAR = Rule(
 
 RULES = {
     "linear": LINEAR,
+    "linear_detached": LINEAR_DETACHED,
     "linear_wide": LINEAR_WIDE,
     "grouped_linear": GROUPED_LINEAR,
     "block_linear": BLOCK_LINEAR,

@@ -1,4 +1,4 @@
-"""A factor of every element, and a soft bound: cap·tanh(x / cap)."""
+"""A factor of every element, a soft bound: cap·tanh(x / cap), and rows without their means."""
 
 from __future__ import annotations
 
@@ -32,4 +32,13 @@ SOFTCAP = Rule(
     dgrad=Gradient("softcap_dgrad", reads=("d_y", "y", "cap"), gives=("x",), flops=elementwise("d_y", 4)),
 )
 
-RULES = {"scale": SCALE, "softcap": SOFTCAP}
+CENTER = Rule(
+    args=("x",),
+    outputs=("y",),
+    infer=lambda x_TN: (x_TN,),
+    kernel_class="norm",
+    flops=elementwise("x", 2),
+    dgrad=Gradient("center_dgrad", reads=("d_y",), gives=("x",), flops=elementwise("d_y", 2)),
+)
+
+RULES = {"center": CENTER, "scale": SCALE, "softcap": SOFTCAP}

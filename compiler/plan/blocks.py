@@ -12,7 +12,7 @@ from types import MappingProxyType
 from compiler import ir
 from compiler.dtypes import flat_tensors
 from compiler.ir.segment import SUM
-from compiler.layers import LAYERS, Place
+from compiler.layers import LAYERS, Place, indexer
 from compiler.layers.attention import norms_together
 from compiler.layers.hyper import following
 from compiler.layers.stream import is_changed
@@ -172,11 +172,15 @@ def _attention(
         squares, sums = f"{name}_squares", f"{name}_summed_squares"
         products = _use(place, "products", f"{name}.products", prefix, (x,), (given[0], squares))
         first = products, *sum_everywhere(place, site, squares, sums, given[1])
+    losses = tuple(f"{name}_{each}" for each in indexer.losses(place))
     if context == 1:
-        return (*first, _use(place, "attention", f"{name}.attention", prefix, (*given, *told), (*handed, out, *mixing)))
+        outputs = (*handed, out, *losses, *mixing)
+        return (*first, _use(place, "attention", f"{name}.attention", prefix, (*given, *told), outputs))
     queries, keys, whole = (f"{name}_{each}" for each in ("queries", "keys", "whole_keys"))
-    project = _use(place, "project", f"{name}.project", prefix, (*given, *told), (*handed, queries, keys, *mixing))
-    attend = _use(place, "attend", f"{name}.attend", prefix, (queries, whole, *told), (out,))
+    scoring = tuple(f"{name}_{each.name}" for each in indexer.scoring(place))
+    outputs = (*handed, queries, keys, *scoring, *mixing)
+    project = _use(place, "project", f"{name}.project", prefix, (*given, *told), outputs)
+    attend = _use(place, "attend", f"{name}.attend", prefix, (queries, whole, *scoring, *told), (out, *losses))
     width = attend.segment.inputs[1].shape[1]
     parts = ir.Buffer(keys, (place.T, width), place.dtype)
     return *first, project, gather_sequences(f"{name}.keys", parts, whole, context), attend

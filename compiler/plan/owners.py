@@ -25,7 +25,7 @@ def with_owners(
     """
     if optimizer.unit != "matrix" or not zero:
         return tuple(buckets)
-    work = {replica.key: work_of(optimizer, replica) for replica in replicas if replica.role == "parameter"}
+    work = {replica.key: work_of(optimizer, replica) for replica in replicas if replica.role in ("parameter", "still")}
     load = Counter[int]()
     found: dict[str, tuple[int, ...]] = {}
     whole = [bucket for bucket in buckets if not bucket.rest]

@@ -25,7 +25,8 @@ from compiler.plan.stages import stages_of
 from compiler.spec_files import expert_placement_of
 from dsl.schema import Optimizer, Spec
 
-HELD = ("parameter", "frozen")  # roles of what lies in buckets
+WITH_STATE, WITHOUT = ("parameter", "still"), ("frozen",)  # roles of what lies in buckets: by state of the optimizer
+HELD = (*WITH_STATE, *WITHOUT)
 Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
 
 
@@ -66,7 +67,9 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
         step.site: stage_placement.ranks_of_stage(mesh.pp, stage.index)[0] for stage in stages for step in stage.steps
     }
     optimizer = spec.train.optimizer
-    grouped, frozen = (buckets([r for r in replicas if r.role == role], users, sites, optimizer) for role in HELD)
+    grouped, frozen = (
+        buckets([r for r in replicas if r.role in roles], users, sites, optimizer) for roles in (WITH_STATE, WITHOUT)
+    )
     grouped = with_owners(grouped, replicas, optimizer, parallel.zero)
     return Plan(
         mesh=mesh,
@@ -169,18 +172,19 @@ def buckets(
     sites: Mapping[str, tuple[str, ...]],
     optimizer: Optimizer,
 ) -> tuple[Bucket, ...]:
-    """Parameters grouped by holders, stages, and the row of the optimizer; decayed ones first, in model order
-    otherwise.
+    """Parameters grouped by holders, stages, the row of the optimizer, and whether they are trained; decayed ones
+    first, in model order otherwise.
 
     `stages`: those that use a tensor. `sites`: of tensors that their holders divide, the segments that read each; these
     are grouped by them, too.
     """
-    grouped: dict[tuple[Holders, tuple[int, ...], tuple[str, ...], bool], list[Replica]] = defaultdict(list)
+    grouped: dict[tuple[Holders, tuple[int, ...], tuple[str, ...], bool, bool], list[Replica]] = defaultdict(list)
     for tensor, rows in groupby(replicas, key=attrgetter("tensor")):
-        for (holders, matrices), held in groupby(rows, key=attrgetter("holders", "matrices")):
-            grouped[holders, stages[tensor], sites.get(tensor, ()), optimizer.is_rest(matrices)].extend(held)
+        for (holders, matrices, role), held in groupby(rows, key=attrgetter("holders", "matrices", "role")):
+            key = holders, stages[tensor], sites.get(tensor, ()), optimizer.is_rest(matrices), role == "still"
+            grouped[key].extend(held)
     return tuple(
-        Bucket(members[0].key, holders, used_by, tuple(r.key for r in members), sites=read_by, rest=rest)
-        for (holders, used_by, read_by, rest), group in grouped.items()
+        Bucket(members[0].key, holders, used_by, tuple(r.key for r in members), (), read_by, rest, still)
+        for (holders, used_by, read_by, rest, still), group in grouped.items()
         for members in [sorted(group, key=lambda r: not r.decay)]
     )

@@ -50,6 +50,7 @@ def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
 # ---------------------------------------------------------------- what a stage exchanges
 
 ROWS = ("row_tokens", "row_mtp_tokens")  # of the rows that a rank has, where it reads all in a part of the vocabulary
+OF_LAYERS = ("sequence_loss", "index_loss")
 PARTS = ("part_targets", "part_mtp_targets", "tensor_rank")  # what a head reads that has a part of the vocabulary
 
 
@@ -72,16 +73,16 @@ def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
 
 
 def _losses(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
-    """(metric, value) of the losses a stage computes; a sequence-wise loss is named with its layer."""
+    """(metric, value) of the losses a stage computes; that of a layer is named with it."""
     values = [
         value
         for use in steps
         if isinstance(use, ir.Use)
         for value, output in zip(use.outputs, use.segment.outputs, strict=True)
-        if output.name in ("loss", "sequence_loss")
+        if output.name in ("loss", *OF_LAYERS)
     ]
-    blocks = {value: value.removesuffix("_sequence_loss") for value in values}
-    return tuple((value if block == value else f"sequence_loss {block}", value) for value, block in blocks.items())
+    kinds = {value: next((kind for kind in OF_LAYERS if value.endswith(f"_{kind}")), "") for value in values}
+    return tuple((f"{kind} {v.removesuffix(f'_{kind}')}" if kind else v, v) for v, kind in kinds.items())
 
 
 def _loads_of_experts(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.ir.plan import Replica
+from compiler.plan.plan import WITH_STATE
 from compiler.predict.memory_state import untrained_bytes
 from dsl.memory import ITEMSIZE, average_dtype, state_bytes
 from dsl.schema import Spec
@@ -68,15 +69,15 @@ def goodput_of(spec: Spec, replicas: Sequence[Replica], step_s: float, copy_s: f
 
 
 def checkpoint_bytes(spec: Spec, replicas: Sequence[Replica]) -> int:
-    """Bytes of the tensors of a checkpoint: of each trained parameter its master weight, the state of the optimizer and
-    the moving average; and balancing biases and tables."""
+    """Bytes of the tensors of a checkpoint: of each parameter that has state its master weight, that state and the
+    moving average; and balancing biases and tables."""
     average = ITEMSIZE[average_dtype(spec.precision)] if spec.train.ema else 0
     optimizer = spec.train.optimizer
     of_weight = ITEMSIZE[spec.precision.master] + average
     of = [of_weight + state_bytes(spec.precision, row) for row in optimizer.rows]
 
     def bytes_of(each: Replica) -> int:
-        if each.role == "parameter":
+        if each.role in WITH_STATE:
             return each.num_elements * of[optimizer.is_rest(each.matrices)]
         return 0 if spec.adapter else untrained_bytes(spec, each)
 

@@ -24,6 +24,7 @@ from compiler.segments.interpret import interpret
 from compiler.segments.node_costs import works_of
 
 PRODUCTS, CORE, STATES, GATE = ("gemm", "grouped_gemm"), "attention", "delta_rule", "linear_wide"
+CHOOSING = ("select_keys", "indexer_loss")  # work of an indexer, of which the definition knows the products of weights
 FORWARDS = 3  # a backward is two
 
 
@@ -59,5 +60,5 @@ def _forward(segment: Segment) -> tuple[tuple[int, int], int]:
                 times = FORWARDS - (node.reads[1] in frozen)
                 fixed, by_row = fixed + times * work.flops, by_row + times * work.flops_row
             fixed += FORWARDS * work.flops if kernel_class(op) == STATES else 0
-            core += work.flops if kernel_class(op) == CORE else 0
+            core += work.flops if kernel_class(op) == CORE and op not in CHOOSING else 0
     return (fixed, by_row), core

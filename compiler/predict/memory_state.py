@@ -141,7 +141,7 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
         kept = part * owners // bucket.parts
         for rank in _pipeline_ranks(plan, bucket.holders):
             weights[rank] += kept if spec.parallel.zero == 3 else part * owners
-            gradients[rank] += kept
+            gradients[rank] += 0 if bucket.still else kept
             (rest if bucket.rest else owned)[rank] += part
     for bucket in plan.frozen:
         for rank in _pipeline_ranks(plan, bucket.holders):

@@ -115,7 +115,7 @@ def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple
         products = owned_at_most(plan, flops)
     else:
         products = Counter[int]()
-        for bucket in plan.buckets:
+        for bucket in (each for each in plan.buckets if not each.still):
             for rank in (rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in bucket.holders):
                 products[rank] += sum(flops[name] for name in bucket.replicas)
     return tuple(Work(kept.owned[rank], products[rank], kept.rest[rank]) for rank in range(plan.mesh.pp))

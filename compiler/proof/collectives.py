@@ -28,7 +28,7 @@ def check_collectives(program: Program, plan: Plan, trains: bool) -> None:
     Bodies scatter the gradients that are divided, and gather the weights that are: those are in no list, but for parts
     that several pipeline ranks have.
     """
-    shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
+    shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1 and not bucket.still]
     alike = [bucket for bucket in shared if not bucket.sites or len(bucket.holders.pipeline_ranks) > 1]
     reduces = [Collective("reduce", bucket.name, bucket) for bucket in alike if trains]
     parted = {0: [], 3: alike}.get(plan.zero, shared)

@@ -91,7 +91,8 @@ def _check_buckets(plan: Plan, stages: Mapping[str, frozenset[int]]) -> None:
     replicas = {replica.key: replica for replica in plan.replicas}
     sorted_stages = {tensor: tuple(sorted(each)) for tensor, each in stages.items()}
     for replica in plan.replicas:
-        wanted = 1 if replica.role == "parameter" and len(replica.holders) > 1 else counts[replica.key]
+        held = replica.role in ("parameter", "still") and len(replica.holders) > 1
+        wanted = 1 if held else counts[replica.key]
         if counts[replica.key] != min(wanted, 1):
             raise ProofError(f"reduce {replica.key}: it is in {counts[replica.key]} buckets")
     for name, bucket in buckets:
@@ -100,6 +101,8 @@ def _check_buckets(plan: Plan, stages: Mapping[str, frozenset[int]]) -> None:
             raise ProofError(f"reduce {name}: bucket {bucket.name} has other holders")
         if sorted_stages[found.tensor] != bucket.stages:
             raise ProofError(f"reduce {name}: bucket {bucket.name} is of other stages")
+        if bucket.still != (found.role == "still"):
+            raise ProofError(f"reduce {name}: bucket {bucket.name} has what is trained, and what is not")
 
 
 def _check_divided(plan: Plan) -> None:
@@ -114,7 +117,7 @@ def _check_divided(plan: Plan) -> None:
     tensors: dict[str, set[str]] = defaultdict(set)
     for bucket in plan.buckets:
         members, count = [of[name] for name in bucket.replicas], len(bucket.holders)
-        wanted = plan.zero >= 2 and len(bucket.holders.columns) > 1
+        wanted = plan.zero >= 2 and len(bucket.holders.columns) > 1 and not bucket.still
         if bool(bucket.sites) != wanted or any(wanted and readers[each.tensor] != {*bucket.sites} for each in members):
             raise ProofError(f"scatter {bucket.name}: bucket is divided among segments {list(bucket.sites)}")
         for site in bucket.sites:

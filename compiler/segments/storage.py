@@ -33,7 +33,7 @@ from runtime.adapter_names import is_adapter
 
 PRODUCTS = ("linear", "grouped_linear")
 GATES = ("swiglu", "gated_swiglu")
-ATTENTION = ("mla_attention", "gqa_attention", "bounded_attention", "compressed_attention")
+ATTENTION = ("mla_attention", "chosen_attention", "gqa_attention", "bounded_attention", "compressed_attention")
 # The ops of the loss, and which value that each reads is the logits.
 LOSSES = {"cross_entropy": 0, "cross_entropy_dgrad": 1, "cross_entropy_part": 0, "cross_entropy_part_dgrad": 2}
 # An op that only moves rows, and which of its arguments has them.

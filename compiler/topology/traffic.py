@@ -110,7 +110,7 @@ def _summed(plan: Plan) -> Counter[Holders]:
     """Bytes of gradients and weights that are summed and gathered behind the last action, by holders."""
     of = {replica.key: replica for replica in plan.replicas}
     found: Counter[Holders] = Counter()
-    for bucket in plan.buckets:
+    for bucket in (each for each in plan.buckets if not each.still):
         num_bytes = 4 * sum(of[name].num_elements for name in bucket.replicas)
         whole = 2 if not bucket.sites else int(plan.zero == 2)
         found[bucket.holders] += whole * num_bytes

@@ -22,6 +22,7 @@ from compiler.weights.families import FAMILIES, Family
 from compiler.weights.tensors import UnnamedError, experts_of, published
 from dsl.schema import Custom, Dense, Gqa, Mla, Model, Moe
 from dsl.schema.attention import LinearScaling, Rope
+from dsl.schema.indexer import Indexer
 from dsl.source import Source
 from runtime.contract.weights import Format, Published
 
@@ -101,7 +102,7 @@ def _plain(model: Model) -> Mapping[str, Any]:
     values["mtp"] = None if model.mtp is None else model.mtp.depth
     for layer in range(model.num_layers):
         ffn = model.ffn(layer).model_dump(mode="json", exclude={"balance", "max_nodes"}, exclude_none=True)
-        attention = model.attention_of(layer).model_dump(mode="json", exclude_none=True)
+        attention = model.attention_of(layer).model_dump(mode="json", exclude={"indexer": {"loss"}}, exclude_none=True)
         values[f"layer {layer}"] = {"attention": attention, "ffn": ffn}
     return values
 
@@ -194,8 +195,15 @@ def _mla(attention: Mla) -> Config:
         "v_head_dim": attention.head_dim.value,
         "rope_interleave": True,
         "attention_bias": False,
+        **_indexer(attention.indexer),
         **_rope(attention.rope),
     }
+
+
+def _indexer(indexer: Indexer | None) -> Config:
+    if indexer is None:
+        return {}
+    return {"index_n_heads": indexer.heads, "index_head_dim": indexer.head_dim, "index_topk": indexer.top_k}
 
 
 def _gqa(model: Model, attention: Gqa, family: importable.Family) -> Config:

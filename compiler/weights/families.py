@@ -59,6 +59,7 @@ _SIGMOID = {"score": "sigmoid"}
 # The first that describes a model is how it is published, unless it was imported as another one that does.
 FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True),
+    "deepseek_v32": Family("DeepseekV32ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", "pairs", fixed={"score": "softmax", "normalize": False}),
     "llama": Family("LlamaForCausalLM", "halves"),
     "qwen2": Family("Qwen2ForCausalLM", "halves"),

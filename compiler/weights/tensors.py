@@ -31,6 +31,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "attention.q_norm": ("self_attn.q_norm.weight",),
     "attention.k_norm": ("self_attn.k_norm.weight",),
     "attention.out": ("self_attn.o_proj.weight",),
+    "attention.indexer.q": ("self_attn.indexer.wq_b.weight",),
+    "attention.indexer.k": ("self_attn.indexer.wk.weight",),
+    "attention.indexer.k_norm": ("self_attn.indexer.k_norm.weight",),
+    "attention.indexer.k_bias": ("self_attn.indexer.k_norm.bias",),
+    "attention.indexer.weights": ("self_attn.indexer.weights_proj.weight",),
     "ffn.norm": ("post_attention_layernorm.weight",),
     "ffn.up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "ffn.up_bias": ("mlp.gate_proj.bias", "mlp.up_proj.bias"),
@@ -51,7 +56,10 @@ OF_LATENT = {"attention.q_norm": ("self_attn.q_a_layernorm.weight",)}  # else th
 ENDS = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
 SHARED = {"embedding": "embed_tokens.weight", "head": "shared_head.head.weight"}  # a block of MTP repeats them
 OF_UP = ("ffn.experts.*.up", "ffn.experts.*.up_bias")
-PLAIN = frozenset({"ffn.router.weight", "projection"})  # matrices that no model stores in blocks of FP8
+INDEXED = ("q", "k", "k_norm", "k_bias")  # tensors of an indexer with rotated rows, by halves in every family
+PLAIN = frozenset(
+    {"ffn.router.weight", "projection", "attention.indexer.weights"}
+)  # matrices that no model stores in blocks of FP8
 DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # which follows from the configuration
 
 
@@ -108,7 +116,7 @@ class _Naming:
         start = 0
         for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
             full = f"{block}.{name}".replace("*", str(parameter.expert))
-            halves = _rotated(local, attention, index) if self._halves else None
+            halves = _rotated(local, attention, index) if self._halves else _rotated_by_indexers(local, attention)
             one = _published(full, kind, parameter, start, start + size, halves)
             if "*" in local and "*" not in name:  # all experts in one tensor, whose gate and up are columns in turn
                 piece = replace(one.pieces[0], in_turn=local in OF_UP)
@@ -146,11 +154,22 @@ def _rotated(local: str, attention: Mla | Gqa, index: int) -> Halves | None:
         nope, rope = attention.head_dim.nope, attention.head_dim.rope
         if local in ("attention.q", "attention.q_up"):
             return Halves(nope + rope, nope, rope)
-        return Halves(attention.kv_rank + rope, attention.kv_rank, rope) if local == "attention.kv_down" else None
+        if local == "attention.kv_down":
+            return Halves(attention.kv_rank + rope, attention.kv_rank, rope)
+        return _rotated_by_indexers(local, attention)
     norm, part = ("attention.q_norm", "attention.k_norm"), ("attention.qkv", "attention.qkv_bias")
     if local in norm or (local in part and index < 2):
         return Halves(attention.head_dim, 0, attention.rope.width or attention.head_dim)
     return None
+
+
+def _rotated_by_indexers(local: str, attention: Mla | Gqa) -> Halves | None:
+    """Which rows of a tensor of an indexer are rotated: the first of each head."""
+    if not isinstance(attention, Mla) or attention.indexer is None or attention.rope is None:
+        return None
+    if local not in {f"attention.indexer.{name}" for name in INDEXED}:
+        return None
+    return Halves(attention.indexer.head_dim, 0, attention.head_dim.rope)
 
 
 def _added(model: Model, family: Family, found: Sequence[Parameter]) -> Iterator[Published]:

@@ -57,6 +57,7 @@ ABOUT = {
         *(f"model.attention.rope.scaling.{key}" for key in ("low_freq_factor", "high_freq_factor")),
         *(f"model.attention.rope.scaling.{key}" for key in ("beta_fast", "beta_slow")),
     ),
+    "E0950": ("model.attention.indexer", "model.attention.indexer.head_dim"),
     "E1001": ("precision",),
     "E1006": ("precision", "precision.linear"),
     "E1005": ("data.tokenizer",),

@@ -10,7 +10,20 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from dsl.diagnostics import Diagnostic, Note
-from dsl.rules import adapter, data, model, parallel, phases, places, precision, recompute, resources, tensor, training
+from dsl.rules import (
+    adapter,
+    data,
+    indexer,
+    model,
+    parallel,
+    phases,
+    places,
+    precision,
+    recompute,
+    resources,
+    tensor,
+    training,
+)
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
 from dsl.schema.paths import checked_paths
@@ -183,6 +196,9 @@ RULES: tuple[Row, ...] = (
     (("adapter.on", "model"), adapter.adapted_matrices_exist),
     (("adapter", "model"), adapter.rank_is_low),
     (("adapter.on", "precision.dispatch", "precision.compute"), adapter.adapters_read_what_arrives),
+    (ATTENTIONS, indexer.indexers_read_what_attention_makes),
+    (("train.only", "train.validate", "adapter", "model.name", *ATTENTIONS), indexer.what_alone_is_trained_exists),
+    (("train.only", "parallel.zero", "parallel.data"), indexer.still_weights_are_whole),
     (("train.validate", "data.validation"), resources.validation_has_data),
     (("train.checkpoint.best", "train.checkpoint.every", "train.validate"), resources.best_is_measured),
     (("train.checkpoint.keep_every", "train.checkpoint.every"), resources.kept_checkpoints_are_saved),

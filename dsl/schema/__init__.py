@@ -32,6 +32,7 @@ from dsl.schema.base import (
 )
 from dsl.schema.cluster import Cluster, Device, Machine, More
 from dsl.schema.health import Health, Spike
+from dsl.schema.indexer import Indexer
 from dsl.schema.metrics import Metrics
 from dsl.schema.model import Balance, Clamp, Custom, Dense, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Muon, Optimizer, StateTensor
@@ -76,6 +77,7 @@ __all__ = [
     "Health",
     "High",
     "HyperConnections",
+    "Indexer",
     "LayerRange",
     "LinearScaling",
     "Llama3Scaling",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dsl.schema.base import Aliases, Choices, FilePath, Node, Quiet, Syntax, Width
+from dsl.schema.indexer import Indexer
 
 Factor = Annotated[
     float, Field(ge=1, le=1e6, description="how much longer the context becomes", examples=["factor = 8"])
@@ -181,6 +182,14 @@ class Mla(Node):
         HeadDim, Field(description="widths of a head", examples=["head_dim { nope = 128, rope = 64, value = 128 }"])
     ]
     scale: Scale = None
+    indexer: Annotated[
+        Indexer | None,
+        Quiet(),
+        Field(
+            description="what chooses the keys of each query, or none: it attends to all of its past",
+            examples=["indexer { heads = 64, head_dim = 128, top_k = 2048 }"],
+        ),
+    ] = None
     rope: Position
 
 

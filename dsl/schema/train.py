@@ -212,6 +212,15 @@ with warnings.catch_warnings():
                 examples=['initial = "llama.weights"'],
             ),
         ] = None
+        only: Annotated[
+            Literal["indexer"] | None,
+            Quiet(),
+            Choices({"indexer": "the indexers, by their own loss, of attention to all keys (DeepSeek-V3.2)"}),
+            Field(
+                description="what alone is trained, while all else stays as it is; none: everything",
+                examples=["only = indexer"],
+            ),
+        ] = None
         checkpoint: Annotated[
             Checkpoint | None,
             Field(description="when the run is saved, besides its end", examples=["checkpoint { every = 1000 steps }"]),

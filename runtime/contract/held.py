@@ -78,7 +78,8 @@ class Bucket:
 
     `owners`: for each parameter, which of the holders has its optimizer state, where each is owned whole. `sites`: the
     segments that read it, where the holders of each pipeline rank divide its gradients (zero = 2), and its weights
-    (zero = 3). `rest`: whether the second kind of the optimizer updates it.
+    (zero = 3). `rest`: whether the second kind of the optimizer updates it. `still`: whether nothing does, in this
+    phase of a run: it has state, and no gradients.
     """
 
     name: Name
@@ -88,6 +89,7 @@ class Bucket:
     owners: tuple[Rank, ...] = ()
     sites: tuple[Name, ...] = ()
     rest: bool = False
+    still: bool = False
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,14 @@ class MoeLayer:
     slots: tuple[Amount, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Indexer:
+    """What chooses the keys of a layer's attention: where it is, and the weight of its loss."""
+
+    site: Name  # L3
+    loss: Annotated[float, Range(0)]
+
+
 # ---------------------------------------------------------------- the plan
 
 
@@ -228,6 +236,7 @@ class Plan:
     memory: tuple[Amount, ...]  # predicted bytes, by pipeline rank
     buckets: tuple[Bucket, ...]
     biases: tuple[Bias, ...]
+    indexers: tuple[Indexer, ...] = ()
     quantised: tuple[Quantised, ...] = ()
     host: Host = NO_HOST
     frozen: tuple[Bucket, ...] = ()  # of weights that stay as they are
@@ -270,7 +279,7 @@ class Plan:
 
     def is_reduced(self, bucket: Bucket) -> bool:
         """Whether several holders keep the same gradients, which are summed once a step."""
-        return len(self.peers(bucket, bucket.holders[0])) > 1
+        return len(self.peers(bucket, bucket.holders[0])) > 1 and not bucket.still
 
     @property
     def edges(self) -> tuple[tuple[int, ...], ...]:
@@ -333,7 +342,8 @@ def _check_parts(plan: Plan) -> None:
             demand(not each.matrices or sum(each.matrices) == each.shape[0], f"matrices of {each.name}")
             demand(not each.matrices or each.slice is None, f"matrices of {each.name}")
         demand(len(owners) == wanted and all(owner < count for owner in owners), "buckets: owners")
-        divided = plan.zero >= 2 and len({holder % mesh.columns for holder in bucket.holders}) > 1
+        held_by = {holder % mesh.columns for holder in bucket.holders}
+        divided = plan.zero >= 2 and len(held_by) > 1 and not bucket.still
         demand(bool(bucket.sites) == divided and not (divided and owners), "buckets: sites")
         demand(bucket.stages and [*bucket.stages] == sorted({*bucket.stages}), "buckets: stages")
     demand(batches and batches[0][0] == 0, "batches")

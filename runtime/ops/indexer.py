@@ -42,7 +42,7 @@ def select_keys(
     """
     chosen = torch.full((q.shape[0], top_k), -1, dtype=torch.int32, device=q.device)
     for block in blocks(q, k, heads, sequence, rate, starts, positions):
-        scores_RL = index_scores(block.of(q), block.keys_of(k), block.of(weights))
+        scores_RL = index_scores(q[block.rows], k[block.key_rows], weights[block.rows])
         first_R1, end_R1 = block.first_R1, block.end_R1
         scores_RL.masked_fill_(block.hidden(), -torch.inf)
         order_RK = scores_RL.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
@@ -55,14 +55,24 @@ def select_keys(
 
 def index_scores(q_RX: Tensor, k_LC: Tensor, weights_RH: Tensor) -> Tensor:
     """q [R, H·C], k_LC, weights_RH -> I_RL, FP32 at least."""
-    hits_RHL = _products(q_RX, k_LC).relu_()
-    return torch.bmm(wide(weights_RH)[:, None], hits_RHL)[:, 0]
+    return _weighed(products(q_RX, k_LC).relu_(), weights_RH)
 
 
-def _products(q_RX: Tensor, k_LC: Tensor) -> Tensor:
+def products(q_RX: Tensor, k_LC: Tensor) -> Tensor:
     """q·k of each head, [R, H, L]."""
     q_MC = wide(q_RX).reshape(-1, k_LC.shape[1])
     return torch.mm(q_MC, wide(k_LC).mT).unflatten(0, (q_RX.shape[0], -1))
+
+
+def _weighed(hits_RHL: Tensor, weights_RH: Tensor) -> Tensor:
+    return torch.bmm(wide(weights_RH)[:, None], hits_RHL)[:, 0]
+
+
+def is_chosen(chosen_RK: Tensor, keys: int) -> Tensor:
+    """[R, keys]: which keys each query has chosen."""
+    place_RK = chosen_RK.long().where(chosen_RK >= 0, keys)
+    marks = torch.zeros((len(chosen_RK), keys + 1), dtype=torch.bool, device=chosen_RK.device)
+    return marks.scatter_(1, place_RK, True)[:, :keys]
 
 
 # ---------------------------------------------------------------- blocks
@@ -78,13 +88,10 @@ class Block:
     first_R1: Tensor  # the first key that each query sees, in its sequence
     end_R1: Tensor  # the one behind the last
 
-    def of(self, x: Tensor) -> Tensor:
-        """The rows of the queries."""
-        return x[self.rows]
-
-    def keys_of(self, x: Tensor) -> Tensor:
+    @property
+    def key_rows(self) -> slice:
         """The rows of the keys."""
-        return x[self.first_key : self.first_key + self.keys]
+        return slice(self.first_key, self.first_key + self.keys)
 
     def hidden(self) -> Tensor:
         """[R, keys]: which keys each query does not see."""

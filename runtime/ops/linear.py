@@ -12,6 +12,11 @@ def linear(x_TK: Tensor, w_NK: Tensor) -> Tensor:
     return product(x_TK, w_NK.t())
 
 
+def linear_detached(x_TK: Tensor, w_NK: Tensor) -> Tensor:
+    """x_TK, w_NK -> y_TN; x has no gradient."""
+    return product(x_TK, w_NK.t())
+
+
 def linear_dgrad(dy_TN: Tensor, w_NK: Tensor) -> Tensor:
     """dy_TN, w_NK -> dx_TK."""
     return product(dy_TN, w_NK)
@@ -27,4 +32,4 @@ def linear_wgrad_(acc_NK: Tensor, dy_TN: Tensor, x_TK: Tensor) -> None:
     add_product_(acc_NK, dy_TN.t(), x_TK)
 
 
-OPS = (linear, linear_dgrad, linear_wgrad, linear_wgrad_)
+OPS = (linear, linear_detached, linear_dgrad, linear_wgrad, linear_wgrad_)

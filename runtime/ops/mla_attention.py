@@ -58,7 +58,9 @@ def mla_attention(
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
     if positions is None and takes(q, kv, k_rope):
         return native.mla_attention(q, kv, k_rope, angles_Sr, heads, nope, value, starts)
-    inputs = _heads(wide(q), wide(kv), wide(k_rope), sequence, heads, nope, turns(angles_Sr, starts) if theta else None)
+    inputs = split_inputs(
+        wide(q), wide(kv), wide(k_rope), sequence, heads, nope, turns(angles_Sr, starts) if theta else None
+    )
     queries = inputs[0].shape[1]
     places = of_heads(starts, queries, heads), of_heads(positions, queries, heads)
     o_PSV, lse_PS = attend(*inputs, None, 0, 0.0, *places)
@@ -90,14 +92,14 @@ def mla_attention_dgrad(
     do_PSV = split_heads(do, queries, heads).flatten(0, 1).contiguous()
     delta_TH = (do * o).unflatten(1, (heads, value)).sum(dim=-1)
     delta_PS = split_heads(delta_TH, queries, heads)[..., 0].flatten(0, 1)
-    inputs = _heads(q, kv, k_rope, sequence, heads, nope, turned_by)
+    inputs = split_inputs(q, kv, k_rope, sequence, heads, nope, turned_by)
     places = of_heads(starts, queries, heads), of_heads(positions, queries, heads)
     gradients = attend_dgrad(do_PSV, delta_PS, lse_BHS.flatten(0, 1), *inputs, 0, 0.0, *places)
-    dq, dkv, dk_rope = _from_heads(*gradients, heads, nope, turned_by)
+    dq, dkv, dk_rope = join_gradients(*gradients, heads, nope, turned_by)
     return dq.to(dtype), dkv.to(dtype), dk_rope.to(dtype)
 
 
-def _heads(
+def split_inputs(
     q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, angles: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The attention's inputs, and angles of `turns`, if it rotates -> q_PQC, rotated and scaled by 1/√C; k_PSC, both
@@ -114,10 +116,10 @@ def _heads(
     return queries.flatten(0, 1), keys.flatten(0, 1), kv_BHSW[..., nope:].flatten(0, 1).contiguous()
 
 
-def _from_heads(
+def join_gradients(
     dq_PQC: Tensor, dk_PSC: Tensor, dv_PSV: Tensor, heads: int, nope: int, angles: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of what `_heads` gave -> dq, dkv, dk_rope. `angles` are those of `_heads`, which are turned back."""
+    """Gradients of what `split_inputs` gave -> dq, dkv, dk_rope. `angles` are its, which are turned back."""
     dq_BHQC, dk_BHSC, dv_BHSV = (d.unflatten(0, (-1, heads)) for d in (dq_PQC, dk_PSC, dv_PSV))
     (B, H, Q, C), (S, V) = dq_BHQC.shape, dv_BHSV.shape[2:]
     back_by = None if angles is None else back(angles)

@@ -1,4 +1,5 @@
-"""A factor of every element, and the soft bound of logits: y = cap·tanh(x / cap) (Gemma 2, arXiv 2408.00118)."""
+"""A factor of every element, the soft bound of logits, y = cap·tanh(x / cap) (Gemma 2, arXiv 2408.00118), and rows
+without their means: a LayerNorm is an RMSNorm of these."""
 
 from __future__ import annotations
 
@@ -34,4 +35,15 @@ def softcap_dgrad(dy_TN: Tensor, y_TN: Tensor, cap: float) -> Tensor:
     return dx_TN
 
 
-OPS = (scale, scale_dgrad, softcap, softcap_dgrad)
+def center(x_TN: Tensor) -> Tensor:
+    """x_TN -> y_TN, each row less its mean."""
+    x = wide(x_TN)
+    return (x - x.mean(dim=1, keepdim=True)).to(x_TN.dtype).contiguous()
+
+
+def center_dgrad(dy_TN: Tensor) -> Tensor:
+    """dy_TN -> dx_TN, each row less its mean."""
+    return center(dy_TN)
+
+
+OPS = (center, center_dgrad, scale, scale_dgrad, softcap, softcap_dgrad)

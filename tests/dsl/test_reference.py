@@ -370,11 +370,11 @@ def test_overrides_that_are_shown_are_taken() -> None:
     web = 'model = s, data { sources { web { files = "web/*.txt", weight = 1 } }, tokenizer = train(4096) }'
     more = f"run mine extends tiny {{ {web} }}\nmodel s extends tiny {{ hyper_connections {{ streams = 2 }} }}\n"
     Path("blend.dsc").write_text(f'import "tiny.dsc"\n{more}', "utf-8")
-    others = {".more.": "mixed.dsc", ".sources.": "blend.dsc", ".hyper_": "blend.dsc", ".muon.": "kimi-k2.dsc"}
+    others = {".more": "mixed", ".sources": "blend", ".hyper_": "blend", ".index": "deepseek-v3.2", ".muon": "kimi-k2"}
     for key, override in shown.items():
         if override and not re.search("gqa|custom", key) and "scaling." not in key:
             option, value = shlex.split(override)
-            file = next((name for mark, name in others.items() if mark in key), FILE)
+            file = next((f"{name}.dsc" for mark, name in others.items() if mark in key), FILE)
             found = [str(item) for item in check(file, overrides=[value]) if item.code < "E07" and item.code != "E0401"]
             assert option == "-s" and not found, override
 

@@ -77,14 +77,23 @@ def moes(draw: Draw, expert: int) -> schema.Moe:
 
 @st.composite
 def mlas(draw: Draw) -> schema.Mla:
+    rank = draw(maybe(widths))
+    indexers = st.builds(
+        schema.Indexer,
+        heads=st.integers(1, 128),
+        head_dim=st.integers(128, 512),
+        top_k=st.integers(1, 10**6),
+        loss=small(1e-3, 10),
+    )
     return schema.Mla(
         heads=draw(st.integers(1, 256)),
-        query_rank=draw(maybe(widths)),
+        query_rank=rank,
         kv_rank=draw(widths),
         head_dim=schema.HeadDim(
             nope=draw(st.integers(1, 512)), rope=2 * draw(st.integers(1, 64)), value=draw(st.integers(1, 99))
         ),
         scale=draw(maybe(small(1e-3, 10))),
+        indexer=draw(maybe(indexers)) if rank else None,
         rope=draw(maybe(ropes(st.none()))),
     )
 

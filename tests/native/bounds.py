@@ -16,7 +16,7 @@ from torch import Tensor
 from runtime.ops import OPS
 from runtime.ops.causal import angles, turns
 from runtime.ops.gqa_attention import _grouped
-from runtime.ops.mla_attention import _heads
+from runtime.ops.mla_attention import split_inputs
 
 U = 2.0**-24
 SECOND = 1.01
@@ -154,7 +154,7 @@ def _by_head(x_TX: Tensor, sequence: int, heads: int) -> Tensor:
 def mla_attention(q: Tensor, kv: Tensor, k_rope: Tensor, *sizes: Any) -> tuple[Tensor, ...]:
     S, heads, nope, rope, _, theta, starts, _ = sizes
     turn = turns(angles(S, rope, theta, q.dtype, q.device), starts)
-    o, lse = _attend(*_heads(q, kv, k_rope, S, heads, nope, turn), nope, starts)
+    o, lse = _attend(*split_inputs(q, kv, k_rope, S, heads, nope, turn), nope, starts)
     return _rows(o, heads), lse.unflatten(0, (-1, heads))
 
 
@@ -162,7 +162,7 @@ def mla_attention_dgrad(
     do: Tensor, q: Tensor, kv: Tensor, k_rope: Tensor, o: Tensor, lse_BHS: Tensor, *sizes: Any
 ) -> tuple[Tensor, ...]:
     S, heads, nope, rope, _, theta, starts, _ = sizes
-    inputs = _heads(q, kv, k_rope, S, heads, nope, turns(angles(S, rope, theta, q.dtype, q.device), starts))
+    inputs = split_inputs(q, kv, k_rope, S, heads, nope, turns(angles(S, rope, theta, q.dtype, q.device), starts))
     dq, dk, dv = _attend_dgrad(
         _by_head(do, S, heads), _by_head(o, S, heads), lse_BHS.flatten(0, 1), *inputs, nope, heads, starts
     )

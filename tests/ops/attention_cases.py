@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
+from runtime.ops import OPS
 from tests.ops.source import Args, Source, places
 
 
@@ -73,6 +77,61 @@ def select_keys(
     T = B * S if where[1] is None else len(where[1])
     tensors = source.normal(T, H * C), source.normal(B * (S // rate), C), source.normal(T, H)
     return *tensors, S, H, top_k, rate, *where
+
+
+def chosen(source: Source, B: int, S: int, top_k: int, documents: bool = False) -> Tensor:
+    """[B·S, K] int32: for each query some of the keys that it sees, itself among them."""
+    begins = places(source, B, S, documents, False)[0]
+    rows = []
+    for t in range(B * S):
+        first = 0 if begins is None else int(begins[t])
+        seen = first + torch.randperm(t % S - first + 1, generator=source.generator)
+        row = seen[:top_k].sort().values.tolist()
+        rows.append(row + [-1] * (top_k - len(row)))
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def chosen_attention(
+    source: Source,
+    B: int = 2,
+    S: int = 9,
+    H: int = 3,
+    nope: int = 6,
+    rope: int = 4,
+    value: int = 5,
+    top_k: int = 3,
+    documents: bool = False,
+) -> Args:
+    *tensors, _, _, _, _, _, _, _, _ = mla_attention(source, B, S, H, nope, rope, value)
+    return *tensors, chosen(source, B, S, top_k, documents), S, H, nope, rope, value
+
+
+def indexer_loss(
+    source: Source,
+    B: int = 2,
+    S: int = 9,
+    heads: int = 3,
+    index_heads: int = 2,
+    C: int = 6,
+    nope: int = 5,
+    rope: int = 4,
+    value: int = 3,
+    top_k: int = 4,
+    documents: bool = False,
+    some: bool = False,
+) -> Args:
+    """Over the chosen keys; over all where `top_k` is 0."""
+    where = places(source, B, S, documents, some)
+    T = B * S if where[1] is None else len(where[1])
+    ours = source.normal(T, index_heads * C), source.normal(B * S, C), source.normal(T, index_heads)
+    *theirs, _, _, _, _, _, _, _, _ = mla_attention(source, B, S, heads, nope, rope, value)
+    theirs[0] = source.normal(T, heads * (nope + rope))
+    keys = select_of(ours, S, index_heads, top_k, where) if top_k else None
+    return *ours, *theirs, keys, S, index_heads, heads, nope, *where
+
+
+def select_of(ours: tuple[Tensor, ...], S: int, heads: int, top_k: int, where: tuple[Tensor | None, ...]) -> Tensor:
+    return OPS["select_keys"](*ours, S, heads, top_k, 1, *where)
 
 
 def rotate(

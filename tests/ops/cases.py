@@ -13,7 +13,9 @@ from compiler.ops import RULES, Extent
 from runtime.ops import OPS
 from runtime.ops.wide import wide
 from tests.ops.attention_cases import bounded_attention as bounded_attention
+from tests.ops.attention_cases import chosen_attention as chosen_attention
 from tests.ops.attention_cases import gqa_attention as gqa_attention
+from tests.ops.attention_cases import indexer_loss as indexer_loss
 from tests.ops.attention_cases import mla_attention as mla_attention
 from tests.ops.attention_cases import rotate as rotate
 from tests.ops.attention_cases import select_keys as select_keys
@@ -221,6 +223,8 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "add_bias": add_bias,
     "block_linear": block_linear,
     "bounded_attention": bounded_attention,
+    "center": plain,
+    "chosen_attention": chosen_attention,
     "clamped_swiglu": clamped_swiglu,
     "compress": compress,
     "compressed_attention": compressed_attention,
@@ -241,7 +245,9 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "add_grouped_bias": add_grouped_bias,
     "grouped_linear": grouped_linear,
     "head_rmsnorm": head_rmsnorm,
+    "indexer_loss": indexer_loss,
     "linear": linear,
+    "linear_detached": linear,
     "linear_wide": linear,
     "log_decay": log_decay,
     "mla_attention": mla_attention,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.ops.indexer_references import chosen_attention, indexer_loss
 from tests.ops.references_attention import bounded_attention, gqa_attention, mla_attention, rotate
 from tests.ops.references_compress import block_linear, compress, compressed_attention, unweighted_rmsnorm
 from tests.ops.references_delta import convolve, delta_rule, log_decay
@@ -169,6 +170,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "compress": compress,
     "compressed_attention": compressed_attention,
     "balance_scores": balance_scores,
+    "center": lambda x_TN: x_TN - torch.einsum("tn->t", x_TN)[:, None] / x_TN.shape[1],
+    "chosen_attention": chosen_attention,
     "clamped_swiglu": clamped_swiglu,
     "gate_rows": gate_rows,
     "geglu": geglu,
@@ -204,7 +207,9 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "add_grouped_bias": add_grouped_bias,
     "grouped_linear": grouped_linear,
     "head_rmsnorm": head_rmsnorm,
+    "indexer_loss": indexer_loss,
     "linear": linear,
+    "linear_detached": linear,
     "log_decay": log_decay,
     "linear_wide": linear,
     "mla_attention": mla_attention,

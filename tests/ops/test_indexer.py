@@ -1,4 +1,4 @@
-"""Which keys an indexer chooses, against a choice query by query."""
+"""What an indexer chooses, attention over it and the loss that trains it, against each query by itself."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiler.segments.torch_ops import register
-from runtime.ops import indexer
+from runtime.ops import OPS, indexer
 from runtime.ops.indexer import select_keys
 from tests.ops import cases
 from tests.ops.cases import Source
+from tests.ops.test_ops import compare
 from tests.ops.test_sizes import SEED, few
 
 
@@ -95,3 +96,46 @@ def test_later_keys_and_other_documents_change_nothing() -> None:
     other[:first], other[end:] = 7, 7
     one, two = (select_keys(q, each, weights, *rest)[first:end] for each in (k, other))
     assert torch.equal(one, two)
+
+
+@few
+@given(SEED, st.integers(1, 3), st.integers(1, 30), st.integers(1, 12), st.booleans())
+def test_attention_over_chosen_keys(seed: int, B: int, S: int, top_k: int, documents: bool) -> None:
+    args = cases.chosen_attention(Source(torch.float64, seed), B, S, top_k=top_k, documents=documents)
+    compare("chosen_attention", args, torch.float64)
+
+
+def test_attention_over_all_keys_is_plain_attention() -> None:
+    """`mla_attention` without rotation, over several blocks."""
+    S = 200
+    q, kv, k_rope, *sizes, _, _ = cases.mla_attention(Source(torch.float64, 2), 2, S, theta=0.0)
+    chosen = torch.arange(S).expand(S, S).tril() - torch.ones(S, S).triu(1)
+    o, lse = OPS["chosen_attention"](q, kv, k_rope, chosen.repeat(2, 1).to(torch.int32), *sizes[:-1])
+    wanted = OPS["mla_attention"](q, kv, k_rope, *sizes)
+    torch.testing.assert_close((o, lse), wanted, rtol=1e-12, atol=1e-12)
+
+
+@few
+@given(SEED, st.integers(1, 3), st.integers(4, 24), st.integers(0, 9), st.booleans(), st.booleans())
+def test_loss_and_gradients_of_an_indexer(seed: int, B: int, S: int, top_k: int, documents: bool, some: bool) -> None:
+    """Over the chosen keys, and with `top_k` = 0 over all."""
+    args = cases.indexer_loss(Source(torch.float64, seed), B, S, top_k=top_k, documents=documents, some=some)
+    compare("indexer_loss", args, torch.float64)
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_blocks_add_up_to_the_loss(monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
+    args = cases.indexer_loss(Source(torch.float64, 3), 2, 40, top_k=top_k, documents=True)
+    whole = OPS["indexer_loss"](*args)
+    monkeypatch.setitem(indexer.BLOCK_BYTES, "cpu", 8 * 3 * 40 * 7)  # seven queries
+    torch.testing.assert_close(OPS["indexer_loss"](*args), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_an_indexer_that_agrees_has_no_loss_and_no_gradient() -> None:
+    """Its one head is attention's one head: scores that are all hits, and no rope."""
+    source = Source(torch.float64, 4)
+    k, values, query = source.normal(9, 4).abs(), source.normal(9, 3), source.normal(9, 4).abs()
+    none, weights = torch.zeros(9, 2, dtype=torch.float64), torch.ones(9, 1, dtype=torch.float64)
+    kv, wider = torch.cat((k, values), dim=1), torch.cat((query, none), dim=1)
+    loss, *gradients = OPS["indexer_loss"](query / 6**0.5, k, weights, wider, kv, none, None, 9, 1, 1, 4)
+    assert abs(loss) < 1e-14 and all(each.abs().max() < 1e-14 for each in gradients)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.reference.config import Gqa, Mla
+from tests.reference.indexer import LightningIndexer
 from tests.reference.rotation import grown, rotate
 
 
@@ -39,8 +40,9 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks_H: Tensor | None = None,
-) -> Tensor:
-    """Causal softmax attention -> [B, S, H, U]."""
+    hidden_BSS: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Causal softmax attention, without the keys that are hidden -> [B, S, H, U], what each head gives each key."""
     B, S, H, X = q_BSHX.shape
     score_BHSS = torch.einsum("bqhx,bkhx->bhqk", q_BSHX, k_BSHX) * (X**-0.5 if scale is None else scale)
     if softcap is not None:
@@ -48,12 +50,14 @@ def attend(
     distance_SS = torch.arange(S)[:, None] - torch.arange(S)
     unseen_SS = (distance_SS < 0) | (distance_SS >= (S if window is None else window))
     score_BHSS = score_BHSS.masked_fill(unseen_SS, float("-inf"))
+    if hidden_BSS is not None:
+        score_BHSS = score_BHSS.masked_fill(hidden_BSS[:, None], float("-inf"))
     if sinks_H is None:
         share_BHSS = score_BHSS.softmax(dim=-1)
     else:
         with_sink = torch.cat([score_BHSS, sinks_H.view(1, H, 1, 1).expand(B, H, S, 1)], dim=-1)
         share_BHSS = with_sink.softmax(dim=-1)[..., :-1]
-    return torch.einsum("bhqk,bkhu->bqhu", share_BHSS, v_BSHU)
+    return torch.einsum("bhqk,bkhu->bqhu", share_BHSS, v_BSHU), share_BHSS
 
 
 class MultiHeadLatentAttention(nn.Module):
@@ -74,6 +78,10 @@ class MultiHeadLatentAttention(nn.Module):
         self.kv_norm = norm(attention.kv_rank)
         self.kv_up = weight(H * (N + U), attention.kv_rank)
         self.out = weight(hidden, H * U)
+        self.indexer: LightningIndexer | None = None
+        if attention.indexer is not None:
+            assert attention.query_rank is not None
+            self.indexer = LightningIndexer(hidden, attention.query_rank, attention.indexer)
 
     def forward(self, h_BSD: Tensor) -> Tensor:
         """h_BSD: [B, S, D], the residual stream -> [B, S, D], to be added to it."""
@@ -84,7 +92,8 @@ class MultiHeadLatentAttention(nn.Module):
         if self.attention.query_rank is None:
             q = functional.linear(x_BSD, self.q)
         else:
-            q = functional.linear(rmsnorm(functional.linear(x_BSD, self.q_down), self.q_norm, self.norm_eps), self.q_up)
+            c_q_BSC = rmsnorm(functional.linear(x_BSD, self.q_down), self.q_norm, self.norm_eps)
+            q = functional.linear(c_q_BSC, self.q_up)
         q_nope_BSHN, q_rope_BSHR = q.view(B, S, H, -1).split([dims.nope, dims.rope], dim=-1)
         q_BSHX = torch.cat([q_nope_BSHN, rotate(q_rope_BSHR, rope)], dim=-1)
 
@@ -97,7 +106,13 @@ class MultiHeadLatentAttention(nn.Module):
         scale = (dims.nope + dims.rope) ** -0.5 if self.attention.scale is None else self.attention.scale
         if rope and rope.scaling and rope.scaling.mscale_all_dim:
             scale *= grown(rope.scaling.factor, rope.scaling.mscale_all_dim) ** 2
-        return functional.linear(attend(q_BSHX, k_BSHX, v_BSHU, scale).flatten(2), self.out)
+        if self.indexer is None:
+            return functional.linear(attend(q_BSHX, k_BSHX, v_BSHU, scale)[0].flatten(2), self.out)
+        scores_BSS = self.indexer.scores(x_BSD, c_q_BSC, rope, dims.rope)
+        unseen_BSS = self.indexer.unseen(scores_BSS)
+        mixed_BSHU, share_BHSS = attend(q_BSHX, k_BSHX, v_BSHU, scale, hidden_BSS=unseen_BSS)
+        self.indexer.learn(scores_BSS, unseen_BSS, share_BHSS)
+        return functional.linear(mixed_BSHU.flatten(2), self.out)
 
 
 class GroupedQueryAttention(nn.Module):
@@ -136,7 +151,7 @@ class GroupedQueryAttention(nn.Module):
         served = sizes.heads // sizes.kv_heads
         k_BSHW, v_BSHW = (x.repeat_interleave(served, dim=2) for x in (rotate(k_BSGW, sizes.rope), v_BSGW))
         sinks_H = self.sinks if sizes.sinks else None
-        mixed = attend(rotate(q_BSHW, sizes.rope), k_BSHW, v_BSHW, sizes.scale, sizes.window, sizes.softcap, sinks_H)
+        mixed, _ = attend(rotate(q_BSHW, sizes.rope), k_BSHW, v_BSHW, sizes.scale, sizes.window, sizes.softcap, sinks_H)
         if sizes.output_gate:
             mixed = mixed * torch.sigmoid(gate[0])
         return functional.linear(mixed.flatten(2), self.out, self.out_bias if sizes.bias == "all" else None)

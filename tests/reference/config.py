@@ -47,6 +47,14 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    heads: int
+    head_dim: int
+    top_k: int
+    loss: float = 1.0
+
+
+@dataclass(frozen=True)
 class Mla:
     heads: int
     query_rank: int | None
@@ -54,6 +62,7 @@ class Mla:
     head_dim: HeadDim
     rope: Rope | None
     scale: float | None = None
+    indexer: Indexer | None = None
 
 
 @dataclass(frozen=True)
@@ -252,7 +261,8 @@ def _attention(attention: Mapping[str, Any]) -> Attention:
         return Compressed(**keys, head_dim=dims, rope=rope, compress=Entries(**entries) if entries else None)
     if attention["kind"] == "gqa":
         return Gqa(**{"qk_norm": None} | keys, head_dim=dims, rope=rope)
-    return Mla(**keys, head_dim=HeadDim(**dims), rope=rope)
+    indexer = Indexer(**keys.pop("indexer")) if keys.get("indexer") else keys.pop("indexer", None)
+    return Mla(**keys, head_dim=HeadDim(**dims), rope=rope, indexer=indexer)
 
 
 def _rope(rope: Mapping[str, Any] | None) -> Rope | None:

@@ -30,6 +30,8 @@ from tests.reference.attention import (
 from tests.reference.compressed_attention import CompressedAttention
 from tests.reference.config import Attention, Compressed, Config, DeltaNet, Dense, Gqa, Moe
 from tests.reference.delta import GatedDeltaNet
+from tests.reference.indexer import LightningIndexer
+from tests.reference.losses import Losses, cross_entropy
 
 
 def swiglu(x: Tensor) -> Tensor:
@@ -279,33 +281,6 @@ class Output:
     routings: dict[str, Routing]
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Scalars of a whole global batch: `mtp` without its weight (zero without MTP), `sequence` with its α.
-
-    loads: tokens of each expert ([E] int64) by MoE block, "layers.3", …, "mtp.0" last.
-    """
-
-    main: Tensor
-    mtp: Tensor
-    sequence: Tensor
-    loads: dict[str, Tensor]
-
-    def total(self, mtp_weight: float) -> Tensor:
-        """What is minimised."""
-        return self.main + mtp_weight * self.mtp + self.sequence
-
-
-def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-    """Σ cross entropy / number of valid targets, over the whole batch; a target of −1 is not valid."""
-    num_valid = int((targets_BS >= 0).sum())
-    assert num_valid > 0, "a batch without a valid target has no loss"
-    return (
-        functional.cross_entropy(logits_BSV.flatten(0, 1), targets_BS.flatten(), ignore_index=-1, reduction="sum")
-        / num_valid
-    )
-
-
 class Reference(nn.Module):
     """The whole model. Norms start at 1, biases at 0, everything else at N(0, init_std²)."""
 
@@ -369,6 +344,9 @@ class Reference(nn.Module):
         assert z_BZ.shape[1] == S + 2, f"a sample is sequence + 2 = {S + 2} tokens, not {z_BZ.shape[1]}"
         targets_BS = z_BZ[:, 1 : S + 1] if targets_BS is None else targets_BS
         mtp_targets_BS = z_BZ[:, 2 : S + 2] if mtp_targets_BS is None else mtp_targets_BS
+        indexers = [each for each in self.modules() if isinstance(each, LightningIndexer)]
+        for each in indexers:
+            each.nats.clear()
         output = self(z_BZ[:, :S], z_BZ[:, 1 : S + 1] if self.mtp else None, starts_BS)
 
         main = cross_entropy(output.logits_BSV, targets_BS)
@@ -378,7 +356,10 @@ class Reference(nn.Module):
         for i, ffn in enumerate(self.config.layers):
             if isinstance(ffn, Moe):
                 sequence = sequence + ffn.balance.sequence_loss * output.routings[f"layers.{i}"].balance_loss
-        return Losses(main, mtp, sequence, {block: routing.load_E for block, routing in output.routings.items()})
+        nats = [each.sizes.loss * part for each in indexers for part in each.nats]
+        index = sum(nats, torch.zeros_like(main)) / (z_BZ.shape[0] * S)
+        loads = {block: routing.load_E for block, routing in output.routings.items()}
+        return Losses(main, mtp, sequence, loads, index)
 
     def load_logical(self, tensors: dict[str, Tensor]) -> None:
         """Takes copies of all parameters, router biases and tables, by logical name; refuses one that is missing or

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.reference.cases import close, config, moe, routing_of, samples, trained_like
-from tests.reference.model import Losses, Reference
+from tests.reference.losses import Losses
+from tests.reference.model import Reference
 
 
 def gradients(model: Reference, loss: Tensor) -> dict[str, Tensor]:

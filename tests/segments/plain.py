@@ -18,6 +18,9 @@ from tests.segments.plain_hyper import hyper_copy as hyper_copy
 from tests.segments.plain_hyper import hyper_mix as hyper_mix
 from tests.segments.plain_hyper import hyper_products as hyper_products
 from tests.segments.plain_hyper import scale_parts as scale_parts
+from tests.segments.plain_indexer import chosen_attention as chosen_attention
+from tests.segments.plain_indexer import indexer_loss as indexer_loss
+from tests.segments.plain_indexer import select_keys as select_keys
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -379,6 +382,14 @@ def permute(
     order_S = torch.tensor(order)
     counts_E = torch.tensor([chosen.count(e) for e in range(num_experts)])
     return x_TD[order_S // expert_TK.shape[1]], gate_TK.flatten()[order_S], order_S, counts_E
+
+
+def linear_detached(x_TK: Tensor, w_NK: Tensor) -> Tensor:
+    return functional.linear(x_TK.detach(), w_NK)
+
+
+def center(x_TN: Tensor) -> Tensor:
+    return x_TN - x_TN.mean(dim=1, keepdim=True)
 
 
 def unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:

@@ -20,6 +20,7 @@ from dsl.schema import (
     Hca,
     HeadDim,
     HyperConnections,
+    Indexer,
     LayerRange,
     LinearScaling,
     Llama3Scaling,
@@ -73,15 +74,31 @@ thetas = st.sampled_from([100.0, 10_000.0])
 ropes = st.none() | st.builds(Rope, theta=thetas, scaling=scalings)
 scales = st.none() | st.sampled_from([0.2, 0.5])
 head_dims = st.builds(HeadDim, nope=widths, rope=evens, value=widths)
-latent = st.builds(
-    Mla,
-    heads=widths,
-    query_rank=st.none() | widths,
-    kv_rank=widths,
-    head_dim=head_dims,
-    scale=scales,
-    rope=ropes,
+indexers = st.builds(
+    Indexer,
+    heads=st.integers(1, 3),
+    head_dim=st.integers(8, 10),
+    top_k=st.integers(1, 6),
+    loss=st.sampled_from([0.5, 1.0]),
 )
+
+
+@st.composite
+def latents(draw: st.DrawFn) -> Mla:
+    """With a latent of queries or without, and with it an indexer or none."""
+    rank = draw(st.none() | widths)
+    return Mla(
+        heads=draw(widths),
+        query_rank=rank,
+        kv_rank=draw(widths),
+        head_dim=draw(head_dims),
+        scale=draw(scales),
+        indexer=draw(st.none() | indexers) if rank else None,
+        rope=draw(ropes),
+    )
+
+
+latent = latents()
 
 
 @st.composite

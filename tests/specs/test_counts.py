@@ -29,6 +29,7 @@ from tests.specs.strategies import specs
 # 58 gates, Moonlight's without the 27·64 constant angles that its files hold besides.
 PUBLISHED = {
     "deepseek-v3.dsc": 671_026_419_200,
+    "deepseek-v3.2.dsc": 671_026_419_200 + 61 * (1536 * 64 * 128 + 7168 * 128 + 2 * 128 + 7168 * 64),
     "deepseek-v2.dsc": 235_741_434_880,
     "deepseek-v2-lite.dsc": 15_706_484_224,
     "moonlight-16b-a3b.dsc": 15_960_111_936 - 27 * 64,
@@ -114,9 +115,10 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
     """The published definition: 3·(2·parameters of products + core) on a token, over half or all of the sequence.
 
     The parameters are the active ones of the main model without embedding, norms, biases, sinks, gates and what mixes
-    streams. The core is q·k and the weights' sum of values, over all heads: of a window the band, W·(2S − W) of S²
-    scores, and the entries that each query sees. States are three products of a row with each, and products of all
-    pairs in a chunk, half of them masked: two over keys, a triangular system over keys and values, one over values.
+    streams. The core is q·k and the weights' sum of values, over all heads: of a window, or of so many keys that are
+    chosen, W·(2S − W) of S² scores, and the entries that each query sees. States are three products of a row with each,
+    and products of all pairs in a chunk, half of them masked: two over keys, a triangular system over keys and values,
+    one over values.
     """
     D, layers = model.hidden, range(model.num_layers)
     of_layer = 4 if model.norm == "sandwich" else 2
@@ -139,6 +141,9 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
             continue
         else:
             norms += (attention.query_rank or 0) + attention.kv_rank
+            if attention.indexer:
+                norms += 2 * attention.indexer.head_dim
+                keys = min(sequence, attention.indexer.top_k)
             width = attention.head_dim.nope + attention.head_dim.rope + attention.head_dim.value
         core += 6 * attention.heads * width * keys * (2 * sequence - keys) / sequence
     count = counts.parameters(model)

@@ -26,9 +26,11 @@ from dsl.schema import (
     Gqa,
     Hca,
     HyperConnections,
+    Indexer,
     LayerRange,
     LinearScaling,
     Llama3Scaling,
+    Mla,
     Model,
     Moe,
     Node,
@@ -49,7 +51,7 @@ NOT_COUNTED = {
     "name", "init_std", "norm_eps", "theta", "score", "normalize", "scale", "ffn.groups", "top_groups", "max_nodes",
     "sequence_loss", "weight", "width", "softcap", "factor", "original", "low_freq_factor", "high_freq_factor",
     "attention.rope", "beta_fast", "beta_slow", "truncate", "scaling", "attention_factor", "mscale", "mscale_all_dim",
-    "limit", "alpha", "shift", "clamp", "embedding_scale", "residual_scale", "logit_scale", "logit_cap",
+    "limit", "alpha", "shift", "clamp", "loss", "embedding_scale", "residual_scale", "logit_scale", "logit_cap",
     "rounds", "eps",
 }  # fmt: skip
 ONE_VALUE = {("Mtp", "depth"), ("Phase", "until_tokens")}  # one block of MTP is trained so far; ends are none or some
@@ -155,6 +157,11 @@ def test_flops_are_those_that_the_reference_computes(model: Model) -> None:
             entries = TOKENS // attention.compress.rate if attention.compress else 0
             unseen = TOKENS * (TOKENS + entries) - twice_seen(attention, TOKENS)
             forward -= 4 * attention.heads * attention.head_dim * unseen
+        elif isinstance(attention, Mla) and attention.indexer:  # those of keys that are not chosen, and the indexer's
+            indexer, dim = attention.indexer, attention.head_dim
+            unseen = max(0, TOKENS - indexer.top_k) ** 2
+            forward -= 2 * attention.heads * (dim.nope + dim.rope + dim.value) * unseen
+            forward -= 2 * TOKENS**2 * indexer.heads * indexer.head_dim
     assert 3 * forward == TOKENS * flops_of_model(alone, TOKENS).full
 
 
@@ -232,6 +239,8 @@ def _extended(model: Model, scaling: LinearScaling | Llama3Scaling | YarnScaling
     if isinstance(attention, Gqa):
         rope = rope.model_copy(update={"width": 2})
         more |= {"window": TOKENS - 2, "softcap": 1.0}
+    else:
+        more |= {"indexer": Indexer(heads=2, head_dim=16, top_k=TOKENS - 2)}
     return model.model_copy(update={"attention": attention.model_copy(update={"rope": rope, **more})})
 
 

@@ -48,6 +48,8 @@ def whole(trainer: Trainer, bucket: Bucket, kept: Tensor) -> Tensor:
     if kept.numel() == bucket.padded:
         return kept
     flat = kept.new_zeros(bucket.padded)
+    if bucket.still:  # it has no gradients
+        return flat
     flat[bucket.kept] = kept
     trainer.executor.sharding.parts[bucket.dividers].gather(bucket.name, flat).wait()
     return flat
@@ -153,7 +155,8 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
         if (mine := trainer.state.tables.get(each.name)) is not None:
             mine.copy_(torch.from_numpy(table(each.name, each.shape, each.below)))
     result: dict[str, Tensor] = {}
-    rows, writers, messages, routed = [], counted(trainer), counted_messages(trainer), Routed.watched(trainer)
+    rows, index, routed = [], [], Routed.watched(trainer)
+    writers, messages = counted(trainer), counted_messages(trainer)
     for step in range(plan.steps):
         batch = batch_at(plan.batches, plan.train.sequence, trainer.position.tokens)
         count = batch // (plan.mesh.dp * plan.train.micro_batch)
@@ -171,6 +174,7 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
                 result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}
             row = trainer.apply(sums)
         rows.append([row.get(k, 0.0) for k in ("loss", "mtp_loss", "sequence_loss", "grad_norm")])
+        index.append(row.get("index_loss", 0.0))
     result["read"] = torch.tensor(sum(index < trainer.position.next for index in samples.read))
     assert plan.train.validate is not None
     with nothing_else(trainer, f"evaluate_{count}", plan.train.validate.batches):
@@ -183,6 +187,7 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
         }
     result |= {f"bias/{name}": bias.clone() for name, bias in trainer.state.biases.items()}
     result["rows"] = torch.tensor(rows, dtype=torch.float64)
+    result["index"] = torch.tensor(index, dtype=torch.float64)
     losses = [validation["validation_loss"], validation.get("validation_mtp_loss", 0.0)]
     result["validation"] = torch.tensor(losses, dtype=torch.float64)
     return result

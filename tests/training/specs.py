@@ -22,6 +22,7 @@ from dsl.schema import (
     Hca,
     HeadDim,
     HyperConnections,
+    Indexer,
     LayerRange,
     Machine,
     Mla,
@@ -232,6 +233,12 @@ MODELS = {
     ),
     "v4": v4(),
     "hybrid": hybrid(),
+    "v32": model(
+        mla().model_copy(update={"indexer": Indexer(heads=4, head_dim=6, top_k=3, loss=0.7)}),
+        Dense(inner=22),
+        MOE,
+        mtp=True,
+    ),
     "yarn": model(mla().model_copy(update={"rope": Rope(theta=100.0, scaling=YARN)}), Dense(inner=22), MOE, mtp=True),
 }
 

@@ -32,6 +32,7 @@ from runtime.contract.slices import Slice
 from runtime.rate import learning_rate, tokens_after
 from runtime.slices import cut
 from tests.reference.config import Config
+from tests.reference.indexer import LightningIndexer
 from tests.reference.model import Reference, Router
 from tests.reference.muon import Muon, MuonRecipe
 from tests.reference.training import AdamW, Recipe, balance_, clip_
@@ -99,13 +100,19 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
     """What five steps of the reference give, on the same samples in one global batch."""
     sequence = chosen.train.sequence
     model = make(chosen.model, sequence)
+    indexers = [each for each in model.modules() if isinstance(each, LightningIndexer)]
+    alone = chosen.train.only == "indexer"
+    for each in indexers:
+        each.dense = alone
     model.load_logical({name: value(model, name, each) for name, each in model.logical_parameters().items()})
     train = chosen.train
     recipe = Recipe(rates=(), weight_decay=train.optimizer.weight_decay, clip=train.optimizer.clip, eps=1e-8)
     optimizer = optimizer_of(model, train.optimizer, recipe)
+    if alone:
+        optimizer.parameters = {n: p for n, p in optimizer.parameters.items() if ".indexer." in n}
     samples = RandomSamples(chosen.model.vocab, sequence)
     phases = [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
-    rows, first, before = [], {}, 0
+    rows, index, first, before = [], [], {}, 0
     sizes = [size for size, steps in ramp.of(chosen).phases(train.tokens) for _ in range(steps)]
     for step, size in enumerate(sizes):
         after = before + size
@@ -113,19 +120,25 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
         model.zero_grad()
         losses.total(0.3).backward()
         gradients = model.logical_gradients()
+        if alone:
+            gradients = {n: g if n in optimizer.parameters else torch.zeros_like(g) for n, g in gradients.items()}
         if step == 0:
             first = {n: g.clone() for n, g in gradients.items()}
             loads = dict(losses.loads)
         norm = clip_(gradients, recipe.clip)
         optimizer.step_(gradients, learning_rate(phases, after * sequence))
-        balance_(model, losses.loads, before * sequence)
+        if not alone:
+            balance_(model, losses.loads, before * sequence)
+        nats = sum(part.item() for each in indexers for part in each.nats)
+        index.append(nats / (max(1, len(indexers)) * size * sequence))
         rows.append([losses.main.item(), losses.mtp.item(), losses.sequence.item(), norm])
         before = after
     with torch.no_grad():
         last = batch_losses(model, samples, range(sizes[-1]), chosen.data.documents)
     validation = torch.tensor([last.main.item(), last.mtp.item()], dtype=torch.float64)
     weights = model.logical_parameters()
-    return {"gradients": first, "loads": loads, "rows": rows, "weights": weights, "validation": validation}
+    found = {"gradients": first, "loads": loads, "rows": rows, "weights": weights, "validation": validation}
+    return found | {"index": torch.tensor(index, dtype=torch.float64)}
 
 
 def optimizer_of(model: Reference, row: AnyOptimizer, recipe: Recipe) -> AdamW | Muon:
@@ -180,6 +193,8 @@ def check(
             left = load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors")
             slices = {each.name: each.slice for each in plan.replicas if rank in each.holders}
             held |= compare(left, expected, slices)
+            if parallel.tensor == 1:  # else it is the mean of the losses of the heads of each tensor rank
+                close("losses of indexers", left["index"], expected["index"], WEIGHT_TOLERANCE)
             each = drawn // parallel.data if reads(plan, rank // parallel.columns) else 0
             assert left["read"].item() == each, "samples that were read, each once"
             if transport == "memory":

@@ -51,6 +51,10 @@ THETA = {"rope_type": "default", "rope_theta": 100.0}
 # What a model of each type is made with: all its sizes, and every key that would else have a balancing loss.
 KEYS: Mapping[str, dict[str, Any]] = {
     "deepseek_v3": MLA | EXPERTS | {"num_nextn_predict_layers": 0, "routed_scaling_factor": 2.5},
+    "deepseek_v32": MLA
+    | EXPERTS
+    | {"num_nextn_predict_layers": 0, "routed_scaling_factor": 2.5}
+    | {"index_n_heads": 16, "index_head_dim": 10, "index_topk": 5},
     "deepseek_v2": MLA | EXPERTS | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
     "llama": GQA | DENSE,
     "qwen2": DENSE | {"num_attention_heads": 4, "num_key_value_heads": 2},

@@ -23,6 +23,7 @@ from runtime.resume import initial_weights
 from runtime.trainer import Trainer
 from tests.training.ranks import logical as logical_of
 from tests.training.samples import RandomSamples
+from tests.weights.indexer_loss import indexer_losses
 from tests.weights.published import KEYS, Wide, import_, logical, random_model, with_wide_angles
 
 SEQUENCE, MICRO_BATCH, BATCH, STEPS = 8, 2, 4, 5
@@ -44,12 +45,12 @@ class Pair:
         tokens, targets = (data[name].reshape(BATCH, SEQUENCE).long() for name in ("tokens", "targets"))
         return tokens, targets
 
-    def their_loss(self) -> Tensor:
-        """The mean cross entropy of their model on the tokens of the step at hand."""
+    def their_losses(self) -> tuple[Tensor, list[Tensor]]:
+        """The mean cross entropy of their model on the tokens of the step at hand, and the losses of its indexers."""
         tokens, targets = self.tokens()
-        with Wide():
+        with Wide(), indexer_losses(self.theirs) as of_indexers:
             logits = self.theirs(input_ids=tokens, use_cache=False).logits
-            return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+            return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1), of_indexers
 
 
 def trained_as(spec: Spec, precision: str) -> Spec:
@@ -116,9 +117,9 @@ def test_gradients_and_five_steps(pair: Pair, tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=betas, eps=settings["eps"])
     for step in range(STEPS):
         sums = pair.trainer.accumulate()
-        loss = pair.their_loss()
+        loss, of_indexers = pair.their_losses()
         optimizer.zero_grad()
-        loss.backward()
+        sum(of_indexers, loss).backward()
         if step == 0:
             theirs = logical(pair.theirs, tmp_path, lambda each: each.grad, gradients=True)
             ours = logical_of(pair.trainer, "weight", "gradients")
@@ -129,6 +130,8 @@ def test_gradients_and_five_steps(pair: Pair, tmp_path: Path) -> None:
             assert not nothing, "gradients of zero would agree with anything"
         row = pair.trainer.apply(sums)
         assert row["loss"] == pytest.approx(loss.item(), rel=EXACT)
+        if of_indexers:
+            assert row["index_loss"] == pytest.approx(torch.stack(of_indexers).mean().item(), rel=EXACT)
         optimizer.step()
     after = logical(pair.theirs, tmp_path / "after", lambda each: each)
     ours = logical_of(pair.trainer, "weight", "parameters")

@@ -1,0 +1,67 @@
+"""Attention over chosen keys, and the loss of an indexer, query by query, for torch's own autograd to differentiate."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def chosen_attention(
+    q: Tensor,
+    kv: Tensor,
+    k_rope: Tensor,
+    chosen: Tensor,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rope: int,
+    value: int,
+) -> Tensor:
+    """The keys of each query are gathered."""
+    rows = []
+    for t in range(q.shape[0]):
+        keys = [t // sequence * sequence + s for s in chosen[t].tolist() if s >= 0]
+        p_HK = _attention(q[t], kv[keys], k_rope[keys], heads, nope)
+        values_KHV = kv[keys].unflatten(1, (heads, nope + value))[..., nope:]
+        rows.append(torch.einsum("hk,khv->hv", p_HK, values_KHV).flatten())
+    return torch.stack(rows)
+
+
+def indexer_loss(
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    query: Tensor,
+    kv: Tensor,
+    k_rope: Tensor,
+    chosen: Tensor | None,
+    sequence: int,
+    index_heads: int,
+    heads: int,
+    nope: int,
+    starts: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """The sum of the divergences of two distributions of each query."""
+    B = k.shape[0] // sequence
+    Q, total = q.shape[0] // B, q.new_zeros(())
+    for t in range(q.shape[0]):
+        position = t % Q if positions is None else int(positions[t])
+        start = 0 if starts is None else int(starts[t])
+        seen = range(start, position + 1) if chosen is None else [s for s in chosen[t].tolist() if s >= 0]
+        keys = [t // Q * sequence + s for s in seen]
+        with torch.no_grad():
+            p_K = _attention(query[t], kv[keys], k_rope[keys], heads, nope).sum(0)
+            p_K = p_K / p_K.sum()
+        hits_HK = torch.clamp(torch.einsum("hc,kc->hk", q[t].unflatten(0, (index_heads, -1)), k[keys]), min=0)
+        ours_K = torch.softmax((weights[t][:, None] * hits_HK).sum(0), dim=0)
+        total = total + (p_K * (p_K / ours_K).log()).sum()
+    return total
+
+
+def _attention(q: Tensor, kv_KX: Tensor, k_rope_Kr: Tensor, heads: int, nope: int) -> Tensor:
+    """What each head of a query gives the keys, [heads, keys]."""
+    q_HC = q.unflatten(0, (heads, -1))
+    k_nope_KHN = kv_KX.unflatten(1, (heads, -1))[..., :nope]
+    scores = torch.einsum("hn,khn->hk", q_HC[:, :nope], k_nope_KHN) + q_HC[:, nope:] @ k_rope_Kr.T
+    return torch.softmax(scores / q_HC.shape[1] ** 0.5, dim=1)
