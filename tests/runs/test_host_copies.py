@@ -24,9 +24,8 @@ COPIED |= {"schedule": "auto, placement = v, cap = 1, host_copies = true"}
 def place(new_place: Callable[[], Place]) -> Place:
     """Runs of one order: with the copies that `auto` placed, and as a file of it without them."""
     place = new_place()
-    place.compile(COPIED, "copied.dsc")
-    printed = place.dsc("schedule", "copied.dsc").stdout
-    (place.folder / "plain.schedule").write_text(re.sub(r" ?[OR]\d+\.\d+", "", printed), "utf-8")
+    schedule = (place.compile(COPIED, "copied.dsc") / "schedule.txt").read_text("utf-8")
+    (place.folder / "plain.schedule").write_text(re.sub(r" ?[OR]\d+\.\d+", "", schedule), "utf-8")
     text = spec_text(COPIED | {"name": "plain"}).replace(f"name = {COPIED['schedule']}", 'file = "plain.schedule"')
     (place.folder / "plain.dsc").write_text(text, "utf-8")
     place.dsc("compile", "plain.dsc")
