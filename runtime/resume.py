@@ -53,8 +53,7 @@ _OF_EACH_PHASE = re.compile(rf"train\.(within|rate|tokens)(\..*)?|model\.name|{_
 _OF_THE_DATA = re.compile(r"train\.(batch|sequence|seed|tokens|rate)(\..*)?")
 ENVIRONMENT = ("torch", "ops", "device")  # what computes
 MAX_SHOWN, _MAX_WORD = 6, 200
-_MAX_LAYERS, _MAX_VALUES = 10_000, 1_000_000  # of a manifest's plan
-_MAX_COUNT = 1 << 62
+_MAX_LAYERS, _MAX_VALUES, _MAX_COUNT = 10_000, 1_000_000, 1 << 62  # of a manifest's plan
 
 
 @dataclass(frozen=True)
@@ -205,6 +204,8 @@ def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[s
     held = [name for name in checkpoint.shapes if name.startswith(("weight/", "bias/", "table/"))]
     if left := [name.partition("/")[2] for name in held if name not in wanted]:
         notes.append(f"the model does not have, and leaves behind: {_listed(left)}")
+    if new := sorted(name.partition("/")[2] for name in wanted - {*held} if name.startswith("weight/")):
+        notes.append(f"what the checkpoint does not have begins at random: {_listed(new)}")
     return checkpoint, [printable(note) for note in notes]
 
 

@@ -96,13 +96,15 @@ def put(state: State, read: Read, averaged: bool = True) -> None:
 
 
 def put_weights(state: State, read: Read, held: Container[str], kind: str = "weight") -> None:
-    """Give this rank's parameters their values from logical tensors; balancing biases and tables where they are `held`.
+    """Give this rank's parameters, balancing biases and tables their values from logical tensors, as far as these are
+    `held`. What is not keeps its first values: indexers, as the compiler has seen to.
 
     `kind`: which tensors the values are of what is trained, "weight" or AVERAGE.
     """
     for bucket, entry in state.entries():
         name = f"{kind}/{entry.name}"
-        bucket.set_weight(entry, read([name])[name])
+        if name in held:
+            bucket.set_weight(entry, read([name])[name])
     put_untrained(state, read, held)
 
 
