@@ -240,7 +240,7 @@ def _extended(model: Model, scaling: LinearScaling | Llama3Scaling | YarnScaling
         rope = rope.model_copy(update={"width": 2})
         more |= {"window": TOKENS - 2, "softcap": 1.0}
     else:
-        more |= {"indexer": Indexer(heads=2, head_dim=16, top_k=TOKENS - 2)}
+        more |= {"indexer": Indexer(heads=2, head_dim=32, top_k=TOKENS - 2)}
     return model.model_copy(update={"attention": attention.model_copy(update={"rope": rope, **more})})
 
 

@@ -40,6 +40,13 @@ def test_every_phase_trains(tmp_path: Path) -> None:
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
 
 
+def test_both_phases_of_sparse_attention_train(tmp_path: Path) -> None:
+    """A step of each: the indexers alone, then everything."""
+    rows = trained("laptop-v32", tmp_path, "-s", "train.steps=1", "-s", "train.rate=constant at 1e-3")
+    assert [(row["step"], row["phase"]) for row in rows] == [(1, 1), (2, 2)]
+    assert all(row["index_loss"] > 0 for row in rows) and rows[0]["grad_norm"] < rows[1]["grad_norm"] / 10
+
+
 @pytest.mark.parametrize("name", LAPTOP)
 def test_trains(name: str, tmp_path: Path) -> None:
     rows = trained(name, tmp_path, "--steps", str(STEPS))
