@@ -112,6 +112,7 @@ CODES = {
     "E0944": "zero = 3 divides weights that are trained",
     "E0950": "an indexer reads the latent of queries, and rotates as many columns as a head of attention",
     "E0951": "what alone is trained is there, and is all that is",
+    "E0952": "logits are clipped by queries and keys that are trained, and not normed",
     # what is right, and cannot be compiled and trained yet
     "E1001": "training runs in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4",
     "E1006": "training in mxfp8, nvfp4 and other formats without kernels runs on CPUs",

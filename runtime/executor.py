@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime import records
 from runtime.comm.exchange import Exchange, Route
 from runtime.comm.transport import Edge, Pending
 from runtime.contract import Call
@@ -55,7 +56,7 @@ class Executor:
     time: StepTime = field(default_factory=StepTime)
     data: Mapping[str, Tensor] = field(default_factory=dict)  # name → [micro_batches, T]
     constants: Mapping[str, Tensor] = field(default_factory=dict)  # tangents of the losses
-    records: dict[str, Tensor] = field(default_factory=dict)  # sums over this rank's micro-batches
+    records: dict[str, Tensor] = field(default_factory=dict)  # of this rank's micro-batches together
     _values: dict[tuple[int, int], SimpleNamespace] = field(default_factory=dict)
     _posted: dict[tuple[int, str], Pending] = field(default_factory=dict)
     _sent: dict[tuple[int, str], Pending] = field(default_factory=dict)
@@ -132,7 +133,7 @@ class Executor:
         return found[0] if len(found) == 1 else found
 
     def record(self, name: str, value: Tensor) -> None:
-        self.records[name] = self.records[name] + value if name in self.records else value
+        self.records[name] = records.joined(name, self.records[name], value) if name in self.records else value
 
     @takes("message")
     def receive(self, peer: int, producer: str, micro_batch: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 Gradients of a bucket are summed over its holders, never averaged: the loss is already normalised by the whole global
 batch. With zero = 1 a bucket's holders each update the part of it that they own and gather the rest, in the dtype that
-segments read. What an update is, runtime/optimizers says.
+segments read. What an update is, runtime/optimizers says. Heads whose logits were too large are clipped behind it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from runtime.comm.transport import Sums, Work
 from runtime.contract import Optimizer
 from runtime.kernels import Op
 from runtime.offload import Staging, Update
+from runtime.qk_clip import Factors, clip_rows
 from runtime.state import Bucket, State
 
 NORM_ROW = 1024  # elements
@@ -48,17 +51,27 @@ def square_sum(flat: Tensor) -> Tensor:
     return rows.square().sum() + torch.linalg.vector_norm(flat[whole:], dtype=torch.float64).square()
 
 
-def update(b: Bucket, recipe: Optimizer, by: Op, rate: float, step: int, norm: float, staging: Staging) -> None:
+class Numbers(NamedTuple):
+    """What the updates of a step have in common: its number, from 1, the learning rate, the norm of all gradients, and
+    what rows of new weights are multiplied by."""
+
+    step: int
+    rate: float
+    norm: float
+    factors: Factors = MappingProxyType({})
+
+
+def update(b: Bucket, recipe: Optimizer, by: Op, numbers: Numbers, staging: Staging) -> None:
     """Update the weights of a bucket that this rank owns, by the code of their optimizer.
 
-    Gradients are scaled by min(1, clip / norm).
-
-    `step` counts from 1. `staging` brings what is offloaded to the device.
+    Gradients are scaled by min(1, clip / norm). `staging` brings what is offloaded to the device.
     """
+    step, rate, norm, factors = numbers
     factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
     settings = (recipe.rest if b.rest and recipe.rest else recipe).settings.values()
     for each, kept in staging.through([*updates_of(b, recipe.weight_decay, staging.most)]):
         update_part(each, kept, by, (factor, rate, *settings, each.decay, step))
+        clip_rows(b, each.part, kept[0], factors)
 
 
 def gather_weights(bucket: Bucket, sums: Sums) -> None:

@@ -358,7 +358,7 @@ class _Sums:
     """The sums of a rank, timed."""
 
     def __init__(self, sums: Sums, timed: Callable[..., Callable[..., Any]]) -> None:
-        self.all_reduce: Callable[[Tensor], None] = timed(sums.all_reduce, "copy", "sum")
+        self.all_reduce: Callable[..., None] = timed(sums.all_reduce, "copy", "sum")
         self._start, self._timed = timed(sums.start_reduce, "copy", "reduce"), timed
         self.gather: Callable[[str, tuple[int, ...], Tensor, Shares], None] = timed(sums.gather, "copy", "gather")
 

@@ -10,6 +10,13 @@ from torch import Tensor
 
 from runtime.contract import MoeLayer, Plan
 
+LOGITS = "logits "  # how names of records begin that are the largest logit of each head
+
+
+def joined(name: str, one: Tensor, other: Tensor) -> Tensor:
+    """A record of two micro-batches: the larger logits, of all else the sum."""
+    return torch.maximum(one, other) if name.startswith(LOGITS) else one + other
+
 
 def extents_of(plan: Plan) -> dict[str, int]:
     """Numbers that each record has: a load is one of each expert."""
@@ -34,6 +41,36 @@ def by_name(summed: Tensor, plan: Plan) -> dict[str, Tensor]:
     """Records that were summed over the world, by name."""
     extents = extents_of(plan)
     return dict(zip(extents, summed.split([*extents.values()]), strict=True))
+
+
+def largest_logits(found: Mapping[str, Tensor], plan: Plan, column: int, device: torch.device) -> Tensor:
+    """The largest logit of each head of all blocks, one block after the other: −∞ of heads that a rank of this column
+    does not have. A tensor rank has neighbouring heads, as many as any other. float64, in which all are exact."""
+    tensor, parts = plan.mesh.tp, []
+    for each in plan.clipped:
+        peaks_H = torch.full((each.heads,), -torch.inf, dtype=torch.float64, device=device)
+        if (peaks := found.get(f"{LOGITS}{each.name}")) is not None:
+            peaks_H.view(tensor, -1)[column % tensor].copy_(peaks)
+        parts.append(peaks_H)
+    return torch.cat(parts)
+
+
+def logits_row(peaks: Tensor, clip: float) -> dict[str, Any]:
+    """What the row of a step says of the largest logit of each head."""
+    return {"largest_logit": peaks.max().item(), "clipped_heads": int((peaks > clip).sum())}
+
+
+def losses(sums: Mapping[str, Tensor], plan: Plan) -> dict[str, float]:
+    """Mean losses of a step or an evaluation, of its sums over the world."""
+    found = {"loss": (sums["loss"] / sums["targets"].clamp(min=1)).item()}
+    if "mtp_loss" in sums:
+        found["mtp_loss"] = (sums["mtp_loss"] / sums["mtp_targets"].clamp(min=1)).item()
+    balance = [
+        y.sequence_loss * (sums[k] / sums["sequences"]).item()
+        for y in plan.moe_layers
+        if (k := f"sequence_loss {y.site}") in sums
+    ]
+    return found | index_loss(sums, plan) | ({"sequence_loss": sum(balance)} if balance else {})
 
 
 def imbalance(sums: Mapping[str, Tensor], layers: Sequence[MoeLayer]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime import contract, optimizer, records
+from runtime import contract, optimizer, qk_clip, records
 from runtime.average import MovingAverage
 from runtime.build import Build
 from runtime.comm import nodes
@@ -46,7 +46,7 @@ from runtime.trace import Span
 
 ON_CPU = Endpoint()
 
-Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, float64 but for counts
+Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, and largest; float64 but for counts
 
 
 class Trainer:
@@ -76,6 +76,7 @@ class Trainer:
         self.quantised = quantised_weights(build, plan, tensors)
         self.quantised_at = -1  # the step behind which they were made
         self.recipe, validate = plan.train.optimizer, plan.train.validate
+        self.clip = self.recipe.qk_clip  # of logits
         self.staging = Staging(self.state, plan.host.part, plan.host.slots)
         self.average = (
             MovingAverage(self.state, plan.train.ema, plan.host.part, validate is not None and validate.ema)
@@ -178,7 +179,7 @@ class Trainer:
         return position.draw(batch_at(self.plan.batches, self.sequence, done))
 
     def apply(self, sums: Sums) -> dict[str, Any]:
-        """Clip, update, balance; the step counts from here on."""
+        """Clip, update, clip logits, balance; the step counts from here on."""
         losses, (square, *spent) = self._losses(sums), torch.cat([sums["norm"].view(1), self.spent]).tolist()
         norm = math.sqrt(square)
         skipped = self.watch.check(self.step + 1, losses["loss"], norm, (int(self.drawn[0]), int(self.drawn[-1]) + 1))
@@ -186,7 +187,8 @@ class Trainer:
         self.step, self.position = self.step + 1, self.position.after(self.drawn, self.sequence)
         rate = learning_rate(self.plan.train.rate, self.position.tokens)
         self.settle()
-        self._update(rate, norm)
+        factors = qk_clip.factors_of(self.plan.clipped, sums["logits"], self.clip) if self.clip else {}
+        self._update(optimizer.Numbers(self.step, rate, norm, factors))
         if self.average:
             self.average.start()
         self._balance(sums, tokens_before)
@@ -197,6 +199,7 @@ class Trainer:
             "rate": rate,
             "tokens": self.position.tokens,
             **self.position.epochs,
+            **(records.logits_row(sums["logits"], self.clip) if self.clip else {}),
             **records.imbalance(sums, self.layers),
             **self.time.row(spent),
             **({"left_out": skipped} if skipped else {}),
@@ -260,7 +263,8 @@ class Trainer:
         if trains and self.feed.names is None:  # only the first step shows what one asks for
             self.feed.names = tuple(data)
             self._read_ahead()
-        summed = self._collect(program.epilogue, {"records": self.records, "norm": self._norm})
+        parts = {"records": self.records, "logits": self._logits, "norm": self._norm}
+        summed = self._collect(program.epilogue, parts)
         if trains:
             summed["norm"], self.spent = summed["norm"][0], summed["norm"][1:]
         return records.by_name(summed.pop("records"), self.plan) | counts | summed
@@ -270,18 +274,18 @@ class Trainer:
         return self.time.beside(optimizer.gradient_square(self.state, self.rank))
 
     def _collect(self, listed: Iterable[Collective], parts: Mapping[str, Callable[[], Tensor]]) -> Sums:
-        """Run collectives that a program lists, and no others; the sums over the world, by name.
+        """Run collectives that a program lists, and no others; the sums and the largest over the world, by name.
 
         parts: what this rank has of each sum.
         """
         summed: Sums = {}
         for each in listed:
             bucket = self.buckets.get(each.name)
-            if each.kind == "sum":
+            if each.kind in ("sum", "max"):
                 summed[each.name] = parts[each.name]()
                 self.board.set_action(each.label)
                 with self.time.within("sum"):
-                    self.links.sums.all_reduce(summed[each.name])
+                    self.links.sums.all_reduce(summed[each.name], each.kind == "max")
             elif bucket is not None:
                 self.board.set_action(each.label)
                 with self.time.within("sum"):
@@ -305,23 +309,23 @@ class Trainer:
         for bucket in buckets:
             self.reducing[bucket.name] = optimizer.start_reduce(bucket, self.links.sums)
 
-    def _update(self, rate: float, norm: float) -> None:
+    def _update(self, numbers: optimizer.Numbers) -> None:
         """Update the weights of each bucket, and gather those that other ranks update."""
         program = self.programs[self.program]
         gathered = {each.name for each in program.update}
         self.board.set_action("optimizer")
         for bucket in self.state.buckets:
             if bucket.name not in gathered and not bucket.still:
-                self._update_bucket(bucket, rate, norm)
+                self._update_bucket(bucket, numbers)
         for each in program.update:
             if each.name in self.buckets:
                 self.board.set_action("optimizer")
-                self._update_bucket(self.buckets[each.name], rate, norm)
+                self._update_bucket(self.buckets[each.name], numbers)
                 self._collect([each], {})
         self.staging.finish()
 
-    def _update_bucket(self, bucket: Bucket, rate: float, norm: float) -> None:
-        optimizer.update(bucket, self.recipe, self.updates[bucket.rest], rate, self.step, norm, self.staging)
+    def _update_bucket(self, bucket: Bucket, numbers: optimizer.Numbers) -> None:
+        optimizer.update(bucket, self.recipe, self.updates[bucket.rest], numbers, self.staging)
 
     def _quantise(self) -> None:
         """Make the weights that products read in eight bits, once after each step; frozen ones once."""
@@ -375,16 +379,11 @@ class Trainer:
         """The records of this rank, one after the other."""
         return records.flat(self.executor.records, self.plan, self.device)
 
+    def _logits(self) -> Tensor:
+        return records.largest_logits(self.executor.records, self.plan, self.column, self.device)
+
     def _losses(self, sums: Sums) -> dict[str, float]:
-        losses = {"loss": (sums["loss"] / sums["targets"].clamp(min=1)).item()}
-        if "mtp_loss" in sums:
-            losses["mtp_loss"] = (sums["mtp_loss"] / sums["mtp_targets"].clamp(min=1)).item()
-        balance = [
-            y.sequence_loss * (sums[k] / sums["sequences"]).item()
-            for y in self.layers
-            if (k := f"sequence_loss {y.site}") in sums
-        ]
-        return losses | records.index_loss(sums, self.plan) | ({"sequence_loss": sum(balance)} if balance else {})
+        return records.losses(sums, self.plan)
 
     def _balance(self, sums: Sums, tokens_seen: int) -> None:
         for layer in self.layers:

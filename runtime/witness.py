@@ -134,9 +134,9 @@ class _Sums:
     def __init__(self, sums: Sums, rank: int, saw: Callable[..., None]) -> None:
         self._sums, self._rank, self._saw = sums, rank, saw
 
-    def all_reduce(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
         self._saw(">", "sum", tensor)
-        self._sums.all_reduce(tensor)
+        self._sums.all_reduce(tensor, largest)
         self._saw("<", "sum", tensor)
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:

@@ -19,6 +19,7 @@ from runtime.contract import Collective, Opening, Plan, Program
 from runtime.contract.mesh import Columns
 
 TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "records", "norm"))
+LOGITS = Collective("max", "logits")
 
 
 def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
@@ -30,11 +31,12 @@ def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
     gathers = {Collective("gather", bucket.name) for bucket in parted}
     groups = {(_pipeline_ranks(plan, bucket.holders), bucket.stages) for bucket in alike}
     averaged = plan.train.validate is not None and plan.train.validate.ema
+    of_training = {RECORDS, NORM, *reduces, *((LOGITS,) if plan.clipped else ())}
     for name, program in programs.items():
         trains = name.startswith("train_")
         lists = {
             "prologue": (program.prologue, {TARGETS}),
-            "epilogue": (program.epilogue, {RECORDS, NORM, *reduces} if trains else {RECORDS}),
+            "epilogue": (program.epilogue, of_training if trains else {RECORDS}),
             "update": (program.update, gathers if trains or averaged else set()),
         }
         for place, (given, wanted) in lists.items():

@@ -191,6 +191,11 @@ def bounded(s: Sizes, t: Make, documents: bool = False, context: bool = False) -
     return (*given, starts(s, t)) if documents else given
 
 
+def windowed(s: Sizes, t: Make) -> Arguments:
+    """q, k, v, no sinks and the constants of attention with a window alone."""
+    return *grouped_queries(s, t), None, *grouped_queries_sizes(s), window(s), 0.0
+
+
 def bounded_gradient(s: Sizes, t: Make, documents: bool = False, context: bool = False) -> Arguments:
     q, k, v, sinks, *constants = bounded(s, t, documents, context)
     o, lse = of("bounded_attention", q, k, v, sinks, *constants)

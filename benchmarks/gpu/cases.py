@@ -276,6 +276,22 @@ CASES: tuple[Case, ...] = (
         )
     ),
     Case("bounded_attention_wgrad_", a.sinks_gradient, COPY, written=(0,)),
+    *(
+        Case(op, make, Goal("share", 0.55), flops=flops, roundings=3)
+        for op, make, flops in (
+            (
+                "mla_attention_peaks",
+                lambda s, t: (*a.attention(s, t), *a.attention_sizes(s)),
+                causal_flops(forward_columns),
+            ),
+            (
+                "gqa_attention_peaks",
+                lambda s, t: (*a.grouped_queries(s, t), *a.grouped_queries_sizes(s)),
+                causal_flops(lambda s: 2 * s.head_dim),
+            ),
+            ("bounded_attention_peaks", a.windowed, band_flops(2)),
+        )
+    ),
     # ---- routing
     Case("route", lambda s, t: (*a.router(s, t), *a.routing(s)), Goal("µs", 10), dtypes=(FP32,)),
     Case("route_dgrad", a.chosen_gradient, Goal("µs", 10), dtypes=(FP32,)),

@@ -287,7 +287,10 @@ these recipes. Their kernels are checked and compiled like the others.
 `unfused = [residual_norm, join]` in a run does not fuse the ops of these names. Use it for a comparison, or to look
 for an error. `kernels.json` of a build says which ops have which kernel, and what was fused
 ([json.md](json.md#dsc-inspect---kernels)). `dsc inspect BUILD --kernels` shows this, with the bytes that fusion
-saves. An op without a kernel, such as `linear` in BF16, runs on torch; the reason is listed with it.
+saves. An op without a kernel, such as `linear` in BF16, runs on torch; the reason is listed with it. So do all ops of
+several residual streams (`hyper_connections`): each is a pass over the streams, with a small matrix of each token.
+`dsc plan` times them as passes, one for each op. Fused, the mixing in front of a part would read the streams once,
+where it reads them twice, and in the backward four times.
 
 Attention with a window visits only blocks of keys that some query of a block sees; its time grows with the sequence
 times the window. A softcap and sinks are options of the same text. Heads of grouped queries may be 256 columns wide
@@ -304,6 +307,17 @@ Attention of a context rank has queries of some rows of each sequence, whose pos
 ([ADR 34](adr/0034-context-ranks-put-keys-together.md)). Its kernels load for each query the first key and the last that
 it sees, which is all that documents and windows say, and for each key the range of queries that see it. So one text
 serves every rank, with documents and without.
+
+Sparse attention has no kernels yet: the choice of keys (`select_keys`), attention over them (`chosen_attention`) and
+the loss of the indexer (`indexer_loss`) run on torch on every device ([ADR
+64](adr/0064-an-indexer-is-trained-by-its-own-loss.md)). They compute the scores of all keys, block by block, so that
+scores of whole sequences never exist at once. Their times in a plan are those of kernels that compute the chosen keys
+alone: on a GPU they take longer than `dsc plan` says.
+
+Where a run clips logits ([ADR 63](adr/0063-attention-gives-its-largest-logits.md)), the forward also writes the largest
+logit of each tile, one number, which it has anyway as that from which weights are made (`mla_attention_peaks` and its
+likes). Behind a softcap that number has lost digits, and with sinks one of them may be larger: there the op runs on
+torch, block by block.
 """
 
 HOW = """## How a kernel is known to be right without a GPU

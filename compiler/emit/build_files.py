@@ -9,12 +9,14 @@ from compiler.decide import Lowered
 from compiler.emit import recipe
 from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, Replica, Stage, Use
 from compiler.ir.received_rows import most_rows
+from compiler.layers import attention
+from compiler.layers.qk_clip import projections
 from compiler.lower.estimate import Overlap
 from compiler.plan.parameters import num_experts
 from compiler.plan.plan import HELD
 from compiler.plan.row_counts import sent_rows
-from compiler.plan.stages import block_of
-from dsl.schema import Mla, Moe, Optimizer, Spec
+from compiler.plan.stages import LOGITS, attention_block, block_of, clips
+from dsl.schema import Gqa, Mla, Moe, Optimizer, Spec
 from runtime import contract
 from runtime.build_files import versions
 from runtime.strict_json import pretty
@@ -52,7 +54,9 @@ def contract_plan(
         mtp_weight=recipe.phases(spec.model.mtp.weight) if spec.model.mtp else None,
         message=_message(plan),
         openings=lowered.openings,
-        records=tuple(metric for stage in plan.stages for metric, _ in stage.records),
+        records=tuple(
+            metric for stage in plan.stages for metric, _ in stage.records if metric.partition(" ")[0] != LOGITS
+        ),
         moe_layers=tuple(_moe_layer(spec, plan, stage, step) for stage in plan.stages for step in _routers(stage)),
         indexers=tuple(
             _indexer(spec, metric) for stage in plan.stages for metric, _ in stage.records if metric.startswith(INDEX)
@@ -69,6 +73,7 @@ def contract_plan(
         host=recipe.host(spec, lowered.memories),
         sequence_part=_largest_part(plan, "cp"),
         choices_part=_largest_part(plan, "sq"),
+        clipped=tuple(_clipped(spec, use) for use in plan.uses if clips(use)),
     )
 
 
@@ -137,6 +142,20 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
         bias_rate=recipe.phases(rate) if rate is not None else None,
         slots=dict(plan.slots)[params["slots"]] if params.get("slots") else None,
     )
+
+
+def _clipped(spec: Spec, use: Use) -> contract.ClippedAttention:
+    """The attention of a block whose logits are clipped, and which rows of weights make its queries and keys."""
+    name = attention_block(use)
+    model, (block, _, number) = spec.model, name.partition(".")
+    sizes = model.attention_of(int(number)) if block == "layers" else model.attention_of_mtp
+    assert isinstance(sizes, Mla | Gqa), "no other attention gives logits"
+    key_heads, found = projections(sizes)
+    rows = tuple(
+        contract.Rows(f"{name}.{attention.PARAMETERS[weight]}", first, heads, parts)
+        for weight, first, heads, parts in found
+    )
+    return contract.ClippedAttention(name, max(heads for _, _, heads, _ in found), key_heads, rows)
 
 
 def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) -> contract.Bucket:

@@ -86,6 +86,7 @@ def train(spec: Spec) -> contract.Train:
             weight_decay=optimizer.weight_decay,
             clip=optimizer.clip,
             rest=contract.UpdateOfRest(rest[0].kind, rest[0].settings()) if rest else None,
+            qk_clip=optimizer.qk_clip,
         ),
         rate=tuple(contract.RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in block.rate),
         seed=block.seed,

@@ -57,6 +57,7 @@ def told_of_optimizer(spec: Spec, ledger: Ledger, system: str) -> AdamW:
         why = f"{system} is told AdamW for all parameters, with the settings of the others"
         for name in ("kind", *optimizer.settings()):
             ledger.lose(f"train.optimizer.{name}", why)
+    ledger.lose("train.optimizer.qk_clip", f"{system} is told of no bound of logits")
     ledger.say("train.optimizer.*")
     found = [optimizer, *rest][-1]
     assert isinstance(found, AdamW), "no other system is told of another one"

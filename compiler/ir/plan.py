@@ -105,7 +105,8 @@ class Stage:
     loads: tuple[Buffer, ...]  # tokens, starts, targets, mtp_tokens, mtp_targets; of parts of a vocabulary: stages.py
     input: Buffer | None  # None on the first stage
     output: Buffer | None  # None on the last stage
-    records: tuple[tuple[str, str], ...]  # (metric, value): ("loss", …), ("mtp_loss", …), ("load L3", …), …
+    # (metric, value): ("loss", …), ("mtp_loss", …), ("load layers.3", …), ("logits layers.3", …), …
+    records: tuple[tuple[str, str], ...]
     tangents: tuple[tuple[str, str], ...]  # (value, constant): the gradient of a loss output is a constant of the step
 
 
@@ -259,6 +260,11 @@ class Plan:
     def held(self) -> tuple[Bucket, ...]:
         """The buckets of all weights."""
         return (*self.buckets, *self.frozen)
+
+    @property
+    def clips_logits(self) -> bool:
+        """Whether stages record the largest logit of each head, by which a step makes queries and keys smaller."""
+        return any(metric.startswith("logits ") for stage in self.stages for metric, _ in stage.records)
 
     @cached_property
     def uses(self) -> tuple[Use, ...]:

@@ -108,11 +108,12 @@ class Reduction(NamedTuple):
 class Collective:
     """A call that all ranks of a group make together.
 
-    sum: a small tensor is summed over the world (the `name` says which: targets, records, norm); reduce: the holders of
-    a bucket wait until its gradients are summed; gather: they give one another the weights that each has updated.
+    sum: a small tensor is summed over the world (the `name` says which: targets, records, norm); max: the largest of
+    the world is taken of each of its numbers (logits); reduce: the holders of a bucket wait until its gradients are
+    summed; gather: they give one another the weights that each has updated.
     """
 
-    kind: Literal["sum", "reduce", "gather"]
+    kind: Literal["sum", "max", "reduce", "gather"]
     name: str  # of a reduce or gather: the bucket's
     bucket: Bucket | None = None  # of a reduce or gather
 

@@ -52,6 +52,7 @@ def _choose(
     bounds: Bounds | None = None,
     documents: bool = False,
     queries: int = 0,
+    peaks: bool = False,
 ) -> Choice | None:
     """Sequences of S, H heads in groups of `group`, their columns [nope | rope] and value; latent if there is nope.
 
@@ -59,7 +60,9 @@ def _choose(
     by rows and by columns. For either, values are a tile wide (`compiler.segments.passes` says what else). `documents`:
     of which sequences may hold several, that are kept apart. `queries` of each sequence, at positions that are loaded;
     0 where they are those of all S, and where they stand is known. With positions the first key that a query sees is
-    loaded as well, so that the text for documents serves them, and windows too.
+    loaded as well, so that the text for documents serves them, and windows too. `peaks`: the forward also gives the
+    largest logit of each head, which it has of each row as that from which weights are made; behind a softcap, or with
+    a sink among them, it has not.
     """
     dtype = next(iter(dtypes))
     blocks = {name: max(16, power_of_two(size)) for name, size in (("NOPE", nope), ("ROPE", rope), ("VALUE", value))}
@@ -68,6 +71,8 @@ def _choose(
     if len(dtypes) > 1 or dtype not in BYTES or max(blocks.values()) > widest or keys > max(192, widest):
         return None
     if (kept or both) and (dtype != "bfloat16" or value != 128):
+        return None
+    if peaks and bounds is not None and (bounds.softcap or bounds.sinks):
         return None
     if both and (nope != 128 or rope % 8 or S % 128):
         return None
@@ -94,6 +99,7 @@ def _choose(
         values=(
             ("mla", nope > 0),
             ("kept", kept),
+            ("peaks", peaks),
             ("both", both),
             ("bounded", bounds is not None),
             ("window", windowed),
@@ -215,21 +221,23 @@ def _where(q: Buffer, k: Buffer, S: int, arguments: tuple[Any, ...]) -> dict[str
 def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) -> Choice | None:
     S, H, nope, rope, value, *_ = sizes
     template = "attention_dgrad" if "_dgrad" in op else "attention"
-    more: dict[str, Any] = {"kept": "e5m6" in op, "both": "both" in op, **_where(q, kv, S, sizes)}
+    more: dict[str, Any] = {"kept": "e5m6" in op, "both": "both" in op, "peaks": "_peaks" in op}
+    more |= _where(q, kv, S, sizes)
     return _choose(template, op, {q.dtype, kv.dtype, k_rope.dtype}, sms, S, H, 1, nope, rope, value, **more)
 
 
 def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Choice | None:
     S, H, G, *_ = sizes
-    width, template = int(q.shape[1]) // H, op.replace("gqa_", "")
-    dtypes, where = {q.dtype, k.dtype, v.dtype}, _where(q, k, S, sizes)
-    return _choose(template, op, dtypes, sms, S, H, H // G, 0, width, width, **where)
+    width, template = int(q.shape[1]) // H, op.replace("gqa_", "").removesuffix("_peaks")
+    dtypes, more = {q.dtype, k.dtype, v.dtype}, _where(q, k, S, sizes) | {"peaks": "_peaks" in op}
+    return _choose(template, op, dtypes, sms, S, H, H // G, 0, width, width, **more)
 
 
 def _bounded(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *sizes: Any) -> Choice | None:
     S, H, G, _, window, softcap, *_ = sizes
-    width, template = int(q.shape[1]) // H, op.replace("bounded_", "")
-    more: dict[str, Any] = {"bounds": Bounds(min(window or S, S), softcap, sinks), **_where(q, k, S, sizes)}
+    width, template = int(q.shape[1]) // H, op.replace("bounded_", "").removesuffix("_peaks")
+    more: dict[str, Any] = {"bounds": Bounds(min(window or S, S), softcap, sinks), "peaks": "_peaks" in op}
+    more |= _where(q, k, S, sizes)
     return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width, **more)
 
 
@@ -240,10 +248,15 @@ def _of_result(choose: Callable[..., Choice | None], op: str, tensors: int = 1) 
 
 OPS: dict[str, Callable[..., Choice | None]] = {
     "mla_attention": lambda sms, *args: _mla(sms, "mla_attention", *args),
+    "mla_attention_peaks": lambda sms, *args: _mla(sms, "mla_attention_peaks", *args),
     "mla_attention_quantise_kept_e5m6": lambda sms, *args: _mla(sms, "mla_attention_quantise_kept_e5m6", *args),
     "gqa_attention": lambda sms, *args: _gqa(sms, "gqa_attention", *args),
+    "gqa_attention_peaks": lambda sms, *args: _gqa(sms, "gqa_attention_peaks", *args),
     "bounded_attention": lambda sms, q, k, v, sinks, *sizes: _bounded(
         sms, "bounded_attention", q, k, v, sinks is not None, *sizes
+    ),
+    "bounded_attention_peaks": lambda sms, q, k, v, sinks, *sizes: _bounded(
+        sms, "bounded_attention_peaks", q, k, v, sinks is not None, *sizes
     ),
     "mla_attention_dgrad": _of_result(_mla, "mla_attention_dgrad"),
     "mla_attention_dgrad_quantise_both": _of_result(_mla, "mla_attention_dgrad_quantise_both"),

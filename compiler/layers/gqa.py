@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
+from compiler.layers import qk_clip
 from compiler.layers.builder import Constant, Place, segment
 from compiler.layers.linear import linear, named, weights
 from compiler.layers.residual import entering, entrance, exit_of, has_post, leaving, post_gain, pre_gain
@@ -54,20 +55,22 @@ def gqa(
     factor: float = 1.0,
     part: bool = False,
     ways: int = 1,
+    peaks: bool = False,
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, k, v)): query head i reads key and value head i // (heads / kv_heads).
 
     `places_T`: where documents begin, if sequences hold several. The `part` of a tensor rank is what its heads add to
-    the sum. Where heads on `ways` ranks are normed as one, what comes is not h, but what `products` returns.
+    the sum. Where heads on `ways` ranks are normed as one, what comes is not h, but what `products` returns. With
+    `peaks` the largest logit of each query head comes last.
     """
     qkv_T, squares_T, places_T = _entered(ops, p, h_TD, places_T, eps, biased, pre, ways)
     qkv_T, *gate_T = ops.split2(qkv_T, gate_at) if gate_at else (qkv_T,)
     sizes = sequence, heads, kv_heads
     turning = (*sizes, head_dim, qk_norm, eps, rotation, query_scale, ways)
     q_T, k_T, v_T = _turned(ops, p, qkv_T, squares_T, places_T, *turning)
-    o_T = _attended(ops, p, q_T, k_T, v_T, places_T, *sizes, theta, bounded, window, softcap, sinks)
+    o_T, peaks_H = _attended(ops, p, q_T, k_T, v_T, places_T, *sizes, theta, bounded, window, softcap, sinks, peaks)
     y_TD = linear(ops, p, "out", ops.gate_columns(o_T, *gate_T, False) if gate_at else o_T, out_biased)
-    return (y_TD,) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor))
+    return (y_TD, *peaks_H) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor), *peaks_H)
 
 
 def products(
@@ -127,14 +130,15 @@ def attend(
     gated: bool = False,
     factor: float = 1.0,
     part: bool = False,
+    peaks: bool = False,
 ) -> tuple[Any, ...]:
     """out(attend(q, k, v)) of the rows that a context rank has as queries, and of all rows K as keys and values."""
     q_T, *gate_T = ops.split2(q_T, heads * head_dim) if gated else (q_T,)
     k_K, v_K = ops.split2(kv_K, kv_heads * head_dim)
-    where = placed(places_T)
-    o_T = _attended(ops, p, q_T, k_K, v_K, where, sequence, heads, kv_heads, 0.0, bounded, window, softcap, sinks)
+    sizes = sequence, heads, kv_heads, 0.0, bounded, window, softcap, sinks
+    o_T, peaks_H = _attended(ops, p, q_T, k_K, v_K, placed(places_T), *sizes, peaks)
     y_TD = linear(ops, p, "out", ops.gate_columns(o_T, *gate_T, False) if gated else o_T, out_biased)
-    return (y_TD if part else leaving(ops, p, y_TD, eps, post, factor),)
+    return (y_TD if part else leaving(ops, p, y_TD, eps, post, factor), *peaks_H)
 
 
 def _entered(
@@ -191,13 +195,15 @@ def _attended(
     window: int,
     softcap: float,
     sinks: bool,
-) -> Any:
-    """The values of what each query head attends to, side by side."""
+    peaks: bool,
+) -> tuple[Any, tuple[Any, ...]]:
+    """The values of what each query head attends to, side by side, and the largest logits if there are to be some."""
     if bounded:
         logits = p.sinks if sinks else None
-        sizes = sequence, heads, kv_heads, theta, window, softcap
-        return ops.bounded_attention(q_T, k_T, v_T, logits, *sizes, *places_T)
-    return ops.gqa_attention(q_T, k_T, v_T, sequence, heads, kv_heads, theta, *places_T)
+        bounds = sequence, heads, kv_heads, theta, window, softcap
+        return qk_clip.attended(ops, "bounded_attention", peaks, q_T, k_T, v_T, logits, *bounds, *places_T)
+    sizes = sequence, heads, kv_heads, theta
+    return qk_clip.attended(ops, "gqa_attention", peaks, q_T, k_T, v_T, *sizes, *places_T)
 
 
 def norms_together(place: Place, sizes: Gqa) -> bool:
@@ -236,7 +242,7 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
         gqa,
         (*params, *_attending(place, sizes), *post_gain(place)),
         (*inputs, *place.places),
-        ("y",) if place.part else ("entered", "y"),
+        (*(("y",) if place.part else ("entered", "y")), *qk_clip.outputs(place)),
         eps=place.model.norm_eps,
         **_sizes(place, sizes),
         qk_norm=sizes.qk_norm is not None,
@@ -275,7 +281,7 @@ def build_attend(place: Place, sizes: Gqa) -> ir.Segment:
         attend,
         (*_attending(place, sizes), *post_gain(place)),
         (q, place.input("keys", place.keys, 2 * kv_heads * sizes.head_dim), *place.places),
-        ("y",),
+        ("y", *qk_clip.outputs(place)),
         **_sizes(place, sizes),
         **_options(place, sizes),
         **({"eps": place.model.norm_eps} if has_post(place) else {}),
@@ -351,5 +357,6 @@ def _options(place: Place, sizes: Gqa) -> dict[str, Constant]:
         "softcap": sizes.softcap or 0.0,
         "sinks": sizes.sinks,
         "part": place.part,
+        **qk_clip.constants(place),
     }
     return {name: value for name, value in options.items() if value}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
-from compiler.layers import indexer
+from compiler.layers import indexer, qk_clip
 from compiler.layers.builder import Place, segment
 from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
 from compiler.layers.rotation import Rotation, constants, placed, rotated
@@ -55,25 +55,26 @@ def mla(
     factor: float = 1.0,
     part: bool = False,
     index: Any = (),
+    peaks: bool = False,
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, [k_nope | v], k_rope)): keys and values from a normed latent, one rope key
     for all heads. `places_T`: where documents begin, if sequences hold several. The `part` of a tensor rank is what its
     heads add to the sum; latents are of all heads, and each rank computes them. With an `index` there is the loss of
-    the indexer besides."""
+    the indexer besides, with `peaks` the largest logit of each head."""
     x_TD = entering(ops, p, h_TD, eps, pre)
     how = sequence, heads, nope, rotation, query_scale
     query_latent, (q_T, latent_TC, k_rope_T) = _projected(ops, p, x_TD, places_T, eps, query_rank, kv_rank, *how)
     kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, eps), p.kv_up)
     attending, sizes = (q_T, kv_T, k_rope_T), (heads, nope, rope, value)
-    loss = tuple[Any, ...]()
     if index:
         index_q, index_w = indexer.queries(ops, p, x_TD, query_latent, places_T, sequence, index, rotation)
         index_k = indexer.keys(ops, p, x_TD, places_T, sequence, rotation)
-        o_T, loss = indexer.attended(ops, (index_q, index_k, index_w), attending, places_T, sequence, index, sizes)
+        o_T, more = indexer.attended(ops, (index_q, index_k, index_w), attending, places_T, sequence, index, sizes)
     else:
-        o_T = ops.mla_attention(*attending, sequence, *sizes, theta, *places_T)
+        inside = sequence, *sizes, theta
+        o_T, more = qk_clip.attended(ops, "mla_attention", peaks, *attending, *inside, *places_T)
     y_TD = ops.linear(o_T, p.out)
-    return (y_TD, *loss) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor), *loss)
+    return (y_TD, *more) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor), *more)
 
 
 def project(
@@ -122,11 +123,12 @@ def attend(
     factor: float = 1.0,
     part: bool = False,
     index: Any = (),
+    peaks: bool = False,
 ) -> tuple[Any, ...]:
     """out(attend(q, [k_nope | v], k_rope)) of the rows that a context rank has as queries, and of all rows K as keys
     and values, which each rank makes of the latents. With an `index` its queries and weights are given first, and its
-    loss comes last."""
-    sizes, loss = (heads, nope, rope, value), tuple[Any, ...]()
+    loss comes last; with `peaks` the largest logit of each head."""
+    sizes = heads, nope, rope, value
     latent_KC, k_rope_K = ops.split2(kv_K, kv_rank)
     if index:
         k_rope_K, index_k = ops.split2(k_rope_K, rope)
@@ -134,11 +136,12 @@ def attend(
     if index:
         (index_q, index_w, *places_T), attending = given_T, (q_T, up_K, k_rope_K)
         scoring, places = (index_q, index_k, index_w), placed(tuple(places_T))
-        o_T, loss = indexer.attended(ops, scoring, attending, places, sequence, index, sizes)
+        o_T, more = indexer.attended(ops, scoring, attending, places, sequence, index, sizes)
     else:
-        o_T = ops.mla_attention(q_T, up_K, k_rope_K, sequence, *sizes, 0.0, *placed(given_T))
+        how = sequence, *sizes, 0.0
+        o_T, more = qk_clip.attended(ops, "mla_attention", peaks, q_T, up_K, k_rope_K, *how, *placed(given_T))
     y_TD = ops.linear(o_T, p.out)
-    return (y_TD if part else leaving(ops, p, y_TD, eps, post, factor), *loss)
+    return (y_TD if part else leaving(ops, p, y_TD, eps, post, factor), *more)
 
 
 def _projected(
@@ -178,7 +181,7 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
             *post_gain(place),
         ),
         (place.input("h", place.T, place.D), *place.places),
-        (*(() if place.part else ("entered",)), "y", *indexer.losses(place)),
+        (*(() if place.part else ("entered",)), "y", *indexer.losses(place), *qk_clip.outputs(place)),
         eps=place.model.norm_eps,
         query_rank=sizes.query_rank or 0,
         kv_rank=sizes.kv_rank,
@@ -189,6 +192,7 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
         value=value,
         **constants(sizes, apart=indexer.indexer_of(place) is not None),
         **({"part": True} if place.part else {}),
+        **qk_clip.constants(place),
         **entrance(place),
         **exit_of(place),
         **indexer.constants(place),
@@ -227,7 +231,7 @@ def build_attend(place: Place, sizes: Mla) -> ir.Segment:
         attend,
         (*_attending(place, sizes), *post_gain(place)),
         (q, place.input("keys", place.keys, keys), *indexer.scoring(place), *place.places),
-        ("y", *indexer.losses(place)),
+        ("y", *indexer.losses(place), *qk_clip.outputs(place)),
         eps=place.model.norm_eps,
         kv_rank=sizes.kv_rank,
         sequence=place.spec.train.sequence,
@@ -236,6 +240,7 @@ def build_attend(place: Place, sizes: Mla) -> ir.Segment:
         rope=rope,
         value=value,
         **({"part": True} if place.part else {}),
+        **qk_clip.constants(place),
         **exit_of(place),
         **indexer.constants(place),
     )

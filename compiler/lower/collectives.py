@@ -1,11 +1,12 @@
 """The collectives of a program: what ranks sum over the world, and what they reduce and gather of each bucket.
 
 The valid targets are counted before the first forward, for they normalise the loss. After the last backward the
-records are summed (losses, and the load of every expert). Then the sums of each bucket's gradients end, which were
-started under the backward (compiler/lower/reductions.py), and the squares of all gradients are summed, by which they
-are clipped. Where the holders of a bucket each update a part of it, they gather the rest. Gradients that are divided
-are summed by the bodies that make them, and weights that are divided are gathered by those that read them
-(compiler/actions/sharded.py): what is left here are the same parts on several pipeline ranks.
+records are summed (losses, and the load of every expert), and of logits that are clipped the largest are found. Then
+the sums of each bucket's gradients end, which were started under the backward (compiler/lower/reductions.py), and the
+squares of all gradients are summed, by which they are clipped. Where the holders of a bucket each update a part of it,
+they gather the rest. Gradients that are divided are summed by the bodies that make them, and weights that are divided
+are gathered by those that read them (compiler/actions/sharded.py): what is left here are the same parts on several
+pipeline ranks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TypedDict
 from compiler.ir import Collective, Plan
 
 TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "records", "norm"))
+LOGITS = Collective("max", "logits")
 
 
 class Collectives(TypedDict):
@@ -38,6 +40,6 @@ def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
         return {"prologue": (TARGETS,), "epilogue": (RECORDS,), "update": gathers if plan.averaged else ()}
     return {
         "prologue": (TARGETS,),
-        "epilogue": (RECORDS, *reduces, NORM),
+        "epilogue": (RECORDS, *((LOGITS,) if plan.clips_logits else ()), *reduces, NORM),
         "update": gathers,
     }

@@ -7,12 +7,17 @@ of its document alone, and positions count in it. FLOPs are those of sequences o
 Where a rank has some rows of each sequence as queries, and all as keys, `positions` has for each query its position in
 its sequence. These rows are as many from the front of a sequence as from its end, so that half of their products are
 masked, too.
+
+Each op has a form `_peaks`, which also gives the largest logit of each query head, over all queries and the keys that
+they see: of scaled products, before any softcap. It has no gradient, and the op's own gradients are those of the form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 from compiler.ops.rule import PLACES, Gradient, Rule, Shape, Tensor, are_places, elementwise, statistics_dtype
 
@@ -195,4 +200,17 @@ BOUNDED_ATTENTION = Rule(
     ),
 )
 
-RULES = {"mla_attention": MLA_ATTENTION, "gqa_attention": GQA_ATTENTION, "bounded_attention": BOUNDED_ATTENTION}
+
+def _with_peaks(rule: Rule) -> Rule:
+    """The rule of the form `_peaks` of an op."""
+
+    def infer(*args: Any) -> tuple[Tensor, ...]:
+        o, lse = rule.infer(*args)
+        _, groups, _, *share = lse.shape  # [B, H, S], or of shared keys [B, G, S, H/G]
+        return o, Tensor((groups * (share[0] if share else 1),), lse.dtype), lse
+
+    return replace(rule, outputs=("o", "peaks", "lse"), infer=infer)
+
+
+_OPS = {"mla_attention": MLA_ATTENTION, "gqa_attention": GQA_ATTENTION, "bounded_attention": BOUNDED_ATTENTION}
+RULES = _OPS | {f"{op}_peaks": _with_peaks(rule) for op, rule in _OPS.items()}

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from compiler import ir
 from compiler.dtypes import flat_tensors
 from compiler.ir.segment import SUM
-from compiler.layers import LAYERS, Place, indexer
+from compiler.layers import LAYERS, Place, indexer, qk_clip
 from compiler.layers.attention import norms_together
 from compiler.layers.hyper import following
 from compiler.layers.stream import is_changed
@@ -165,6 +165,7 @@ def _attention(
     whose heads are normed together add up squares in front of it. Context ranks put keys and values together in the
     middle of it."""
     told, context = tuple(each.name for each in place.places), place.spec.parallel.context
+    peaks = tuple(f"{name}_{each.name}" for each in qk_clip.outputs(place))
     given: tuple[str, ...] = (x,)
     first: tuple[Step, ...] = ()
     if norms_together(place):
@@ -174,13 +175,13 @@ def _attention(
         first = products, *sum_everywhere(place, site, squares, sums, given[1])
     losses = tuple(f"{name}_{each}" for each in indexer.losses(place))
     if context == 1:
-        outputs = (*handed, out, *losses, *mixing)
+        outputs = (*handed, out, *losses, *peaks, *mixing)
         return (*first, _use(place, "attention", f"{name}.attention", prefix, (*given, *told), outputs))
     queries, keys, whole = (f"{name}_{each}" for each in ("queries", "keys", "whole_keys"))
     scoring = tuple(f"{name}_{each.name}" for each in indexer.scoring(place))
     outputs = (*handed, queries, keys, *scoring, *mixing)
     project = _use(place, "project", f"{name}.project", prefix, (*given, *told), outputs)
-    attend = _use(place, "attend", f"{name}.attend", prefix, (queries, whole, *scoring, *told), (out, *losses))
+    attend = _use(place, "attend", f"{name}.attend", prefix, (queries, whole, *scoring, *told), (out, *losses, *peaks))
     width = attend.segment.inputs[1].shape[1]
     parts = ir.Buffer(keys, (place.T, width), place.dtype)
     return *first, project, gather_sequences(f"{name}.keys", parts, whole, context), attend

@@ -6,7 +6,7 @@ Stage 0 begins with the embedding; the last stage ends with the final norm, the 
 from __future__ import annotations
 
 from compiler import ir
-from compiler.layers import Place
+from compiler.layers import Place, qk_clip
 from compiler.plan.blocks import CutModel, Step
 from compiler.plan.layer_runs import Runs
 from compiler.plan.splitting import Splitting
@@ -40,7 +40,7 @@ def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
                 loads=_loads(steps),
                 input=_hidden(spec, before.output) if index else None,
                 output=_hidden(spec, blocks[-1].output) if index < num_stages - 1 else None,
-                records=(*_losses(steps), *_loads_of_experts(steps)),
+                records=(*_losses(steps), *_loads_of_experts(steps), *_logits_of_heads(steps)),
                 tangents=_tangents(steps),
             )
         )
@@ -51,6 +51,7 @@ def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
 
 ROWS = ("row_tokens", "row_mtp_tokens")  # of the rows that a rank has, where it reads all in a part of the vocabulary
 OF_LAYERS = ("sequence_loss", "index_loss")
+LOGITS = "logits"  # of a record: the largest of each head, of which a step has the largest; of all others sums
 PARTS = ("part_targets", "part_mtp_targets", "tensor_rank")  # what a head reads that has a part of the vocabulary
 
 
@@ -91,6 +92,28 @@ def _loads_of_experts(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
     metrics = [f"load {block_of(use)}" for use in routers]
     counts = [[output.name for output in use.segment.outputs].index("counts") for use in routers]
     return tuple((metric, use.outputs[k]) for metric, use, k in zip(metrics, routers, counts, strict=True))
+
+
+def _logits_of_heads(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
+    """(metric, value): the largest logit of each head, by the prefix of the layer's tensors, where it is clipped."""
+    clipped = [use for use in steps if isinstance(use, ir.Use) and clips(use)]
+    return tuple(
+        (f"{LOGITS} {attention_block(use)}", use.outputs[_names(use).index(qk_clip.OUTPUT)]) for use in clipped
+    )
+
+
+def clips(use: ir.Use) -> bool:
+    """Whether a segment gives the largest logit of each head."""
+    return qk_clip.OUTPUT in _names(use)
+
+
+def _names(use: ir.Use) -> list[str]:
+    return [output.name for output in use.segment.outputs]
+
+
+def attention_block(use: ir.Use) -> str:
+    """The prefix of the tensors of the block whose attention a segment is: layers.3, mtp.0."""
+    return dict(use.params)["out"].partition(".attention.")[0]
 
 
 def block_of(router: ir.Use) -> str:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from compiler.ir import Collective, Plan, Program, Reduction
-from compiler.lower.collectives import NORM, RECORDS, TARGETS
+from compiler.lower.collectives import LOGITS, NORM, RECORDS, TARGETS
 from compiler.proof.certificate import ProofError
 
 
@@ -24,7 +24,8 @@ def check_collectives(program: Program, plan: Plan, trains: bool) -> None:
     """Raise ProofError unless the collectives are those of the plan.
 
     Targets are counted before the first body, records are summed after the last one, and in training every gradient
-    with several holders is reduced exactly once, before the norm is summed; weights of parts are gathered after it.
+    with several holders is reduced exactly once, before the norm is summed; weights of parts are gathered after it. Of
+    logits that are clipped, the largest are found in training.
     Bodies scatter the gradients that are divided, and gather the weights that are: those are in no list, but for parts
     that several pipeline ranks have.
     """
@@ -33,9 +34,10 @@ def check_collectives(program: Program, plan: Plan, trains: bool) -> None:
     reduces = [Collective("reduce", bucket.name, bucket) for bucket in alike if trains]
     parted = {0: [], 3: alike}.get(plan.zero, shared)
     gathers = [Collective("gather", bucket.name, bucket) for bucket in parted if trains or plan.averaged]
+    logits = [LOGITS] if trains and plan.clips_logits else []
     norm = [NORM] if trains else []
     _check("before the first body", program.prologue, [TARGETS])
-    _check("after the last body", program.epilogue, [RECORDS, *reduces, *norm])
+    _check("after the last body", program.epilogue, [RECORDS, *logits, *reduces, *norm])
     _check("with the update", program.update, gathers)
     if trains and program.epilogue[-1] != NORM:
         raise ProofError(f"{NORM}: runs before {program.epilogue[-1]}, whose gradients it needs")

@@ -320,7 +320,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
             find=(Node("mla_attention", _LATENT, ("o", "lse")), Node("quantise_kept", ("o",), ("q", "kept"))),
             make=(Node("mla_attention_quantise_kept", _LATENT, ("q", "kept", "lse")),),
             matches=lambda segment: attention_again(segment, kept=True),
-            applies=lambda segment: bool(latent(segment)),
+            applies=lambda segment: bool(latent(segment)) and "peaks" not in latent(segment),
         ),
         *(_latent_gradient(kept, both) for kept, both in ((True, True), (False, True), (True, False))),
         Pass(  # copies of quantised rows

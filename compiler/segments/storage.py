@@ -33,7 +33,10 @@ from runtime.adapter_names import is_adapter
 
 PRODUCTS = ("linear", "grouped_linear")
 GATES = ("swiglu", "gated_swiglu")
-ATTENTION = ("mla_attention", "chosen_attention", "gqa_attention", "bounded_attention", "compressed_attention")
+ATTENTION = (
+    *(f"{op}_attention{form}" for op in ("mla", "gqa", "bounded") for form in ("", "_peaks")),
+    *("chosen_attention", "compressed_attention"),
+)
 # The ops of the loss, and which value that each reads is the logits.
 LOSSES = {"cross_entropy": 0, "cross_entropy_dgrad": 1, "cross_entropy_part": 0, "cross_entropy_part_dgrad": 2}
 # An op that only moves rows, and which of its arguments has them.

@@ -241,6 +241,7 @@ RULES: tuple[Row, ...] = (
     (("parallel.expert_tensor", *COLUMNS, f"{LAYERS}.ffn"), tensor.experts_are_split),
     ((*TENSOR, "precision"), tensor.products_are_split),
     ((*TENSOR, "train.optimizer"), tensor.matrices_are_updated_whole),
+    (("train.optimizer.qk_clip", "adapter", *ATTENTIONS), model.logits_are_clipped),
     (WORLD, parallel.ranks_are_of_one_kind),
     (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
     (("cluster.node.device", "cluster.more"), resources.devices_have_a_pace),

@@ -231,6 +231,32 @@ def frequencies_rise(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0926", message, f"{at}.theta", "write `theta = 10_000`", (("YaRN", f"{at}.scaling"),))
 
 
+def logits_are_clipped(spec: Spec) -> Iterator[Finding]:
+    """Logits follow the rows of queries and keys: those are trained, and what is made of them is not normed."""
+    bound = spec.train.optimizer.qk_clip
+    if bound is None:
+        return
+    reasons: list[tuple[str, str]] = []
+    if spec.adapter is not None:
+        reasons.append(("the weights of queries and keys stay as they are, beside adapters", "adapter"))
+    for path, attention in spec.model.attentions:
+        if isinstance(attention, CustomAttention):
+            reasons.append(("a module does not tell its logits", path))
+        elif isinstance(attention, Mla) and attention.indexer is not None:
+            reasons.append(("attention over chosen keys does not tell its logits yet", path))
+        elif isinstance(attention, Compressed):
+            reasons.append(("queries and keys are normed, which undoes what a clip does", path))
+        elif isinstance(attention, Gqa) and attention.qk_norm is not None:
+            reasons.append(("queries and keys are normed, which undoes what a clip does", f"{path}.qk_norm"))
+    model = spec.model
+    used = (*map(model.attention_of, range(model.num_layers)), model.attention_of_mtp)
+    if not any(isinstance(attention, Mla | Gqa) for attention in used):
+        reasons.append(("no layer has attention with a softmax", "model.attention"))
+    for why, path in reasons[:1]:
+        message, notes = f"qk_clip = {bound:g}: {why}", (("which is given here", path),)
+        yield Finding("E0952", message, "train.optimizer.qk_clip", "write `qk_clip = none`", notes)
+
+
 def one_mtp(spec: Spec) -> Iterator[Finding]:
     """MTP predicts one token beyond the next."""
     if spec.model.mtp is not None and spec.model.mtp.depth > 1:

@@ -16,7 +16,7 @@ from dsl.schema.base import Node, Syntax
 
 StateRole = Literal["moments", "master"]  # of a precision
 Unit = Literal["element", "matrix"]
-SHARED = ("kind", "weight_decay", "clip")  # fields that every kind has
+SHARED = ("kind", "weight_decay", "clip", "qk_clip")  # fields that every kind has
 
 # Fields that several kinds have:
 WeightDecay = Annotated[
@@ -24,6 +24,16 @@ WeightDecay = Annotated[
 ]
 Clip = Annotated[
     float | None, Field(gt=0, le=1e9, description="largest global gradient norm, or none", examples=["clip = 1.0"])
+]
+QkClip = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        le=1e9,
+        description="largest logit of a head of attention, or none: queries and keys of a head that had a larger one "
+        "in a step are multiplied after it, so that it would have been this (QK-clip; 100 in Kimi K2)",
+        examples=["qk_clip = 100"],
+    ),
 ]
 Beta1 = Annotated[float, Field(ge=0, lt=1, description="decay of the first moment of AdamW", examples=["beta1 = 0.9"])]
 Beta2 = Annotated[
@@ -52,6 +62,7 @@ class Optimizer(Node):
         kind: Any
         weight_decay: Any
         clip: Any
+        qk_clip: Any
 
     state: ClassVar[tuple[StateTensor, ...]]
     # What an owner of optimizer state has whole: `zero = 1` cuts a bucket anywhere, or between its parameters.
@@ -113,6 +124,7 @@ class AdamW(Optimizer):
     eps: Eps = 1e-8
     weight_decay: WeightDecay = 0.0
     clip: Clip = None
+    qk_clip: QkClip = None
 
 
 class Muon(Optimizer):
@@ -173,6 +185,7 @@ class Muon(Optimizer):
     eps: Eps = 1e-8
     weight_decay: WeightDecay = 0.0
     clip: Clip = None
+    qk_clip: QkClip = None
 
     def flops(self, shape: tuple[int, ...]) -> int:
         """Three products a step: two of s²·l multiplications and one of s³, for the shorter and longer side."""

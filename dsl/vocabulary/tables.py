@@ -93,6 +93,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "adam_eps": ("train.optimizer.eps",),
     **dict.fromkeys(("ns_steps", "muon_num_ns_steps"), ("train.optimizer.newton_schulz",)),
     "epsilon": ("train.optimizer.eps", "model.norm_eps"),
+    "qk_clip_threshold": ("train.optimizer.qk_clip",),
     "clip_grad": ("train.optimizer.clip",),
     "grad_clip": ("train.optimizer.clip",),
     "max_grad_norm": ("train.optimizer.clip",),

@@ -143,8 +143,8 @@ class NcclSums:
     world: Communicator
     communicators: Mapping[Channel, Communicator]
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        self.world.all_reduce(tensor).wait()
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
+        self.world.all_reduce(tensor, largest).wait()
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
         communicator = self.communicators["reduce", holders]

@@ -93,9 +93,9 @@ class Communicator:
         """Begin to give each member `given` rows of `sent`, and to take `taken` rows of each."""
         return _work(self._group.alltoall_base(room, sent, list(taken), list(given)))
 
-    def all_reduce(self, tensor: Tensor) -> Work:
-        """Begin to sum a tensor over the members."""
-        return _work(self._group.allreduce([tensor]))
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> Work:
+        """Begin to sum a tensor over the members, or to take the largest of each of its numbers."""
+        return _work(self._group.allreduce([tensor], dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM))
 
     def reduce_scatter(self, mine: Tensor, whole: Tensor) -> Work:
         """Begin to give each member the sum of the part of `whole` at its place. Parts are equal; `mine` may be one.

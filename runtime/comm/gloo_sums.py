@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.comm.communicator import Communicator
 from runtime.comm.parts import Summed
 from runtime.comm.rows import as_bytes
-from runtime.comm.transport import Channel, Shares, Work, equal_shares, sum_in_order
+from runtime.comm.transport import Channel, Shares, Work, equal_shares, largest_of, sum_in_order
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class GlooSums:
     world: Communicator
     communicators: Mapping[Channel, Communicator]
 
-    def all_reduce(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
         mine = tensor.view(-1)
         rows = [*mine.new_empty(len(self.world.members), mine.numel())]
         self.world.all_gather([as_bytes(row) for row in rows], as_bytes(mine))
-        mine.copy_(sum_in_order(rows))
+        mine.copy_(largest_of(rows) if largest else sum_in_order(rows))
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
         communicator = self.communicators["reduce", holders]

@@ -203,9 +203,9 @@ class HostParts:
 class HostSums:
     circles: Mapping[Channel, Circle]
 
-    def all_reduce(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
         (world,) = (circle for (kind, _), circle in self.circles.items() if kind == "world")
-        world.all_reduce(tensor)
+        world.all_reduce(tensor, largest)
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
         return self.circles["reduce", holders].start_reduce(bucket, flat.numel(), flat.dtype, shares)

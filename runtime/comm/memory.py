@@ -21,7 +21,7 @@ from torch import Tensor
 
 from runtime.comm.parts import sum_parts
 from runtime.comm.rows import copy_rows
-from runtime.comm.transport import Shares, equal_shares, sum_in_order
+from runtime.comm.transport import Shares, equal_shares, largest_of, sum_in_order
 from runtime.machine import machine
 
 WORD = 8  # bytes
@@ -271,13 +271,13 @@ class Circle:
         for words in self._words:
             wait_until(lambda words=words: words[0] >= meeting, self.timeout_s, what)  # type: ignore[misc]
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sum a small tensor over all, in their order, so that all have the same to the bit."""
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
+        """Sum a small tensor over all, in their order, so that all have the same to the bit, or take the largest."""
         assert tensor.nbytes <= SLOT_BYTES and tensor.is_contiguous(), (tensor.nbytes, tensor.stride())
         slots = [memory.tensor(self.part, tensor.numel(), tensor.dtype, LINE) for memory in self.memories]
         slots[self.index].copy_(tensor.view(-1))
         self.meet("sum")
-        total = sum_in_order(slots)
+        total = largest_of(slots) if largest else sum_in_order(slots)
         self.meet("sum was read")
         tensor.view(-1).copy_(total)
 

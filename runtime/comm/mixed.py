@@ -43,8 +43,8 @@ class MixedSums:
     collective: Sums
     carriers: Mapping[Channel, Carrier]
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        self.collective.all_reduce(tensor)
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
+        self.collective.all_reduce(tensor, largest)
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
         return self._of(holders).start_reduce(bucket, holders, flat, shares)

@@ -101,9 +101,9 @@ class StagedSums:
     host: Links
     copies: dict[str, Tensor] = field(default_factory=dict)
 
-    def all_reduce(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
         staged = tensor.cpu()
-        self.host.sums.all_reduce(staged)
+        self.host.sums.all_reduce(staged, largest)
         tensor.copy_(staged)
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:

@@ -90,12 +90,17 @@ def sum_in_order(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     return total
 
 
+def largest_of(parts: Sequence[Tensor]) -> Tensor:
+    """The largest of each of the numbers of tensors of one shape; NaN where one of them is."""
+    return torch.stack([*parts]).amax(0)
+
+
 class Sums(Protocol):
     """Collectives: over all ranks, and over the holders of a bucket. On CPUs sums are made in the order of ranks, so
     they have the same bits whatever carries them."""
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sum a small tensor over the world."""
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
+        """Sum a small tensor over the world, or take the largest of each of its numbers."""
         ...
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
@@ -169,7 +174,7 @@ class Alone:
     """The transport of a world of one rank, which has nobody to talk to."""
 
     class _Sums:
-        def all_reduce(self, tensor: Tensor) -> None: ...
+        def all_reduce(self, tensor: Tensor, largest: bool = False) -> None: ...
 
         def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
             raise ChannelError("a world of one rank has no sums")

@@ -23,6 +23,7 @@ from runtime.contract.overlap import BodyTimes, Overlap, ProgramTimes
 from runtime.contract.plan import (
     MAX_PERIOD,
     Chat,
+    ClippedAttention,
     Data,
     DataRequest,
     Filters,
@@ -34,6 +35,7 @@ from runtime.contract.plan import (
     Phase,
     Plan,
     Precision,
+    Rows,
     Source,
     TrainedTokenizer,
 )
@@ -77,6 +79,7 @@ __all__ = [
     "Certificate",
     "Chat",
     "Checkpoints",
+    "ClippedAttention",
     "Collective",
     "Data",
     "DataRequest",
@@ -114,6 +117,7 @@ __all__ = [
     "QuantisedWeights",
     "RatePhase",
     "Reduction",
+    "Rows",
     "SegmentKernels",
     "Source",
     "Spike",

@@ -205,6 +205,32 @@ class Indexer:
     loss: Annotated[float, Range(0)]
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a parameter that make queries or keys: from row `first` on, of each of `heads` heads the rows of `parts`,
+    (rows, exponent), one part below the other. A part is multiplied by γ to the power of its exponent, 0 to 1."""
+
+    parameter: Name
+    first: Amount
+    heads: Count
+    parts: tuple[tuple[Count, Annotated[float, Range(0, 1)]], ...]
+
+    @property
+    def end(self) -> int:
+        return self.first + self.heads * sum(rows for rows, _ in self.parts)
+
+
+@dataclass(frozen=True)
+class ClippedAttention:
+    """The attention of a block whose logits are clipped: query heads, and how many heads of keys they share, each of
+    which is clipped by the largest logit of its queries."""
+
+    name: Name  # of the block: layers.3
+    heads: Count
+    key_heads: Count
+    rows: tuple[Rows, ...]
+
+
 # ---------------------------------------------------------------- the plan
 
 
@@ -244,6 +270,7 @@ class Plan:
     sequence_part: Amount = 0  # bytes of the largest part of sequences that a context rank gives the others
     tables: tuple[Table, ...] = ()
     choices_part: Amount = 0  # bytes of the choices that a rank counts in its parts of sequences
+    clipped: tuple[ClippedAttention, ...] = ()  # in the order of the blocks
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:
@@ -346,6 +373,13 @@ def _check_parts(plan: Plan) -> None:
         divided = plan.zero >= 2 and len(held_by) > 1 and not bucket.still
         demand(bool(bucket.sites) == divided and not (divided and owners), "buckets: sites")
         demand(bucket.stages and [*bucket.stages] == sorted({*bucket.stages}), "buckets: stages")
+    demand(bool(plan.clipped) == (plan.train.optimizer.qk_clip is not None), "clipped")
+    shapes = {each.name: each.shape for each in plan.parameters}
+    for clipped in plan.clipped:
+        demand(clipped.heads % clipped.key_heads == 0 == clipped.heads % mesh.tp, f"clipped: {clipped.name}")
+        for of_heads in clipped.rows:
+            fits = of_heads.heads % clipped.key_heads == 0 and of_heads.end <= shapes.get(of_heads.parameter, (0,))[0]
+            demand(fits, f"clipped: {clipped.name}")
     demand(batches and batches[0][0] == 0, "batches")
     demand(all(a[0] < b[0] for a, b in pairwise(batches)), "batches")
     sequences = mesh.dp * plan.train.micro_batch

@@ -16,11 +16,12 @@ from runtime.strict_json import read, tree
 class Collective(NamedTuple):
     """A call that all ranks of a group make together.
 
-    sum: a small tensor over the world, named targets, records or norm; reduce: the end of the sums of the gradients of
-    the bucket `name` over its holders; gather: its weights, of which each holder has updated a part.
+    sum: a small tensor over the world, named targets, records or norm; max: of one named logits, the largest over the
+    world; reduce: the end of the sums of the gradients of the bucket `name` over its holders; gather: its weights, of
+    which each holder has updated a part.
     """
 
-    kind: Literal["sum", "reduce", "gather"]
+    kind: Literal["sum", "max", "reduce", "gather"]
     name: Name
 
     @property

@@ -31,7 +31,8 @@ class UpdateOfRest:
 class Optimizer:
     """How weights are updated: the file of runtime/optimizers, and what it takes, in the order in which it takes it.
 
-    `clip`: the largest global gradient norm, or None. `rest`: what updates the buckets of the rest.
+    `clip`: the largest global gradient norm, or None. `rest`: what updates the buckets of the rest. `qk_clip`: the
+    largest logit that a head of attention is to have, or None.
     """
 
     kind: Kind
@@ -39,6 +40,7 @@ class Optimizer:
     weight_decay: float
     clip: float | None
     rest: UpdateOfRest | None = None
+    qk_clip: Annotated[float, Range(0)] | None = None
 
 
 @dataclass(frozen=True)

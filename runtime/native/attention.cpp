@@ -107,8 +107,9 @@ void give_turned(const float *y, long ld, long start, long rows, long n, Turns t
   }
 }
 
-// o [S, D] in rows of `stride`, lse [S] in steps of `lse_step`, of h.q (turned, scaled), h.kt and h.v.
-template <class T> void forward(Head &h, T *o, long stride, float *lse, long lse_step) {
+// o [S, D] in rows of `stride`, lse [S] in steps of `lse_step`, of h.q (turned, scaled), h.kt and h.v. `peak`, if it is
+// there, is raised to the largest score.
+template <class T> void forward(Head &h, T *o, long stride, float *lse, long lse_step, float *peak) {
   const long step = h.block();
   for (long start = 0; start < h.S; start += step) {
     const long end = std::min(start + step, h.S), keys = up(end), low = h.first(start, end);
@@ -121,6 +122,7 @@ template <class T> void forward(Head &h, T *o, long stride, float *lse, long lse
       for (long j = low + W; j < keys; j += W) most = larger(load(row + j), most);
       h.top[s - start] = largest(most);
     }
+    if (peak) *peak = std::max(*peak, *std::max_element(h.top.data(), h.top.data() + (end - start)));
     for (long s = start; s < end; s++) {
       float *row = h.scores.data() + (s - start) * h.Sp;
       const float top = h.top[s - start];
@@ -197,7 +199,7 @@ void take_mla(Head &h, const Mla &m, long b, long n, const T *q, const T *kv, co
 }
 
 template <class T>
-void mla(const Mla &m, const T *q, const T *kv, const T *k_rope, const float *angles, T *o, float *lse) {
+void mla(const Mla &m, const T *q, const T *kv, const T *k_rope, const float *angles, T *o, float *lse, float *peaks) {
   Head h(m.S, m.C(), m.value, false);
   Buffer rope_key(m.S * m.rope), k(m.S * h.Cp);
   for (long b = 0; b < m.B; b++) {
@@ -206,7 +208,8 @@ void mla(const Mla &m, const T *q, const T *kv, const T *k_rope, const float *an
     take_turned(k_rope + b * m.S * m.kr_stride, m.kr_stride, m.S, m.rope, turns, 1, rope_key.data(), m.rope);
     for (long n = 0; n < m.H; n++) {
       take_mla(h, m, b, n, q, kv, rope_key, turns, k.data());
-      forward(h, o + (b * m.S * m.H + n) * m.value, m.H * m.value, lse + (b * m.H + n) * m.S, 1);
+      forward(h, o + (b * m.S * m.H + n) * m.value, m.H * m.value, lse + (b * m.H + n) * m.S, 1,
+              peaks ? peaks + n : nullptr);
     }
   }
 }
@@ -258,7 +261,8 @@ void take_group(Head &h, const Gqa &m, long b, long g, const T *k, const T *v, T
   transpose(key, h.Cp, m.S, m.C, h.kt.data(), h.Sp);
 }
 
-template <class T> void gqa(const Gqa &m, const T *q, const T *k, const T *v, const float *angles, T *o, float *lse) {
+template <class T>
+void gqa(const Gqa &m, const T *q, const T *k, const T *v, const float *angles, T *o, float *lse, float *peaks) {
   Head h(m.S, m.C, m.C, false);
   Buffer key(m.S * h.Cp);
   const long share = m.H / m.G;
@@ -270,7 +274,8 @@ template <class T> void gqa(const Gqa &m, const T *q, const T *k, const T *v, co
       for (long r = 0; r < share; r++) {
         const long n = g * share + r;
         take_turned(q + b * m.S * m.q_stride + n * m.C, m.q_stride, m.S, m.C, turns, m.scale(), h.q.data(), h.Cp);
-        forward(h, o + (b * m.S * m.H + n) * m.C, m.H * m.C, lse + (b * m.G + g) * m.S * share + r, share);
+        forward(h, o + (b * m.S * m.H + n) * m.C, m.H * m.C, lse + (b * m.G + g) * m.S * share + r, share,
+                peaks ? peaks + n : nullptr);
       }
     }
 }
@@ -306,8 +311,8 @@ void gqa_dgrad(const Gqa &m, const T *dout, const T *q, const T *k, const T *v, 
 #define ATTENTION(T, suffix)                                                                                           \
   extern "C" void mla_attention_##suffix(long B, long S, long H, long nope, long rope, long value, const T *q,         \
                                          long q_stride, const T *kv, long kv_stride, const T *k_rope, long kr_stride,  \
-                                         const float *angles, const int *starts, T *o, float *lse) {                   \
-    mla({B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride, starts}, q, kv, k_rope, angles, o, lse);          \
+                                         const float *angles, const int *starts, T *o, float *lse, float *peaks) {     \
+    mla({B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride, starts}, q, kv, k_rope, angles, o, lse, peaks);   \
   }                                                                                                                    \
   extern "C" void mla_attention_dgrad_##suffix(long B, long S, long H, long nope, long rope, long value,               \
                                                const T *dout, const T *q, long q_stride, const T *kv, long kv_stride,  \
@@ -318,8 +323,8 @@ void gqa_dgrad(const Gqa &m, const T *dout, const T *q, const T *k, const T *v, 
   }                                                                                                                    \
   extern "C" void gqa_attention_##suffix(long B, long S, long H, long G, long C, const T *q, long q_stride,            \
                                          const T *k, long k_stride, const T *v, long v_stride, const float *angles,    \
-                                         const int *starts, T *o, float *lse) {                                        \
-    gqa({B, S, H, G, C, q_stride, k_stride, v_stride, starts}, q, k, v, angles, o, lse);                               \
+                                         const int *starts, T *o, float *lse, float *peaks) {                          \
+    gqa({B, S, H, G, C, q_stride, k_stride, v_stride, starts}, q, k, v, angles, o, lse, peaks);                        \
   }                                                                                                                    \
   extern "C" void gqa_attention_dgrad_##suffix(long B, long S, long H, long G, long C, const T *dout, const T *q,      \
                                                long q_stride, const T *k, long k_stride, const T *v, long v_stride,    \

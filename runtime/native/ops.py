@@ -9,13 +9,25 @@ from runtime.native.library import call
 
 
 def mla_attention(
-    q: Tensor, kv: Tensor, k_rope: Tensor, angles_Sr: Tensor, heads: int, nope: int, value: int, starts: Tensor | None
+    q: Tensor,
+    kv: Tensor,
+    k_rope: Tensor,
+    angles_Sr: Tensor,
+    heads: int,
+    nope: int,
+    value: int,
+    starts: Tensor | None,
+    peaks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the op of this name in C++; it takes the angles of each position instead of what they are made from."""
+    """Run the op of this name in C++; it takes the angles of each position instead of what they are made from.
+
+    `peaks_H`, if it is there, is raised to the largest logit of each head.
+    """
     S, rope = angles_Sr.shape[0], _pairs(k_rope.shape[1], angles_Sr)
     B = q.shape[0] // S
     o, lse_BHS = q.new_empty((q.shape[0], heads * value)), _fp32(q, B, heads, S)
-    call("mla_attention", q.dtype, B, S, heads, nope, rope, value, q, kv, k_rope, angles_Sr, _int32(starts), o, lse_BHS)
+    given = q, kv, k_rope, angles_Sr, _int32(starts)
+    call("mla_attention", q.dtype, B, S, heads, nope, rope, value, *given, o, lse_BHS, peaks_H)
     return o, lse_BHS
 
 
@@ -41,14 +53,21 @@ def mla_attention_dgrad(
 
 
 def gqa_attention(
-    q: Tensor, k: Tensor, v: Tensor, angles_Sr: Tensor, heads: int, kv_heads: int, starts: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    angles_Sr: Tensor,
+    heads: int,
+    kv_heads: int,
+    starts: Tensor | None,
+    peaks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the op of this name in C++; it takes the angles of each position instead of what they are made from."""
+    """Run the op of this name in C++, as `mla_attention`."""
     S = angles_Sr.shape[0]
     B = q.shape[0] // S
     o, lse = _like(q), _fp32(q, B, kv_heads, S, heads // kv_heads)
     C = _pairs(q.shape[1] // heads, angles_Sr)
-    call("gqa_attention", q.dtype, B, S, heads, kv_heads, C, q, k, v, angles_Sr, _int32(starts), o, lse)
+    call("gqa_attention", q.dtype, B, S, heads, kv_heads, C, q, k, v, angles_Sr, _int32(starts), o, lse, peaks_H)
     return o, lse
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from runtime.ops.causal import angles, turns
+from runtime.ops.causal import angles, new_peaks, turns
 from runtime.ops.gqa_attention import attend_groups, attend_groups_dgrad
 from runtime.ops.wide import wide, wide_dtype
 
@@ -36,6 +36,27 @@ def bounded_attention(
     """
     turned_by = _angles(q, sequence, heads, theta, starts)
     return attend_groups(q, k, v, sequence, heads, kv_heads, turned_by, sinks, window, softcap, starts, positions)
+
+
+def bounded_attention_peaks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    theta: float,
+    window: int,
+    softcap: float,
+    starts: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Give what `bounded_attention` does and, before lse, peaks_H: the largest logit of each head, FP32 at least."""
+    peaks_H, turned_by = new_peaks(q, heads), _angles(q, sequence, heads, theta, starts)
+    sizes = sequence, heads, kv_heads, turned_by, sinks, window, softcap
+    o, lse = attend_groups(q, k, v, *sizes, starts, positions, peaks_H)
+    return o, peaks_H, lse
 
 
 def bounded_attention_dgrad(
@@ -78,4 +99,10 @@ def bounded_attention_wgrad_(acc: Tensor, do: Tensor, o: Tensor, lse: Tensor, si
     acc.add_(bounded_attention_wgrad(do, o, lse, sinks.to(wide_dtype(sinks.dtype))))
 
 
-OPS = (bounded_attention, bounded_attention_dgrad, bounded_attention_wgrad, bounded_attention_wgrad_)
+OPS = (
+    bounded_attention,
+    bounded_attention_peaks,
+    bounded_attention_dgrad,
+    bounded_attention_wgrad,
+    bounded_attention_wgrad_,
+)

@@ -38,18 +38,24 @@ def attend(
     softcap: float = 0.0,
     starts_NQ: Tensor | None = None,
     positions_NQ: Tensor | None = None,
+    peaks_NM: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q_NMC (scaled), k_NSC, v_NSV -> o_NMV = softmax(q·k)·v over the keys at or before the query, lse_NM, the
     logarithm of its denominator.
 
     With a `window`, keys are the last so many of these; with `starts`, those of the query's document. With a `softcap`,
-    logits s are softcap·tanh(s/softcap). Sinks are logits that the denominator has besides.
+    logits s are softcap·tanh(s/softcap). Sinks are logits that the denominator has besides. `peaks` becomes the largest
+    logit of each query, before the softcap, sinks left out.
     """
     o_NMV = q_NMC.new_empty((*q_NMC.shape[:2], v_NSV.shape[2]))
     lse_NM = q_NMC.new_empty(q_NMC.shape[:2])
     masked = _Masks(q_NMC, k_NSC, window, starts_NQ, positions_NQ)
     for n, rows, new, past in masked.blocks():
         scores = torch.bmm(q_NMC[n, rows], k_NSC[n, past].mT)
+        if peaks_NM is not None:
+            seen = scores.clone()
+            masked.hide(seen, n, new, past)
+            torch.amax(seen, dim=-1, out=peaks_NM[n, rows])
         if softcap:
             scores.div_(softcap).tanh_().mul_(softcap)
         masked.hide(scores, n, new, past)
@@ -209,6 +215,11 @@ def of_heads(places: Tensor | None, queries: int, heads: int) -> Tensor | None:
 def back(angles_Sr: Tensor) -> Tensor:
     """Angles that turn back. Not .conj(): that is a flag, which an op called below torch's Conjugate key misses."""
     return angles_Sr.conj_physical()
+
+
+def new_peaks(q: Tensor, heads: int) -> Tensor:
+    """The largest logit of each head of queries, of none so far."""
+    return q.new_full((heads,), -torch.inf, dtype=wide_dtype(q.dtype))
 
 
 def rotate(x: Tensor, angles_Sr: Tensor | None, scale: float = 1.0) -> Tensor:

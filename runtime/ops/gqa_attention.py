@@ -14,6 +14,7 @@ for every query head, without the time to repeat them and to sum their gradients
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from runtime.native import ops as native
@@ -24,6 +25,7 @@ from runtime.ops.causal import (
     attend_dgrad,
     back,
     columns,
+    new_peaks,
     of_heads,
     rotate,
     split_heads,
@@ -50,11 +52,45 @@ def gqa_attention(
     seen and in which positions count. With `positions` int32, one for each query, q has some rows of each sequence, as
     many of all; theta is 0.
     """
+    return _attended(q, k, v, sequence, heads, kv_heads, theta, starts, positions)
+
+
+def gqa_attention_peaks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    theta: float,
+    starts: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Give what `gqa_attention` does and, before lse, peaks_H: the largest logit of each query head, FP32 at least."""
+    peaks_H = new_peaks(q, heads)
+    o, lse = _attended(q, k, v, sequence, heads, kv_heads, theta, starts, positions, peaks_H)
+    return o, peaks_H, lse
+
+
+def _attended(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    theta: float,
+    starts: Tensor | None,
+    positions: Tensor | None,
+    peaks_H: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """o and lse; `peaks_H` of `new_peaks`, if it is there, gets the largest logit of each head."""
     angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
     if positions is None and takes(q, k, v):
-        return native.gqa_attention(q, k, v, angles_Sr, heads, kv_heads, starts)
+        return native.gqa_attention(q, k, v, angles_Sr, heads, kv_heads, starts, peaks_H)
     turned_by = turns(angles_Sr, starts) if theta else None
-    return attend_groups(q, k, v, sequence, heads, kv_heads, turned_by, starts=starts, positions=positions)
+    sizes = sequence, heads, kv_heads, turned_by
+    return attend_groups(q, k, v, *sizes, starts=starts, positions=positions, peaks_H=peaks_H)
 
 
 def gqa_attention_dgrad(
@@ -95,15 +131,19 @@ def attend_groups(
     softcap: float = 0.0,
     starts: Tensor | None = None,
     positions: Tensor | None = None,
+    peaks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [B·Q, H·C], k and v [B·S, G·C], angles of `turns`, if it rotates -> o [B·Q, H·C], lse [B, G, Q, H/G]; sinks
-    [H]. `attend` says what each does."""
+    [H]. `attend` says what each does. `peaks_H`, if it is there, gets the largest logit of each head."""
     inputs = _grouped(wide(q), wide(k), wide(v), sequence, heads, kv_heads, angles)
     B = k.shape[0] // sequence
     rows = (B, kv_heads, q.shape[0] // B, heads // kv_heads)
     sinks_NM = None if sinks is None else wide(sinks).view(1, kv_heads, 1, -1).expand(rows).flatten(0, 1).flatten(1)
     places = of_heads(starts, rows[2], kv_heads), of_heads(positions, rows[2], kv_heads)
-    o_NMC, lse_NM = attend(*inputs, sinks_NM, window, softcap, *places)
+    peaks_NM = None if peaks_H is None else inputs[0].new_empty(inputs[0].shape[:2])
+    o_NMC, lse_NM = attend(*inputs, sinks_NM, window, softcap, *places, peaks_NM)
+    if peaks_H is not None and peaks_NM is not None:
+        torch.amax(peaks_NM.view(rows), dim=(0, 2), out=peaks_H.view(kv_heads, -1))
     return _ungrouped(o_NMC.to(q.dtype), rows[2], kv_heads), lse_NM.view(rows)
 
 
@@ -170,4 +210,4 @@ def _turned(x_NMC: Tensor, kv_heads: int, angles: Tensor | None, scale: float = 
     return rotate(x_NMC.unflatten(1, (angles.shape[-2], -1)), angles.unsqueeze(-2), scale).flatten(1, 2)
 
 
-OPS = (gqa_attention, gqa_attention_dgrad)
+OPS = (gqa_attention, gqa_attention_peaks, gqa_attention_dgrad)

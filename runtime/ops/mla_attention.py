@@ -26,6 +26,7 @@ from runtime.ops.causal import (
     attend_dgrad,
     back,
     columns,
+    new_peaks,
     of_heads,
     rotate,
     split_heads,
@@ -55,15 +56,56 @@ def mla_attention(
 
     With `positions` int32, one for each query, q has some rows of each sequence, as many of all; theta is 0.
     """
+    return _attended(q, kv, k_rope, sequence, heads, nope, rope, value, theta, starts, positions)
+
+
+def mla_attention_peaks(
+    q: Tensor,
+    kv: Tensor,
+    k_rope: Tensor,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rope: int,
+    value: int,
+    theta: float,
+    starts: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Give what `mla_attention` does and, before lse, peaks_H: the largest logit of each head, FP32 at least."""
+    peaks_H = new_peaks(q, heads)
+    how = sequence, heads, nope, rope, value, theta, starts, positions
+    o, lse_BHS = _attended(q, kv, k_rope, *how, peaks_H)
+    return o, peaks_H, lse_BHS
+
+
+def _attended(
+    q: Tensor,
+    kv: Tensor,
+    k_rope: Tensor,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rope: int,
+    value: int,
+    theta: float,
+    starts: Tensor | None,
+    positions: Tensor | None,
+    peaks_H: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """o and lse; `peaks_H` of `new_peaks`, if it is there, gets the largest logit of each head."""
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
     if positions is None and takes(q, kv, k_rope):
-        return native.mla_attention(q, kv, k_rope, angles_Sr, heads, nope, value, starts)
+        return native.mla_attention(q, kv, k_rope, angles_Sr, heads, nope, value, starts, peaks_H)
     inputs = split_inputs(
         wide(q), wide(kv), wide(k_rope), sequence, heads, nope, turns(angles_Sr, starts) if theta else None
     )
     queries = inputs[0].shape[1]
     places = of_heads(starts, queries, heads), of_heads(positions, queries, heads)
-    o_PSV, lse_PS = attend(*inputs, None, 0, 0.0, *places)
+    peaks_PS = None if peaks_H is None else inputs[0].new_empty(inputs[0].shape[:2])
+    o_PSV, lse_PS = attend(*inputs, None, 0, 0.0, *places, peaks_PS)
+    if peaks_H is not None and peaks_PS is not None:
+        torch.amax(peaks_PS.unflatten(0, (-1, heads)), dim=(0, 2), out=peaks_H)
     return columns(o_PSV.to(q.dtype), heads), lse_PS.unflatten(0, (-1, heads))
 
 
@@ -133,4 +175,4 @@ def join_gradients(
     return dq_BQHC.view(B * Q, H * C), dkv_BSHW.view(B * S, H * (nope + V)), dk_rope_BSr.flatten(0, 1)
 
 
-OPS = (mla_attention, mla_attention_dgrad)
+OPS = (mla_attention, mla_attention_peaks, mla_attention_dgrad)

@@ -15,11 +15,12 @@ from runtime.ops.causal import angles, back, columns, of_heads, split_heads, tur
 from tests.kernels.checks_quantise import bytes_of, moved, same
 from tests.kernels.checks_quantise_e5m6 import unsigned
 from tests.kernels.interpreted import NUM_SMS, double, random, run
-from tests.kernels.near import FREE, Bounds, Near, attend, attend_dgrad, cat, close, turned
+from tests.kernels.near import FREE, Bounds, Near, attend, attend_dgrad, cat, close, gives_peaks, peaks, turned
 
 CHECKED = (
     "mla_attention", "mla_attention_dgrad", "gqa_attention", "gqa_attention_dgrad",
     "bounded_attention", "bounded_attention_dgrad",
+    "mla_attention_peaks", "gqa_attention_peaks", "bounded_attention_peaks",
     "mla_attention_quantise_kept_e5m6", "mla_attention_dgrad_quantise_both",
     "dequantise_mla_attention_dgrad_e5m6", "dequantise_mla_attention_dgrad_quantise_both_e5m6",
 )  # fmt: skip
@@ -97,6 +98,9 @@ def mla(dtype: torch.dtype, sizes: Sizes, lengths: Lengths = (), some: Some | No
     near_o, near_lse = attend(queries, keys, values, dtype, bounds)
     close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
     close(lse, near_lse, torch.float32, lse_exact)
+    largest = gives_peaks("mla_attention", (q, kv, k_rope, *more), (o, lse))
+    exact = ops.mla_attention_peaks(q64, kv64, k_rope64, *more)[1]
+    close(largest, peaks(queries, keys, bounds, H), torch.float32, exact)
 
     found = run("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *more)
     expected = ops.mla_attention_dgrad(do64, q64, kv64, k_rope64, o64, lse64, *more)
@@ -272,6 +276,10 @@ def grouped(
     near_o, near_lse = attend(queries, keys, values, dtype, bounds)
     close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
     close(lse, near_lse.map(lambda x: x.view(B, G, group, Q).mT), torch.float32, lse_exact)
+    if not bounds.softcap and bounds.sinks_P is None:  # with either of them torch finds the largest logits
+        largest = gives_peaks(op, (q, k, v, *sinks, *more), (o, lse))
+        exact = ops.OPS[f"{op}_peaks"](q64, k64, v64, *wide_sinks, *more)[1]
+        close(largest, peaks(queries, keys, bounds, H), torch.float32, exact)
 
     found = run(f"{op}_dgrad", do, q, k, v, o, lse, *more)
     expected = ops.OPS[f"{op}_dgrad"](do64, q64, k64, v64, o64, lse64, *more)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops.causal import rotate
-from tests.kernels.interpreted import STORED, U
+from tests.kernels.interpreted import STORED, U, run
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,20 @@ def attend(q: Near, k: Near, v: Near, dtype: torch.dtype, bounds: Bounds = FREE)
     return o.rounded(dtype), Near(
         lse, total / (1 - total) + 4 * U * (lse.abs() + largest + torch.tensor(2.0 * S).log())
     )
+
+
+def gives_peaks(op: str, arguments: tuple[Any, ...], results: tuple[Tensor, Tensor]) -> Tensor:
+    """The largest logit of each head, by the kernel that gives the same bits as the op's own besides."""
+    o, largest, lse = run(f"{op}_peaks", *arguments)
+    assert torch.equal(o, results[0]) and torch.equal(lse, results[1])
+    return largest
+
+
+def peaks(q: Near, k: Near, bounds: Bounds, heads: int) -> Near:
+    """The largest logit of each head of all sequences, H: no further off than the logit that is off most."""
+    scores, _, unseen = scores_of(q, k, bounds)
+    largest, off = scores.exact.masked_fill(unseen, -torch.inf), scores.off.masked_fill(unseen, 0)
+    return Near(largest.amax((1, 2)).view(-1, heads).amax(0), off.amax((1, 2)).view(-1, heads).amax(0))
 
 
 def attend_dgrad(

@@ -53,6 +53,7 @@ GPT_OSS = (
 )
 NEMOTRON, GPT_2 = (f"{DENSE}.activation=relu2",), (f"{DENSE}.activation=gelu_tanh",)
 SMALL = (f"{GROUPED}.window=50", f"{GROUPED}.softcap=20", f"{GROUPED}.sinks=true", f"{DENSE}.activation=gelu")
+CLIPPED = "train.optimizer.qk_clip=100"
 CONTEXT_LAPTOP = (*SMALL, CONTEXT, "parallel.pipeline=1", MASKED)
 BOUNDED = (MISTRAL, GEMMA2, GEMMA2_27B, GPT_OSS, NEMOTRON, GPT_2)
 LARGE = ("deepseek-v3.dsc", "llama3-8b.dsc")
@@ -82,6 +83,12 @@ VARIANTS: tuple[Variant, ...] = (
         for values in ((), ("precision=fp32",))
     ),
     *(("laptop-gqa.dsc", "laptop_gqa", (*SMALL, MASKED, *values)) for values in ((), ("precision=bf16",))),
+    # Logits of which the largest of each head is found.
+    *(
+        ("llama3-8b.dsc", "pretrain", (*model, CLIPPED, *values))
+        for model in ((), MISTRAL)
+        for values in ((), ("precision=fp32",), (MASKED,), (CONTEXT,))
+    ),
     # Sequences that context ranks split.
     ("quickstart.dsc", "quickstart", (CONTEXT,)),
     *((file, "pretrain", (CONTEXT, *values)) for file in LARGE for values in ((), ("precision=fp32",))),

@@ -104,6 +104,11 @@ def _scores(q_NSC: Tensor, k_NSC: Tensor, still: int, starts: Tensor | None) -> 
     return (q_NSC @ k_NSC.mT).masked_fill(hidden, -torch.inf), off_NSS.masked_fill(hidden, 0)
 
 
+def _peaks(q_NSC: Tensor, k_NSC: Tensor, still: int, starts: Tensor | None, heads: int) -> Tensor:
+    """Bounds of the largest score of each head: it is no further off than the score that is off most."""
+    return _scores(q_NSC, k_NSC, still, starts)[1].amax((1, 2)).view(-1, heads).amax(0)
+
+
 def _attend(q_NSC: Tensor, k_NSC: Tensor, v_NSD: Tensor, still: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:
     """Bounds of o_NSD and lse_NS."""
     S = q_NSC.shape[1]
@@ -158,6 +163,14 @@ def mla_attention(q: Tensor, kv: Tensor, k_rope: Tensor, *sizes: Any) -> tuple[T
     return _rows(o, heads), lse.unflatten(0, (-1, heads))
 
 
+def mla_attention_peaks(q: Tensor, kv: Tensor, k_rope: Tensor, *sizes: Any) -> tuple[Tensor, ...]:
+    S, heads, nope, rope, _, theta, starts, _ = sizes
+    turn = turns(angles(S, rope, theta, q.dtype, q.device), starts)
+    q_NSC, k_NSC, _ = split_inputs(q, kv, k_rope, S, heads, nope, turn)
+    o, lse = mla_attention(q, kv, k_rope, *sizes)
+    return o, _peaks(q_NSC, k_NSC, nope, starts, heads), lse
+
+
 def mla_attention_dgrad(
     do: Tensor, q: Tensor, kv: Tensor, k_rope: Tensor, o: Tensor, lse_BHS: Tensor, *sizes: Any
 ) -> tuple[Tensor, ...]:
@@ -174,6 +187,12 @@ def gqa_attention(q: Tensor, k: Tensor, v: Tensor, *sizes: Any) -> tuple[Tensor,
     _, heads, kv_heads, _, starts, _ = sizes
     o, lse = _attend(*_gqa_heads(q, k, v, *sizes[:-1]), 0, starts)
     return _rows(o, heads), lse.unflatten(0, (-1, kv_heads, heads // kv_heads)).transpose(2, 3)
+
+
+def gqa_attention_peaks(q: Tensor, k: Tensor, v: Tensor, *sizes: Any) -> tuple[Tensor, ...]:
+    q_NSC, k_NSC, _ = _gqa_heads(q, k, v, *sizes[:-1])
+    o, lse = gqa_attention(q, k, v, *sizes)
+    return o, _peaks(q_NSC, k_NSC, 0, sizes[-2], sizes[1]), lse
 
 
 def gqa_attention_dgrad(
@@ -227,8 +246,10 @@ BOUNDS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "gated_swiglu_dgrad": gated_swiglu_dgrad,
     "gqa_attention": gqa_attention,
     "gqa_attention_dgrad": gqa_attention_dgrad,
+    "gqa_attention_peaks": gqa_attention_peaks,
     "mla_attention": mla_attention,
     "mla_attention_dgrad": mla_attention_dgrad,
+    "mla_attention_peaks": mla_attention_peaks,
     "rmsnorm": rmsnorm,
     "rmsnorm_dgrad": rmsnorm_dgrad,
     "rmsnorm_wgrad": rmsnorm_wgrad,

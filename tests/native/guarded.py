@@ -132,6 +132,8 @@ def all_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield "mla_attention", cases.mla_attention(source, 1, 5, 2, width, 6, width)
         yield "gqa_attention", cases.gqa_attention(source, 2, width, 2, 2, 6)
         yield "gqa_attention", cases.gqa_attention(source, 2, width, 2, 2, 6, documents=True)
+        yield "gqa_attention_peaks", cases.gqa_attention(source, 2, width, 2, 2, 6)
+        yield "mla_attention_peaks", cases.mla_attention(source, 2, width, 2, 5, 2, 3)
         yield "gqa_attention", cases.gqa_attention(source, 1, 5, 1, 2, 2 * width)
         yield "linear", cases.linear(source, width, 5, 3)
         yield "linear", cases.linear(source, 3, width, 5)

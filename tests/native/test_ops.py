@@ -221,6 +221,7 @@ def test_mla_attention_of_any_size(
 ) -> None:
     args = cases.mla_attention(Source(dtype, seed), B, S, H, nope, 2 * pairs, value, 100.0, documents)
     check("mla_attention", args, seed, dtype, calls, views)
+    check("mla_attention_peaks", args, seed, dtype, calls, views)
 
 
 @DTYPES
@@ -243,6 +244,7 @@ def test_gqa_attention_of_any_size(
 ) -> None:
     args = cases.gqa_attention(Source(dtype, seed), B, S, G, share, 2 * pairs, 100.0, documents)
     check("gqa_attention", args, seed, dtype, calls, views)
+    check("gqa_attention_peaks", args, seed, dtype, calls, views)
 
 
 @DTYPES
@@ -251,6 +253,7 @@ def test_gqa_attention_of_any_size(
 def test_attention_at_the_ends_of_blocks(sequence: int, documents: bool, dtype: torch.dtype, calls: Calls) -> None:
     args = cases.mla_attention(Source(dtype, sequence), 1, sequence, 2, 17, 6, 33, documents=documents)
     check("mla_attention", args, sequence, dtype, calls, views=True)
+    check("mla_attention_peaks", args, sequence, dtype, calls, views=True)
 
 
 def test_a_sequence_whose_blocks_have_fewer_rows(calls: Calls) -> None:

@@ -41,14 +41,16 @@ def attend(
     softcap: float | None = None,
     sinks_H: Tensor | None = None,
     hidden_BSS: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Causal softmax attention, without the keys that are hidden -> [B, S, H, U], what each head gives each key."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Causal softmax attention, without the keys that are hidden -> [B, S, H, U], what each head gives each key, and
+    the largest logit of each head before the softcap [H]."""
     B, S, H, X = q_BSHX.shape
     score_BHSS = torch.einsum("bqhx,bkhx->bhqk", q_BSHX, k_BSHX) * (X**-0.5 if scale is None else scale)
-    if softcap is not None:
-        score_BHSS = torch.tanh(score_BHSS / softcap) * softcap
     distance_SS = torch.arange(S)[:, None] - torch.arange(S)
     unseen_SS = (distance_SS < 0) | (distance_SS >= (S if window is None else window))
+    largest_H = torch.stack([score_BHSS[:, head][:, ~unseen_SS].max() for head in range(H)]).detach()
+    if softcap is not None:
+        score_BHSS = torch.tanh(score_BHSS / softcap) * softcap
     score_BHSS = score_BHSS.masked_fill(unseen_SS, float("-inf"))
     if hidden_BSS is not None:
         score_BHSS = score_BHSS.masked_fill(hidden_BSS[:, None], float("-inf"))
@@ -57,10 +59,18 @@ def attend(
     else:
         with_sink = torch.cat([score_BHSS, sinks_H.view(1, H, 1, 1).expand(B, H, S, 1)], dim=-1)
         share_BHSS = with_sink.softmax(dim=-1)[..., :-1]
-    return torch.einsum("bhqk,bkhu->bqhu", share_BHSS, v_BSHU), share_BHSS
+    return torch.einsum("bhqk,bkhu->bqhu", share_BHSS, v_BSHU), share_BHSS, largest_H
 
 
-class MultiHeadLatentAttention(nn.Module):
+class Attention(nn.Module):
+    """What both kinds have: the largest logit of each head since `largest` was last emptied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest: list[Tensor] = []  # [H] of each call
+
+
+class MultiHeadLatentAttention(Attention):
     """MLA on a normed input: keys and values come from a latent; one rope key serves all heads."""
 
     def __init__(self, hidden: int, attention: Mla, norm_eps: float) -> None:
@@ -107,15 +117,17 @@ class MultiHeadLatentAttention(nn.Module):
         if rope and rope.scaling and rope.scaling.mscale_all_dim:
             scale *= grown(rope.scaling.factor, rope.scaling.mscale_all_dim) ** 2
         if self.indexer is None:
-            return functional.linear(attend(q_BSHX, k_BSHX, v_BSHU, scale)[0].flatten(2), self.out)
+            mixed_BSHU, _, largest_H = attend(q_BSHX, k_BSHX, v_BSHU, scale)
+            self.largest.append(largest_H)
+            return functional.linear(mixed_BSHU.flatten(2), self.out)
         scores_BSS = self.indexer.scores(x_BSD, c_q_BSC, rope, dims.rope)
         unseen_BSS = self.indexer.unseen(scores_BSS)
-        mixed_BSHU, share_BHSS = attend(q_BSHX, k_BSHX, v_BSHU, scale, hidden_BSS=unseen_BSS)
+        mixed_BSHU, share_BHSS, _ = attend(q_BSHX, k_BSHX, v_BSHU, scale, hidden_BSS=unseen_BSS)
         self.indexer.learn(scores_BSS, unseen_BSS, share_BHSS)
         return functional.linear(mixed_BSHU.flatten(2), self.out)
 
 
-class GroupedQueryAttention(nn.Module):
+class GroupedQueryAttention(Attention):
     """GQA on a normed input: each head of keys and values serves `heads / kv_heads` neighbouring query heads."""
 
     def __init__(self, hidden: int, attention: Gqa, norm_eps: float) -> None:
@@ -151,7 +163,9 @@ class GroupedQueryAttention(nn.Module):
         served = sizes.heads // sizes.kv_heads
         k_BSHW, v_BSHW = (x.repeat_interleave(served, dim=2) for x in (rotate(k_BSGW, sizes.rope), v_BSGW))
         sinks_H = self.sinks if sizes.sinks else None
-        mixed, _ = attend(rotate(q_BSHW, sizes.rope), k_BSHW, v_BSHW, sizes.scale, sizes.window, sizes.softcap, sinks_H)
+        bounds = sizes.scale, sizes.window, sizes.softcap, sinks_H
+        mixed, _, largest_H = attend(rotate(q_BSHW, sizes.rope), k_BSHW, v_BSHW, *bounds)
+        self.largest.append(largest_H)
         if sizes.output_gate:
             mixed = mixed * torch.sigmoid(gate[0])
         return functional.linear(mixed.flatten(2), self.out, self.out_bias if sizes.bias == "all" else None)

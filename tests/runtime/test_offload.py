@@ -73,7 +73,7 @@ def trained(state: State, plan: contract.Plan, steps: int, *by: Op, staging: Sta
             values = torch.empty(bucket.gradients.numel()).normal_(generator=generator)
             bucket.gradients.copy_(values)
         for bucket in state.buckets:
-            optimizer.update(bucket, recipe, by[bucket.rest], 1e-2, step, 2.0, staging)
+            optimizer.update(bucket, recipe, by[bucket.rest], optimizer.Numbers(step, 1e-2, 2.0), staging)
         staging.finish()
 
 

@@ -155,7 +155,7 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
         if (mine := trainer.state.tables.get(each.name)) is not None:
             mine.copy_(torch.from_numpy(table(each.name, each.shape, each.below)))
     result: dict[str, Tensor] = {}
-    rows, index, routed = [], [], Routed.watched(trainer)
+    rows, index, logits, routed = [], [], list[list[float]](), Routed.watched(trainer)
     writers, messages = counted(trainer), counted_messages(trainer)
     for step in range(plan.steps):
         batch = batch_at(plan.batches, plan.train.sequence, trainer.position.tokens)
@@ -175,6 +175,7 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
             row = trainer.apply(sums)
         rows.append([row.get(k, 0.0) for k in ("loss", "mtp_loss", "sequence_loss", "grad_norm")])
         index.append(row.get("index_loss", 0.0))
+        logits.append([row[k] for k in ("largest_logit", "clipped_heads") if k in row])
     result["read"] = torch.tensor(sum(index < trainer.position.next for index in samples.read))
     assert plan.train.validate is not None
     with nothing_else(trainer, f"evaluate_{count}", plan.train.validate.batches):
@@ -188,6 +189,8 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
     result |= {f"bias/{name}": bias.clone() for name, bias in trainer.state.biases.items()}
     result["rows"] = torch.tensor(rows, dtype=torch.float64)
     result["index"] = torch.tensor(index, dtype=torch.float64)
+    if plan.clipped:
+        result["logits"] = torch.tensor(logits, dtype=torch.float64)
     losses = [validation["validation_loss"], validation.get("validation_mtp_loss", 0.0)]
     result["validation"] = torch.tensor(losses, dtype=torch.float64)
     return result

@@ -26,9 +26,9 @@ class Recorded:
         self.sums, self.asked = trainer.links.sums, list[tuple[str, str | int]]()
         trainer.links.sums = self
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        self.asked.append(("sum", tensor.numel()))
-        self.sums.all_reduce(tensor)
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
+        self.asked.append(("max" if largest else "sum", tensor.numel()))
+        self.sums.all_reduce(tensor, largest)
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
         self.asked.append(("start", bucket))
@@ -57,13 +57,15 @@ def expected(trainer: Trainer, program: Program) -> list[tuple[str, str | int]]:
     num_records = sum(
         next((y.experts for y in trainer.layers if n == f"load {y.name}"), 1) for n in trainer.plan.records
     )
-    sums = {"targets": 2, "norm": 1 + NUMBERS * trainer.plan.mesh.world}  # elements; all others are records
+    heads = sum(layer.heads for layer in trainer.plan.clipped)
+    # Elements; all others are records.
+    sums = {"targets": 2, "norm": 1 + NUMBERS * trainer.plan.mesh.world, "logits": heads}
     names = {"reduce": "gradients", "gather": "parameters"}
     before, after = (
         [
-            (kind, sums.get(name, num_records)) if kind == "sum" else (kind, f"{names[kind]} {name}")
+            (kind, sums.get(name, num_records)) if kind in ("sum", "max") else (kind, f"{names[kind]} {name}")
             for kind, name in listed
-            if kind == "sum" or name in trainer.buckets
+            if kind in ("sum", "max") or name in trainer.buckets
         ]
         for listed in (program.prologue, (*program.epilogue, *program.update))
     )

@@ -35,6 +35,7 @@ from tests.reference.config import Config
 from tests.reference.indexer import LightningIndexer
 from tests.reference.model import Reference, Router
 from tests.reference.muon import Muon, MuonRecipe
+from tests.reference.qk_clip import clip_logits_
 from tests.reference.training import AdamW, Recipe, balance_, clip_
 from tests.training.processes import run_module
 from tests.training.samples import RandomSamples, table, weight
@@ -112,7 +113,7 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
         optimizer.parameters = {n: p for n, p in optimizer.parameters.items() if ".indexer." in n}
     samples = RandomSamples(chosen.model.vocab, sequence)
     phases = [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
-    rows, index, first, before = [], [], {}, 0
+    rows, index, logits, first, before = [], [], list[tuple[float, int]](), {}, 0
     sizes = [size for size, steps in ramp.of(chosen).phases(train.tokens) for _ in range(steps)]
     for step, size in enumerate(sizes):
         after = before + size
@@ -127,6 +128,8 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
             loads = dict(losses.loads)
         norm = clip_(gradients, recipe.clip)
         optimizer.step_(gradients, learning_rate(phases, after * sequence))
+        if (bound := train.optimizer.qk_clip) is not None:
+            logits.append(clip_logits_(model, bound))
         if not alone:
             balance_(model, losses.loads, before * sequence)
         nats = sum(part.item() for each in indexers for part in each.nats)
@@ -138,7 +141,7 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
     validation = torch.tensor([last.main.item(), last.mtp.item()], dtype=torch.float64)
     weights = model.logical_parameters()
     found = {"gradients": first, "loads": loads, "rows": rows, "weights": weights, "validation": validation}
-    return found | {"index": torch.tensor(index, dtype=torch.float64)}
+    return found | {"index": torch.tensor(index, dtype=torch.float64), "logits": logits}
 
 
 def optimizer_of(model: Reference, row: AnyOptimizer, recipe: Recipe) -> AdamW | Muon:
@@ -321,4 +324,8 @@ def compare(
     close("first step", ours["rows"][0], torch.tensor(expected["rows"][0], dtype=torch.float64), GRADIENT_TOLERANCE)
     close("steps", ours["rows"], torch.tensor(expected["rows"], dtype=torch.float64), WEIGHT_TOLERANCE)
     close("validation", ours["validation"], expected["validation"], WEIGHT_TOLERANCE)
+    if expected.get("logits"):
+        largest, clipped = torch.tensor(expected["logits"], dtype=torch.float64).T
+        close("largest logits", ours["logits"][:, 0], largest, WEIGHT_TOLERANCE)
+        assert torch.equal(ours["logits"][:, 1], clipped), "heads that are clipped"
     return held
