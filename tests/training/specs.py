@@ -244,9 +244,8 @@ MODELS = {
 
 
 # Latent and grouped attention, experts and none, all that a model may have between its parts; with several streams.
-MODELS |= {
-    f"{name}_streams": streams(MODELS[name]) for name in ("v3", "pattern", "everything", "split", "tables", "v4")
-}
+WITH_STREAMS = ("v3", "pattern", "everything", "split", "tables", "v4", "hybrid", "v32")
+MODELS |= {f"{name}_streams": streams(MODELS[name]) for name in WITH_STREAMS}
 
 
 def spec(

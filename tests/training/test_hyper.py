@@ -29,6 +29,8 @@ MESHES = [
     ("pattern_streams", "1f1b", 2, 1, 2, 1, 1, 3, 6),
     ("everything_streams", "zb1p", 2, 2, 2, 1, 1, 0, 6),
     ("v4_streams", "dualpipe", 2, 2, 2, 1, 1, 1, 6),
+    ("hybrid_streams", "1f1b", 2, 1, 1, 1, 1, 1, 6),
+    ("v32_streams", "1f1b", 2, 2, 2, 1, 1, 0, 6),
     ("tables_streams", "1f1b", 1, 2, 2, 1, 1, 1, 6),
     ("split_streams", "1f1b", 2, 1, 1, 2, 1, 1, 6),
     ("split_streams", "zbv", 2, 1, 1, 2, 2, 1, 8),
