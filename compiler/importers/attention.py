@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from compiler.importers.families import Family
+from compiler.importers.linear_attention import linear_layers
 from compiler.importers.reader import Reader, shown
 from compiler.importers.rotation import FULL, SLIDING, rotations
-from dsl.schema import Gqa, HeadDim, Indexer, Mla, Node, Rope
+from dsl.schema import Compressed, Gqa, HeadDim, Indexer, Mla, Node, Rope
 
-Attention = Mla | Gqa
+Attention = Mla | Gqa | Compressed
 INDEXED = "indexed_attention"  # of layers to all tokens, as far as an indexer chooses them
 
 
@@ -23,16 +24,19 @@ def attentions(
     kind: type[Node] = Mla if family.attention == "mla" else Gqa
     num_heads = reader.number("model.attention.heads", kind, "heads", "num_attention_heads")
     turned, original = rotations(reader, family, num_heads, hidden)
-    found: Attention
+    found: Mla | Gqa
     if family.attention == "mla":
         found = _mla(reader, family, num_heads, turned[FULL])
     else:
         found = _gqa(reader, family, hidden, num_heads, turned[FULL])
+    linear, net = linear_layers(reader, family, num_layers)
     without = _without_position(reader, family, num_layers)
-    kinds = _kinds(reader, family, num_layers, without)
+    kinds = [FULL] * num_layers if family.linear else _kinds(reader, family, num_layers, without)
     window = _window(reader, family, context)
 
     def of_layer(layer: int) -> Attention:
+        if net is not None and layer in linear:
+            return net
         changes: dict[str, Any] = {"rope": None if layer in without else turned[kinds[layer]]}
         if window is not None:
             changes["window"] = window if kinds[layer] == SLIDING else None
@@ -91,6 +95,7 @@ def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope
         scale=_scale(reader, family, width),
         softcap=_softcap(reader, family),
         sinks=family.sinks,
+        output_gate=family.output_gate,
         rope=rope,
     )
 
@@ -143,6 +148,8 @@ def _window(reader: Reader, family: Family, context: int) -> int | None:
 
 def _without_position(reader: Reader, family: Family, num_layers: int) -> set[int]:
     """Layers whose queries and keys are not rotated."""
+    if not family.rotates:
+        return {*range(num_layers)}
     if not family.skips_rotation:
         return set()
     every = reader.count("no_rope_layer_interval", 1, 2**20, family.skips_rotation)

@@ -33,6 +33,10 @@ class Family:
     skips_rotation: int = 0  # without no_rope_layers, every N-th layer has no position
     scale: str = ""  # the key of the scale of scores, or of what its square root divides them by
     softcap: bool = False  # attn_logit_softcapping is read
+    linear: Literal["", "qwen", "kimi"] = ""  # layers of linear attention, and who names their sizes so
+    rotates: bool = True  # whether queries and keys have positions at all
+    output_gate: bool = False  # what softmax attention gives is multiplied by a sigmoid
+    renamed: Mapping[str, str] = field(default_factory=dict)  # keys → what other types call the same
     norm: Literal["pre", "post", "sandwich"] = "pre"
     shared_gate: bool = False  # one shared expert of its own width behind a gate
     scales_embedding: bool = False  # embeddings are multiplied by √hidden
@@ -165,6 +169,41 @@ _YARN_OF_GPT_OSS: Defaults = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+_QWEN3_NEXT: Defaults = {
+    **_ALL,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "norm_topk_prob": True,
+    "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 512,
+    "linear_conv_kernel_dim": 4,
+}
+_KIMI_LINEAR: Defaults = {
+    **_ALL,
+    "max_position_embeddings": 1_048_576,
+    "rms_norm_eps": 1e-5,
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.446,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": None,
+    "first_k_dense_replace": 1,
+    "aux_loss_alpha": 0.001,
+    "linear_conv_kernel_dim": 4,
+}
+_KEYS_OF_KIMI_LINEAR: Mapping[str, str] = {
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "moe_router_activation_func": "scoring_func",
+    "num_expert_group": "n_group",
+    "num_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+}
 _QWEN2_MOE: Defaults = {**_QWEN3_MOE, "num_key_value_heads": 16, "shared_expert_intermediate_size": 5632}
 FAMILIES = {
     "deepseek": Family("gqa", "deepseek", _DEEPSEEK),
@@ -199,6 +238,7 @@ FAMILIES = {
     "gpt_oss": Family("gqa", "gpt_oss", _GPT_OSS, window=128, slides_every=2, sinks=True, rope=_YARN_OF_GPT_OSS),
     "granite": Family("gqa", "dense", _GRANITE, scale="attention_multiplier", multiplies=True, may_bias_ffn=True),
     "kimi_k2": Family("mla", "deepseek", _DEEPSEEK_V3),
+    "kimi_linear": Family("mla", "deepseek", _KIMI_LINEAR, linear="kimi", rotates=False, renamed=_KEYS_OF_KIMI_LINEAR),
     "llama": Family("gqa", "dense", _LLAMA, may_bias_ffn=True),
     "mistral": Family("gqa", "dense", _MISTRAL, window=4096),
     "mixtral": Family("gqa", "mixtral", _MIXTRAL),
@@ -210,6 +250,16 @@ FAMILIES = {
     ),
     "qwen3": Family("gqa", "dense", _QWEN3, qk_norm="head", slides=False, slides_late=True),
     "qwen3_moe": Family("gqa", "qwen", _QWEN3_MOE, qk_norm="head", slides=False),
+    "qwen3_next": Family(
+        *("gqa", "qwen", _QWEN3_NEXT),
+        qk_norm="head",
+        slides=False,
+        rotates_part=True,
+        rotated=0.25,
+        shared_gate=True,
+        linear="qwen",
+        output_gate=True,
+    ),
     "smollm3": Family("gqa", "dense", _SMOLLM3, slides=False, skips_rotation=4, may_bias_ffn=True),
 }
 
@@ -221,11 +271,9 @@ OTHER_TYPES = {
     "gpt2": "learned positions, LayerNorm and biases",
     "gpt_neox": "LayerNorm, biases and parallel blocks",
     "kimi_k25": "images; its `text_config` is a model of its own",
-    "kimi_linear": "linear attention",
     "kimi_vl": "images; its `text_config` is a model of its own",
     "llama4": "images and chunked attention",
     "llama4_text": "chunked attention, and layers without rotation",
     "phi3": "fused projections and long-context factors",
-    "qwen3_next": "linear attention and a gate before the shared expert",
     "qwen3_vl_moe": "images; its `text_config` is a model of its own",
 }

@@ -52,6 +52,7 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
         return Imported(model_type, None, 0, (), tuple(reader.mistakes))
     family = FAMILIES[model_type]
     reader.defaults = family.defaults
+    reader.members = {family.renamed.get(key, key): value for key, value in reader.members.items()}
     context = reader.count("max_position_embeddings", 1, 2**40)
     hidden = reader.number("model.hidden", Model, "hidden", "hidden_size")
     vocab = reader.number("model.vocab", Model, "vocab", "vocab_size")

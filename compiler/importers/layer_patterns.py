@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from dsl.schema import Gqa, LayerRange, Mla
+from dsl.schema import DeltaNet, Gqa, LayerRange, Mla
 
-Attention = Mla | Gqa
+Attention = Mla | Gqa | DeltaNet
 
 
 def with_attention(

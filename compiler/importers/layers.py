@@ -53,6 +53,14 @@ def _deepseek_layers(reader: Reader, num_layers: int) -> list[bool]:
     if "n_routed_experts" in reader.members and reader.members["n_routed_experts"].value is None:
         reader.used |= {"n_routed_experts", "first_k_dense_replace"}
         return [False] * num_layers
+    listed = reader.get("mlp_layer_types")
+    if listed is not None:
+        kinds = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
+        if len(kinds) != num_layers or any(kind not in ("dense", "sparse") for kind in kinds):
+            text = f"`mlp_layer_types` has dense or sparse for each of {num_layers} layers, {shown(listed)} has not"
+            reader.complain("I0203", text, listed.span)
+        reader.used.add("first_k_dense_replace")
+        return [kind == "sparse" for kind in kinds] if len(kinds) == num_layers else [True] * num_layers
     dense = reader.count("first_k_dense_replace", 0, MAX_LAYER + 1)
     if (listed := reader.get("mlp_layer_types")) is not None:
         kinds = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []

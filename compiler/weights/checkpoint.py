@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from compiler.emit import recipe
 from compiler.plan.parameters import model_parameters, stored
-from dsl.schema import Compressed, DeltaNet, Model
+from dsl.schema import Compressed, Model
 from runtime.checkpoint.shard_manifest import Manifest
 from runtime.strict_json import tree
 
@@ -44,8 +44,6 @@ def model_of(manifest: Manifest) -> Model:
         raise ModelError(f"no published family has the module {model.customs[0][1].module}")
     if any(isinstance(attention, Compressed) for _, attention in model.attentions):
         raise ModelError("models with compressed attention are not written for Hugging Face yet")
-    if any(isinstance(attention, DeltaNet) for _, attention in model.attentions):
-        raise ModelError("no published family has linear attention")
     return model
 
 

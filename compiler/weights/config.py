@@ -17,10 +17,11 @@ from compiler.importers import families as importable
 from compiler.importers import huggingface
 from compiler.importers.ends import ACTIVATIONS
 from compiler.importers.json_text import parse
+from compiler.importers.linear_attention import LINEAR
 from compiler.importers.rotation import FULL, SLIDING
 from compiler.weights.families import FAMILIES, Family
 from compiler.weights.tensors import UnnamedError, experts_of, published
-from dsl.schema import Custom, Dense, Gqa, Mla, Model, Moe
+from dsl.schema import Custom, DeltaNet, Dense, Gqa, Mla, Model, Moe
 from dsl.schema.attention import LinearScaling, Rope
 from dsl.schema.indexer import Indexer
 from dsl.source import Source
@@ -57,7 +58,7 @@ def publication(model: Model, context: int, imported_as: str = "") -> Publicatio
     `context`: tokens of a sequence. Raises NoFamilyError.
     """
     refused: list[tuple[bool, int, str, list[str]]] = []
-    kind = "mla" if isinstance(model.attention, Mla) else "gqa"
+    kind = "mla" if isinstance(_softmax(model), Mla) else "gqa"
     order = dict.fromkeys([*([imported_as] if imported_as in FAMILIES else []), *FAMILIES])
     for model_type in order:
         config = model_config(model, model_type, context)
@@ -121,8 +122,7 @@ def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, 
 
 def model_config(model: Model, model_type: str, context: int) -> Config:
     """The config.json of a model as one of a type. What the type cannot say of the model is left out."""
-    attention, family = model.attention, importable.FAMILIES[model_type]
-    assert isinstance(attention, Mla | Gqa), "others are refused before: compiler/weights/checkpoint.py"
+    family, attention = importable.FAMILIES[model_type], _softmax(model)
     dense = next((span.ffn for span in model.layers if isinstance(span.ffn, Dense)), None)
     moe = next(iter(experts_of(model)), None)
     config: Config = {
@@ -131,8 +131,8 @@ def model_config(model: Model, model_type: str, context: int) -> Config:
         "vocab_size": model.vocab,
         "hidden_size": model.hidden,
         "num_hidden_layers": model.num_layers,
-        "num_attention_heads": attention.heads,
-        **(_mla(attention) if isinstance(attention, Mla) else _gqa(model, attention, family)),
+        **(_mla(attention) if isinstance(attention, Mla) else _gqa(model, attention, family) if attention else {}),
+        **_linear(model, family),
         "attention_dropout": 0.0,
         "max_position_embeddings": context,
         "rms_norm_eps": model.norm_eps,
@@ -145,7 +145,8 @@ def model_config(model: Model, model_type: str, context: int) -> Config:
         **({"mlp_bias": dense.bias} if dense and family.may_bias_ffn else {}),
         **FFN_KEYS[family.ffn](model, moe),
     }
-    return config
+    theirs = {ours: name for name, ours in family.renamed.items()}
+    return {theirs.get(key, key): value for key, value in config.items()}
 
 
 def _activation(model: Model) -> str:
@@ -185,8 +186,36 @@ def _modules_of(tensors: Iterable[Published]) -> set[str]:
     return {each.name.removesuffix(".weight") for each in wide if not each.name.endswith("embed_tokens.weight")}
 
 
+def _softmax(model: Model) -> Mla | Gqa | None:
+    """The softmax attention of a model: its own, or that of the first layer that has one."""
+    found = (each for each in (model.attention, *map(model.attention_of, range(model.num_layers))))
+    return next((each for each in found if isinstance(each, Mla | Gqa)), None)
+
+
+def _linear(model: Model, family: importable.Family) -> Config:
+    """Which layers have linear attention, and its sizes, of families that have it."""
+    layers = [*map(model.attention_of, range(model.num_layers))]
+    net = next((each for each in layers if isinstance(each, DeltaNet)), None)
+    if not family.linear:
+        return {}
+    kinds: Config = {"layer_types": [LINEAR if isinstance(each, DeltaNet) else FULL for each in layers]}
+    if net is None:
+        return kinds
+    if family.linear == "kimi":
+        sizes = {"linear_num_heads": net.heads, "linear_head_dim": net.key_dim}
+    else:
+        sizes = {
+            "linear_num_value_heads": net.heads,
+            "linear_num_key_heads": net.key_heads,
+            "linear_key_head_dim": net.key_dim,
+            "linear_value_head_dim": net.value_dim,
+        }
+    return kinds | sizes | {"linear_conv_kernel_dim": net.convolution}
+
+
 def _mla(attention: Mla) -> Config:
     return {
+        "num_attention_heads": attention.heads,
         "num_key_value_heads": attention.heads,
         "q_lora_rank": attention.query_rank,
         "kv_lora_rank": attention.kv_rank,
@@ -209,6 +238,7 @@ def _indexer(indexer: Indexer | None) -> Config:
 def _gqa(model: Model, attention: Gqa, family: importable.Family) -> Config:
     share = (attention.rope.width or attention.head_dim) / attention.head_dim if attention.rope else 1.0
     return {
+        "num_attention_heads": attention.heads,
         "num_key_value_heads": attention.kv_heads,
         "head_dim": attention.head_dim,
         **({} if family.always_biased else {"attention_bias": attention.bias is not None}),
@@ -254,8 +284,8 @@ def _rotations(model: Model, family: importable.Family, part: Mapping[str, float
         rope = next((each.rope for each in layers if each.rope is not None), None)
         return {**_rope(rope, part), "no_rope_layers": [int(each.rope is not None) for each in layers]}
     if not family.local_theta:
-        usual = model.attention
-        return _rope(usual.rope, part) if isinstance(usual, Mla | Gqa) else {}
+        usual = _softmax(model)
+        return _rope(usual.rope, part) if usual else {}
     kinds = {FULL: False, SLIDING: True}
     of_kind = {
         kind: next((each.rope for each in layers if (each.window is not None) == slides), None)

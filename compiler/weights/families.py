@@ -22,6 +22,7 @@ class Family:
     rotates: Literal["pairs", "halves"]  # numbers that lie side by side, or half of the rotated width apart
     names: Names = field(default_factory=dict)  # of a block, in the place of the common ones
     fixed: Mapping[str, object] = field(default_factory=dict)  # keys of an MoE layer that the class does not read
+    linear: Names = field(default_factory=dict)  # of a block with linear attention, in the place of all others
     gains_from_one: bool = False  # gains of norms are published as their differences from 1
     predicts: bool = False  # whether there are tensors of multi-token prediction
     remote: bool = False  # whether `transformers` needs the code beside the published weights
@@ -54,6 +55,40 @@ _GPT_OSS: Names = {  # all experts of a layer are in one tensor
     "ffn.experts.*.down": ("mlp.experts.down_proj",),
     "ffn.experts.*.down_bias": ("mlp.experts.down_proj_bias",),
 }
+# Where a name stands twice, rows of both lie together, for each head of keys.
+_QWEN3_NEXT: Names = {
+    "attention.qkv": ("linear_attn.in_proj_qkvz.weight",),
+    "attention.gate": ("linear_attn.in_proj_qkvz.weight",),
+    "attention.beta": ("linear_attn.in_proj_ba.weight",),
+    "attention.decay": ("linear_attn.in_proj_ba.weight",),
+    "attention.convolution": ("linear_attn.conv1d.weight",),
+    "attention.decay_bias": ("linear_attn.dt_bias",),
+    "attention.decay_rate": ("linear_attn.A_log",),
+    "attention.out_norm": ("linear_attn.norm.weight",),
+    "attention.out": ("linear_attn.out_proj.weight",),
+}
+_KDA: Names = {
+    "attention.qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "attention.convolution": ("self_attn.q_conv1d.weight", "self_attn.k_conv1d.weight", "self_attn.v_conv1d.weight"),
+    "attention.beta": ("self_attn.b_proj.weight",),
+    "attention.decay_down": ("self_attn.f_a_proj.weight",),
+    "attention.decay": ("self_attn.f_b_proj.weight",),
+    "attention.decay_bias": ("self_attn.dt_bias",),
+    "attention.decay_rate": ("self_attn.A_log",),
+    "attention.gate_down": ("self_attn.g_a_proj.weight",),
+    "attention.gate": ("self_attn.g_b_proj.weight",),
+    "attention.out_norm": ("self_attn.o_norm.weight",),
+    "attention.out": ("self_attn.o_proj.weight",),
+}
+_KIMI_LINEAR: Names = {
+    **_MIXTRAL,
+    "ffn.router.bias": ("block_sparse_moe.gate.e_score_correction_bias",),
+    "ffn.shared.up": (
+        "block_sparse_moe.shared_experts.gate_proj.weight",
+        "block_sparse_moe.shared_experts.up_proj.weight",
+    ),
+    "ffn.shared.down": ("block_sparse_moe.shared_experts.down_proj.weight",),
+}
 _SIGMOID = {"score": "sigmoid"}
 
 # The first that describes a model is how it is published, unless it was imported as another one that does.
@@ -74,6 +109,8 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family("Gemma2ForCausalLM", "halves", _SANDWICH, gains_from_one=True),
     "gemma3_text": Family("Gemma3ForCausalLM", "halves", _SANDWICH, gains_from_one=True),
     "gpt_oss": Family("GptOssForCausalLM", "halves", _GPT_OSS),
+    "qwen3_next": Family("Qwen3NextForCausalLM", "halves", _QWEN2_MOE, linear=_QWEN3_NEXT, gains_from_one=True),
+    "kimi_linear": Family("KimiLinearForCausalLM", "pairs", _KIMI_LINEAR, fixed=_SIGMOID, linear=_KDA),
     "granite": Family("GraniteForCausalLM", "halves"),
     "smollm3": Family("SmolLM3ForCausalLM", "halves"),
     "kimi_k2": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, remote=True),

@@ -7,12 +7,14 @@ called in a published block. A tensor that the table does not have is an error, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from math import gcd
 
 from compiler.plan.parameters import Parameter, model_parameters, stored
 from compiler.weights.families import Family
-from dsl.schema import Gqa, Mla, Model, Moe
+from dsl.schema import DeltaNet, Gqa, Mla, Model, Moe
 from runtime.contract.weights import Halves, Piece, Published
 
 # What a tensor of a block is called, by its path here; * is the number of an expert. Several names: its rows divided.
@@ -55,12 +57,20 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 OF_LATENT = {"attention.q_norm": ("self_attn.q_a_layernorm.weight",)}  # else the norm of queries in heads
 ENDS = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
 SHARED = {"embedding": "embed_tokens.weight", "head": "shared_head.head.weight"}  # a block of MTP repeats them
+# How what is no matrix is published, of its extents here: taps with a dimension of one, rates of Kimi with three.
+PUBLISHED_IN: Mapping[str, Callable[..., tuple[int, ...]]] = {
+    "attention.convolution": lambda name, rows, taps: (rows, 1, taps),
+    "attention.decay_rate": lambda name, heads: (1, 1, heads, 1) if name.startswith("self_attn.") else (heads,),
+}
 OF_UP = ("ffn.experts.*.up", "ffn.experts.*.up_bias")
 INDEXED = ("q", "k", "k_norm", "k_bias")  # tensors of an indexer with rotated rows, by halves in every family
 PLAIN = frozenset(
     {"ffn.router.weight", "projection", "attention.indexer.weights"}
 )  # matrices that no model stores in blocks of FP8
 DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # which follows from the configuration
+
+
+Attention = Mla | Gqa | DeltaNet
 
 
 class UnnamedError(ValueError):
@@ -79,7 +89,7 @@ def published(model: Model, family: Family, rotates: str = "") -> tuple[Publishe
     tensors: dict[str, Published] = {}
     for each in (each for parameter in found for each in naming.of(parameter)):
         before = tensors.get(each.name)
-        tensors[each.name] = each if before is None else _stacked(before, each)
+        tensors[each.name] = each if before is None else (_stacked if each.stacked else _joined)(before, each)
     return (*tensors.values(), *_added(model, family, found))
 
 
@@ -88,17 +98,30 @@ def _stacked(before: Published, one: Published) -> Published:
     return replace(before, shape=(before.shape[0] + 1, *before.shape[1:]), pieces=(*before.pieces, *one.pieces))
 
 
+def _joined(before: Published, more: Published) -> Published:
+    """A published tensor whose rows are those of two, head by head of the keys."""
+    heads = gcd(len(before.pieces), len(more.pieces))
+    of_heads = [
+        each.pieces[len(each.pieces) * head // heads : len(each.pieces) * (head + 1) // heads]
+        for head in range(heads)
+        for each in (before, more)
+    ]
+    rows = before.shape[0] + more.shape[0]
+    return replace(before, shape=(rows, *before.shape[1:]), pieces=tuple(chain.from_iterable(of_heads)))
+
+
 class _Naming:
     """Published tensors of each tensor of a checkpoint."""
 
     def __init__(self, model: Model, family: Family, halves: bool) -> None:
         self._model, self._halves = model, halves
-        self._names = {**NAMES, **family.names}
+        self._names, self._linear = {**NAMES, **family.names}, family.linear
         self._from_one = family.gains_from_one
 
     def knows(self, parameter: Parameter) -> bool:
         """Whether a tensor has a name."""
-        return parameter.name in ENDS or _local(parameter.name) in self._names
+        local = _local(parameter.name)
+        return parameter.name in ENDS or local in self._names or local in self._linear
 
     def of(self, parameter: Parameter) -> Iterator[Published]:
         """The published tensors that a tensor is made of."""
@@ -108,7 +131,8 @@ class _Naming:
             return
         local, block = _local(parameter.name), _published_block(self._model, parameter.name)
         attention = _attention_of(self._model, parameter.name)
-        names = (OF_LATENT if isinstance(attention, Mla) else {}).get(local, self._names[local])
+        own = OF_LATENT if isinstance(attention, Mla) else self._linear if isinstance(attention, DeltaNet) else {}
+        names = own.get(local) or self._names[local]
         sizes = _sizes(local, attention, parameter, len(names))
         kind = "buffer" if parameter.role == "bias" else "linear"
         if len(parameter.shape) == 1 or local in PLAIN:
@@ -118,6 +142,9 @@ class _Naming:
             full = f"{block}.{name}".replace("*", str(parameter.expert))
             halves = _rotated(local, attention, index) if self._halves else _rotated_by_indexers(local, attention)
             one = _published(full, kind, parameter, start, start + size, halves)
+            one = _by_heads(one, local, index, attention, parameter, tuple(self._linear.values()).count(names))
+            if local in PUBLISHED_IN:
+                one = replace(one, kind="plain", shape=PUBLISHED_IN[local](name, *one.shape), rows=one.shape)
             if "*" in local and "*" not in name:  # all experts in one tensor, whose gate and up are columns in turn
                 piece = replace(one.pieces[0], in_turn=local in OF_UP)
                 one = replace(one, shape=(1, *reversed(one.shape)), kind="plain", pieces=(piece,), stacked=True)
@@ -126,29 +153,69 @@ class _Naming:
 
     def _is_from_one(self, parameter: Parameter) -> bool:
         """Whether a tensor is published as its differences from 1: a gain, of a family that does so."""
-        return self._from_one and parameter.init is None
+        return self._from_one and parameter.init is None and _local(parameter.name) != "attention.out_norm"
 
 
-def _attention_of(model: Model, name: str) -> Mla | Gqa:
+def _by_heads(
+    one: Published, local: str, index: int, attention: Attention, parameter: Parameter, together: int
+) -> Published:
+    """A tensor that is published head by head: queries with their gates; all that is `together` of a delta rule."""
+    (piece,) = one.pieces
+    if isinstance(attention, Gqa) and attention.output_gate and local in ("attention.qkv", "attention.qkv_bias"):
+        if index:
+            return one
+        width, gates = attention.head_dim, parameter.shape[0] - attention.heads * attention.head_dim
+        starts = [(head * width, gates + head * width) for head in range(attention.heads)]
+        pieces = [
+            replace(piece, start=start, end=start + width, halves=piece.halves if start < gates else None)
+            for start in chain.from_iterable(starts)
+        ]
+        rows = 2 * attention.heads * width
+    elif isinstance(attention, DeltaNet) and together > 1:
+        heads = attention.key_heads
+        parts = _widths(attention) if local == "attention.qkv" else (parameter.shape[0],)
+        firsts = [sum(parts[:part]) for part in range(len(parts))]
+        pieces = [
+            replace(piece, start=first + head * part // heads, end=first + (head + 1) * part // heads)
+            for head in range(heads)
+            for first, part in zip(firsts, parts, strict=True)
+        ]
+        rows = sum(parts)
+    else:
+        return one
+    return replace(one, shape=(rows, *one.shape[1:]), pieces=tuple(pieces))
+
+
+def _widths(net: DeltaNet) -> tuple[int, ...]:
+    """Rows of queries, keys and values."""
+    keys = net.key_heads * net.key_dim
+    return keys, keys, net.heads * net.value_dim
+
+
+def _attention_of(model: Model, name: str) -> Attention:
     """The attention of the block of a tensor."""
     kind, index = name.split(".")[:2]
     found = model.attention_of(int(index)) if kind == "layers" else model.attention_of_mtp
-    assert isinstance(found, Mla | Gqa), "others are refused before: compiler/weights/checkpoint.py"
+    assert isinstance(found, Mla | Gqa | DeltaNet), "others are refused before: compiler/weights/checkpoint.py"
     return found
 
 
-def _sizes(local: str, attention: Mla | Gqa, parameter: Parameter, count: int) -> Sequence[int]:
+def _sizes(local: str, attention: Attention, parameter: Parameter, count: int) -> Sequence[int]:
     """The rows of each part of a tensor."""
     if local in ("attention.qkv", "attention.qkv_bias"):
+        if isinstance(attention, DeltaNet):
+            return _widths(attention) if count > 1 else (parameter.shape[0],)
         assert isinstance(attention, Gqa)
         keys = attention.kv_heads * attention.head_dim
         return attention.heads * attention.head_dim, keys, keys
+    if isinstance(attention, DeltaNet) and local == "attention.convolution" and count > 1:
+        return _widths(attention)
     return (parameter.shape[0] // count,) * count
 
 
-def _rotated(local: str, attention: Mla | Gqa, index: int) -> Halves | None:
+def _rotated(local: str, attention: Attention, index: int) -> Halves | None:
     """Which rows of the part `index` of a tensor are rotated; None where none is."""
-    if attention.rope is None:
+    if isinstance(attention, DeltaNet) or attention.rope is None:
         return None
     if isinstance(attention, Mla):
         nope, rope = attention.head_dim.nope, attention.head_dim.rope

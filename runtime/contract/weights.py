@@ -62,7 +62,7 @@ class Published:
     `kind`: a "linear" may be stored in blocks of FP8, a "buffer" is FP32 always. `optional`: it repeats what another
     one has, or is empty, so it may be missing. `stacked`: the first dimension counts its pieces, and each is a vector
     or a matrix whose columns are the rows of the piece; it may be stored in MXFP4. `from_one`: it holds differences
-    from 1.
+    from 1. `rows`: its shape as rows, where it is published in another.
     """
 
     name: Key
@@ -72,6 +72,7 @@ class Published:
     optional: bool = False
     stacked: bool = False
     from_one: bool = False
+    rows: tuple[Amount, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Tensors:
             data, scales = quantised(whole)
             return {published.name: data, published.name + SCALE: scales}
         dtype = torch.float32 if published.kind == "buffer" else DTYPES[format]
-        return {published.name: whole.to(dtype, copy=True).contiguous()}
+        return {published.name: whole.to(dtype, copy=True).contiguous().view(published.shape)}
 
     def _stacked(self, published: Published) -> Tensor:
         """A tensor whose first dimension counts its pieces: beside it, one piece is in memory at a time."""

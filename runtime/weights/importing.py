@@ -42,7 +42,11 @@ class Reader:
     def rows(self, part: Part) -> Tensor:
         """The rows of a checkpoint that a piece has."""
         published, piece, at, index = part
-        found = self._slice(published.name, index) if published.stacked else self._whole(published.name)[at:]
+        if published.stacked:
+            found = self._slice(published.name, index)
+        else:
+            whole = self._whole(published.name)
+            found = (whole.view(published.rows) if published.rows else whole)[at:]
         if not torch.isfinite(found).all():
             raise WeightsError(f"{self._place(published.name)}: holds a number that is not finite")
         rows = piece_of(found[: piece.end - piece.start], piece)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2RMSNorm
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNorm
 
 from compiler.cli import main
 from compiler.weights.families import FAMILIES
 from runtime.checkpoint.loading import load
-from runtime.contract.weights import Export, Import
+from runtime.contract.weights import ONE, Export, Import
 from runtime.weights.exporting import write_published
 from runtime.weights.importing import write_checkpoint
 
@@ -89,6 +93,17 @@ KEYS: Mapping[str, dict[str, Any]] = {
     "mistral": GQA | DENSE | {"sliding_window": None},
     "mixtral": GQA | DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0},
     "qwen3": GQA | DENSE,
+    "qwen3_next": GQA
+    | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 10, "router_aux_loss_coef": 0.0}
+    | {"shared_expert_intermediate_size": 14, "intermediate_size": 22, "mlp_only_layers": [1], "head_dim": 8}
+    | {"num_hidden_layers": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 6}
+    | {"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
+    "kimi_linear": {key: value for key, value in MLA.items() if key != "q_lora_rank"}
+    | {"intermediate_size": 22, "moe_intermediate_size": 10, "num_local_experts": 8, "num_experts_per_tok": 3}
+    | {"n_shared_experts": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "q_lora_rank": None}
+    | {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "linear_head_dim": 6}
+    | {"linear_num_heads": 3, "linear_conv_kernel_dim": 3, "rms_norm_eps": 1e-6},
     "qwen3_moe": GQA
     | DENSE
     | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 10, "norm_topk_prob": True}
@@ -111,7 +126,17 @@ def random_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int 
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
         size = 0.1 if name.endswith("bias") else 0.2 if "norm" in name else 0.3
         tensor.copy_(size * noise + ("norm" in name))
+    if model_type == "kimi_linear":
+        model.save_pretrained = partial(_save_as_published, model.save_pretrained)
     return model.eval()
+
+
+def _save_as_published(save: Callable[[Path], None], folder: Path) -> None:
+    """Save a model of Kimi Linear, whose dense layers `transformers` gives the names of experts; it reads both."""
+    save(folder)
+    tensors = load_file(folder / ONE)
+    dense = re.compile(r"block_sparse_moe\.(gate|up|down)_proj")
+    save_file({dense.sub(r"mlp.\1_proj", name): each for name, each in tensors.items()}, folder / ONE)
 
 
 def loaded(folder: Path, dtype: torch.dtype = torch.float32, **how: Any) -> PreTrainedModel:
@@ -170,7 +195,8 @@ def logical(
     assert import_(folder / "hf", folder / "m.dsc") == 0
     found = weights(folder / "m.weights")
     if gradients and FAMILIES[model.config.model_type].gains_from_one:
-        found |= {name: each.double() - 1 for name, each in found.items() if name.endswith("norm")}
+        gains = [name for name in found if name.endswith("norm") and not name.endswith("out_norm")]
+        found |= {name: found[name].double() - 1 for name in gains}
     return found
 
 
@@ -187,6 +213,8 @@ class Wide(TorchFunctionMode):
 
 def with_wide_angles(model: PreTrainedModel) -> PreTrainedModel:
     """The model whose rotation has its frequencies in FP64: theirs are rounded to FP32 when it is made."""
+    if not hasattr(model.model, "rotary_emb"):
+        return model
     rotary, parameters = model.model.rotary_emb, model.config.rope_parameters
     of_kinds = {f"{kind}_inv_freq": each for kind, each in parameters.items() if isinstance(each, dict)}
     for name, each in (of_kinds or {"inv_freq": parameters}).items():
@@ -201,7 +229,7 @@ def with_wide_angles(model: PreTrainedModel) -> PreTrainedModel:
 def with_eps(model: PreTrainedModel) -> PreTrainedModel:
     """The model whose norms of latents take the epsilon of its configuration: theirs take 1e-6 whatever it says."""
     for module in model.modules():
-        if isinstance(module, DeepseekV3RMSNorm | DeepseekV2RMSNorm):
+        if isinstance(module, DeepseekV3RMSNorm | DeepseekV2RMSNorm | KimiLinearRMSNorm):
             module.variance_epsilon = model.config.rms_norm_eps
     return model
 

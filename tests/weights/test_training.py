@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from compiler.build import compile_spec, write_build
 from compiler.read_files import with_files
 from dsl.load import load as load_spec
-from dsl.schema import BUILT_IN, AdamW, Balance, Batch, LayerRange, Moe, Phase, RatePhase, Spec
+from dsl.schema import BUILT_IN, AdamW, Balance, Batch, Moe, Phase, RatePhase, Spec
 from runtime import snapshot
 from runtime.build import Build
 from runtime.launch.heartbeat import Board
@@ -68,7 +68,7 @@ def trained_as(spec: Spec, precision: str) -> Spec:
     )
     still = Balance(bias_rate=(Phase(value=0.0),))
     layers = tuple(
-        LayerRange(first=s.first, last=s.last, ffn=s.ffn.model_copy(update={"balance": still}))
+        s.model_copy(update={"ffn": s.ffn.model_copy(update={"balance": still})})
         if isinstance(s.ffn, Moe) and s.ffn.balance.bias_rate is not None
         else s
         for s in spec.model.layers
@@ -107,7 +107,7 @@ def within(ours: Tensor, theirs: Tensor) -> bool:
 
 def test_gradients_and_five_steps(pair: Pair, tmp_path: Path) -> None:
     named = dict(pair.theirs.named_parameters())
-    biases = {name for name, each in named.items() if each.dim() == 1 or name.endswith("_bias")}  # of experts: stacked
+    biases = {name for name, each in named.items() if each.dim() == 1 or name.endswith(("_bias", "A_log"))}  # stacked
     matrices, vectors = (
         [each for name, each in named.items() if (name in biases) == is_vector] for is_vector in (0, 1)
     )
