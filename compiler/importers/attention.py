@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,9 +12,9 @@ from compiler.importers.families import Family
 from compiler.importers.linear_attention import linear_layers
 from compiler.importers.reader import Reader, shown
 from compiler.importers.rotation import FULL, SLIDING, rotations
-from dsl.schema import Compressed, Gqa, HeadDim, Indexer, Mla, Node, Rope
+from dsl.schema import DeltaNet, Gqa, HeadDim, Indexer, Mla, Node, Rope
 
-Attention = Mla | Gqa | Compressed
+Attention = Mla | Gqa | DeltaNet
 INDEXED = "indexed_attention"  # of layers to all tokens, as far as an indexer chooses them
 
 
@@ -23,7 +24,12 @@ def attentions(
     """The attention of each layer, and the tokens of a sequence before the context was extended, if it was."""
     kind: type[Node] = Mla if family.attention == "mla" else Gqa
     num_heads = reader.number("model.attention.heads", kind, "heads", "num_attention_heads")
-    turned, original = rotations(reader, family, num_heads, hidden)
+    turned: Mapping[str, Rope | None] = {FULL: None}
+    original = None
+    if family.rotates:
+        turned, original = rotations(reader, family, num_heads, hidden)
+    else:
+        reader.used |= {"rope_theta", "rope_scaling", "rope_parameters", "mla_use_nope"}
     found: Mla | Gqa
     if family.attention == "mla":
         found = _mla(reader, family, num_heads, turned[FULL])
@@ -45,7 +51,7 @@ def attentions(
     return tuple(map(of_layer, range(num_layers))), original
 
 
-def _mla(reader: Reader, family: Family, num_heads: int, rope: Rope) -> Mla:
+def _mla(reader: Reader, family: Family, num_heads: int, rope: Rope | None) -> Mla:
     at = "model.attention"
     reader.used |= {"num_key_value_heads", "head_dim"}  # MLA has as many keys as queries
     return Mla(
@@ -70,7 +76,7 @@ def _indexer(reader: Reader) -> Indexer:
     return Indexer(**{ours: reader.number(f"{at}.{ours}", Indexer, ours, theirs) for ours, theirs in keys.items()})
 
 
-def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope) -> Gqa:
+def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope | None) -> Gqa:
     at = "model.attention"
     width = reader.number(f"{at}.head_dim", Gqa, "head_dim", "head_dim", default=0)
     if not width:
@@ -148,8 +154,6 @@ def _window(reader: Reader, family: Family, context: int) -> int | None:
 
 def _without_position(reader: Reader, family: Family, num_layers: int) -> set[int]:
     """Layers whose queries and keys are not rotated."""
-    if not family.rotates:
-        return {*range(num_layers)}
     if not family.skips_rotation:
         return set()
     every = reader.count("no_rope_layer_interval", 1, 2**20, family.skips_rotation)

@@ -51,7 +51,7 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
     if model_type not in FAMILIES:
         return Imported(model_type, None, 0, (), tuple(reader.mistakes))
     family = FAMILIES[model_type]
-    reader.defaults = family.defaults
+    reader.defaults = {family.renamed.get(key, key): value for key, value in family.defaults.items()}
     reader.members = {family.renamed.get(key, key): value for key, value in reader.members.items()}
     context = reader.count("max_position_embeddings", 1, 2**40)
     hidden = reader.number("model.hidden", Model, "hidden", "hidden_size")
@@ -74,6 +74,8 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
         text = f"the norms of latents take {LATENT_EPS:g} in the classes of such models; in this spec, norm_eps"
         reader.warn("I0303", "attention", text, reader.place("rms_norm_eps"))
     _others(reader)
+    theirs = {ours: name for name, ours in family.renamed.items()}
+    reader.filled = {theirs.get(key, key): value for key, value in reader.filled.items()}
     _say_defaults(reader, model_type)
     model = None
     if not reader.failed:

@@ -111,7 +111,8 @@ def _rotated_width(
         )
         return None
     head = reader.get("head_dim")
-    width = head.value if head is not None and isinstance(head.value, int) else hidden // max(1, num_heads)
+    usual = reader.defaults.get("head_dim") or hidden // max(1, num_heads)
+    width = head.value if head is not None and isinstance(head.value, int) else usual
     return None if share == 1 else int(width * share)
 
 

@@ -230,7 +230,7 @@ def _rotated(local: str, attention: Attention, index: int) -> Halves | None:
     return None
 
 
-def _rotated_by_indexers(local: str, attention: Mla | Gqa) -> Halves | None:
+def _rotated_by_indexers(local: str, attention: Attention) -> Halves | None:
     """Which rows of a tensor of an indexer are rotated: the first of each head."""
     if not isinstance(attention, Mla) or attention.indexer is None or attention.rope is None:
         return None

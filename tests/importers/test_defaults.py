@@ -45,6 +45,14 @@ SIZES_OF = {  # what a config cannot leave out
     "qwen3": SIZES,
     "qwen3_moe": SIZES | EXPERTS | {"num_experts": 32},
     "smollm3": SIZES,
+    "qwen3_next": SIZES
+    | EXPERTS
+    | {"num_experts": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2}
+    | {"linear_key_head_dim": 16, "linear_value_head_dim": 8},
+    "kimi_linear": SIZES
+    | MLA
+    | {"moe_intermediate_size": 48, "num_experts_per_token": 8, "num_experts": 32}
+    | {"linear_num_heads": 4, "linear_head_dim": 16},
 }
 CLASSES = {"kimi_k2": "deepseek_v3", "deepseek": "llama"}  # the class of types that transformers does not have
 # What only the classes beside the published weights have: configuration_deepseek.py of DeepSeek-MoE,
@@ -58,6 +66,7 @@ BESIDE = {
     "deepseek_v3": LOSS | GATE_V3,
     "kimi_k2": LOSS | GATE_V3,
     "glm4_moe": GATE_V3,
+    "kimi_linear": {"moe_router_activation_func": "sigmoid", "topk_method": "noaux_tc", "first_k_dense_replace": 1},
 }
 
 
@@ -65,6 +74,7 @@ def whole(model_type: str) -> dict[str, Any]:
     """A config of given sizes in which everything else is written, with the defaults of its class."""
     sizes = SIZES_OF[model_type]
     values: dict[str, Any] = CONFIG_MAPPING[CLASSES.get(model_type, model_type)](**sizes).to_dict()
+    values.pop("mlp_layer_types", None)  # its own configuration says first_k_dense_replace
     return values | BESIDE.get(model_type, {}) | sizes | {"model_type": model_type}
 
 
@@ -108,7 +118,7 @@ def test_each_key_that_is_left_out_is_its_default(model_type: str) -> None:
 def test_another_value_is_another_model(model_type: str) -> None:
     """Every default decides something, so the tests above can fail."""
     every = whole(model_type)
-    rope = every.pop("rope_parameters")
+    rope = every.pop("rope_parameters", {"rope_theta": 1e4})  # or has none
     if FAMILIES[model_type].local_theta:
         every |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
         rope = rope["full_attention"]
@@ -117,18 +127,19 @@ def test_another_value_is_another_model(model_type: str) -> None:
     for key in filled(imported(SIZES_OF[model_type] | {"model_type": model_type})) - {
         "topk_method",
         "scoring_func",
+        "moe_router_activation_func",
         "hidden_activation",
         "rope_parameters",
     }:
         value = every[key]
-        if key == "topk_group" and every["n_group"] == 1:
+        if key == "topk_group" and every.get("n_group", every.get("num_expert_group")) == 1:
             continue  # there is but one to choose
         value = 1.0 if value is None else value  # no bound: another one is one
-        double = isinstance(value, float) or (key == "n_group" and value == 1)
+        double = isinstance(value, float) or (key in ("n_group", "num_expert_group") and value == 1)
         other = not value if isinstance(value, bool) else value * 2 if double else value // 2 or 1 - value
         found = imported(every | {key: other})
         same = (found.model, found.context) == (expected.model, expected.context)
-        assert not same or (key == "max_position_embeddings" and value > LONGEST), key
+        assert not same or (key in ("max_position_embeddings", "model_max_length") and value > LONGEST), key
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])

@@ -158,6 +158,7 @@ def deltanets(draw: st.DrawFn) -> DeltaNet:
 
 
 attentions = latent | grouped() | compressed() | deltanets()
+mtps = st.builds(Mtp, depth=st.just(1), weight=st.sampled_from([ALWAYS, FALLING]), attention=st.none() | attentions)
 clamps = st.builds(
     Clamp, limit=st.sampled_from([0.5, 7.0]), alpha=st.sampled_from([1.0, 1.7]), shift=st.sampled_from([0.0, 1.0])
 )
@@ -234,7 +235,7 @@ def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
                 eps=st.sampled_from([1e-6, 1e-3]),
             )
         ),
-        mtp=draw(st.none() | st.builds(Mtp, depth=st.just(1), weight=st.sampled_from([ALWAYS, FALLING]))),
+        mtp=draw(st.none() | mtps),
     )
 
 
