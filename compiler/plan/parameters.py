@@ -10,7 +10,7 @@ from math import prod
 from compiler import ir
 from compiler.plan.blocks import Step, model_steps
 from dsl.counts import Parameters
-from dsl.schema import BUILT_IN, Data, Model, Moe, Parallel, Spec, Train
+from dsl.schema import BUILT_IN, AdamW, Data, Model, Moe, Parallel, Spec, Train
 from dsl.schema.cluster import Cluster, Device, Machine
 from runtime.adapter_names import is_adapter
 
@@ -88,7 +88,7 @@ def model_parameters(model: Model) -> tuple[Parameter, ...]:
         cluster=Cluster(name="one", nodes=1, node=one),
         precision=BUILT_IN["fp32"],
         parallel=Parallel(pipeline=1, data=1, expert=1),
-        train=Train.model_construct(sequence=1, micro_batch=1),
+        train=Train.model_construct(sequence=1, micro_batch=1, optimizer=AdamW()),
         data=Data.model_construct(),
     )
     return parameters(outline)
