@@ -184,12 +184,17 @@ def layers_of(spec: Spec, system: str) -> Layers:
 
 
 def latent_attention(spec: Spec, system: str) -> Mla:
-    """The attention of the model; ExportError where it is not latent."""
+    """The attention of the model; ExportError where it is not latent, or has an indexer."""
     attention = spec.model.attention
     if not isinstance(attention, Mla):
         raise ExportError(
             f"this export to {system} is of models with latent attention, {spec.model.name} has {attention.kind}",
             "`dsc export hf` writes its weights and configuration, which that system imports",
+        )
+    if any(isinstance(each, Mla) and each.indexer for _, each in spec.model.attentions):
+        raise ExportError(
+            f"this export to {system} is of attention to all tokens, {spec.model.name} has an indexer",
+            "`dsc export hf` writes its weights and configuration",
         )
     return attention
 

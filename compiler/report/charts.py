@@ -21,6 +21,7 @@ PANELS = (
     ("imbalance", "Load of the busiest expert, over the mean", False),
     ("mtp_loss", "Loss of multi-token prediction, nats a token", False),
     ("sequence_loss", "Sequence balance loss", True),
+    ("index_loss", "Loss of the indexers, nats a token", True),
 )
 
 

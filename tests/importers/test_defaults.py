@@ -29,6 +29,7 @@ SIZES_OF = {  # what a config cannot leave out
     "deepseek": DEEPSEEK,
     "deepseek_v2": DEEPSEEK | MLA,
     "deepseek_v3": DEEPSEEK | MLA,
+    "deepseek_v32": DEEPSEEK | MLA,
     "gemma2": SIZES,
     "gemma3_text": SIZES | {"num_hidden_layers": 6},  # the last one has no window
     "gpt_oss": SIZES | {"num_experts_per_tok": 2, "num_local_experts": 8},
@@ -64,6 +65,7 @@ BESIDE = {
     | {"scoring_func": "softmax", "norm_topk_prob": False, "first_k_dense_replace": 0, "n_shared_experts": None},
     "deepseek_v2": LOSS | {"scoring_func": "softmax"},
     "deepseek_v3": LOSS | GATE_V3,
+    "deepseek_v32": LOSS | GATE_V3 | {"num_nextn_predict_layers": 1},
     "kimi_k2": LOSS | GATE_V3,
     "glm4_moe": GATE_V3,
     "kimi_linear": {"moe_router_activation_func": "sigmoid", "topk_method": "noaux_tc", "first_k_dense_replace": 1},
@@ -119,6 +121,7 @@ def test_another_value_is_another_model(model_type: str) -> None:
     """Every default decides something, so the tests above can fail."""
     every = whole(model_type)
     rope = every.pop("rope_parameters", {"rope_theta": 1e4})  # or has none
+    every.pop("mlp_layer_types", None)  # layer by layer what first_k_dense_replace says
     if FAMILIES[model_type].local_theta:
         every |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
         rope = rope["full_attention"]

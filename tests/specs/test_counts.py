@@ -10,7 +10,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import given, settings
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from compiler import layers
 from compiler.ir import Param, Segment
@@ -42,6 +44,15 @@ PUBLISHED = {
 @pytest.mark.parametrize(("file", "total"), PUBLISHED.items())
 def test_published_totals(file: str, total: int) -> None:
     assert counts.parameters(shipped(file).model).total == total
+
+
+def test_deepseek_v32_has_the_parameters_of_its_class() -> None:
+    """The class of `transformers` with the published configuration, which holds nothing on the meta device."""
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v32"))
+    biases = [each for name, each in theirs.named_buffers() if name.endswith("e_score_correction_bias")]
+    total = sum(each.numel() for each in (*theirs.parameters(), *biases))
+    assert counts.parameters(shipped("deepseek-v3.2.dsc").model).total == total
 
 
 def test_deepseek_v3_in_parts() -> None:
