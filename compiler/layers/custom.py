@@ -23,7 +23,7 @@ from dsl.schema import Custom, CustomAttention, Spec
 def ffn(
     ops: Any,
     p: Any,
-    h_TN: Any,
+    h_TD: Any,
     y_TD: Any,
     *mixing: Any,
     eps: float,
@@ -34,9 +34,9 @@ def ffn(
     streams: hyper.Streams = (),
 ) -> tuple[Any, ...]:
     """residual + module(rmsnorm(residual)), the residual being h + y, of which attention gave y."""
-    residual_TN, x_TD, following = arriving(ops, p, h_TN, y_TD, mixing, streams)
+    residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
     out_TD = _through(ops, p, module, entering(ops, p, x_TD, eps, pre))
-    return (summed(ops, residual_TN, leaving(ops, p, out_TD, eps, post, factor), following),)
+    return (summed(ops, residual_TD, leaving(ops, p, out_TD, eps, post, factor), following),)
 
 
 def attention(

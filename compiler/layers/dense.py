@@ -20,7 +20,7 @@ PARAMETERS = named(
 def dense(
     ops: Any,
     p: Any,
-    h_TN: Any,
+    h_TD: Any,
     y_TD: Any,
     *mixing: Any,
     eps: float,
@@ -35,11 +35,11 @@ def dense(
     streams: hyper.Streams = (),
 ) -> tuple[Any, ...]:
     """residual + down(act(up(rmsnorm(residual)))), the residual being h + y, of which attention gave y."""
-    residual_TN, x_TD, following = arriving(ops, p, h_TN, y_TD, mixing, streams)
+    residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
     x_TD = entering(ops, p, x_TD, eps, pre)
     act_TI = activated(ops, linear(ops, p, "up", x_TD, biased), activation, limit, alpha, shift)
     y_TD = leaving(ops, p, linear(ops, p, "down", act_TI, biased), eps, post, factor)
-    return (summed(ops, residual_TN, y_TD, following),)
+    return (summed(ops, residual_TD, y_TD, following),)
 
 
 def part(

@@ -53,7 +53,7 @@ EXPERTS_PARAMETERS = named({"up": "ffn.experts.up", "down": "ffn.experts.down"},
 def router(
     ops: Any,
     p: Any,
-    h_TN: Any,
+    h_TD: Any,
     y_TD: Any,
     *more: Any,
     eps: float,
@@ -83,7 +83,7 @@ def router(
     scores and of the choices that are counted, in so many rows of each. Of several residual streams the mixing is the
     first of `more`, and that of what the join adds comes last."""
     mixing, tokens_T = (more[:2], more[2:]) if streams else ((), more)
-    residual_TN, x_TD, following = arriving(ops, p, h_TN, y_TD, mixing, streams)
+    residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
     x_TD = entering(ops, p, x_TD, eps, pre)
     logits_TE = ops.linear_wide(x_TD, p.weight)
     if logit_bias:
@@ -113,7 +113,7 @@ def router(
         loss = (ops.balance_scores(logits_TE, expert_TK, sequence),)
     elif balance:
         loss = (ops.sequence_balance(logits_TE, expert_TK, sequence, softmax),)
-    return (residual_TN, *x, rows_SD, gate_S, order_S, counts_E, *loss, *following)
+    return (residual_TD, *x, rows_SD, gate_S, order_S, counts_E, *loss, *following)
 
 
 def build_router(place: Place) -> ir.Segment:
@@ -318,7 +318,7 @@ def build_experts(place: Place) -> ir.Segment:
 def join(
     ops: Any,
     p: Any,
-    h_TN: Any,
+    h_TD: Any,
     *rest: Any,
     top_k: int,
     eps: float = 0.0,
@@ -337,10 +337,10 @@ def join(
         y_TD = ops.unpermute(y_SD, order_S, top_k)
         for x_TD in shared_TD:
             y_TD = ops.add(x_TD, y_TD)
-        return (summed(ops, h_TN, leaving(ops, p, y_TD, eps, post, factor), mixing),)
+        return (summed(ops, h_TD, leaving(ops, p, y_TD, eps, post, factor), mixing),)
     for x_TD in shared_TD:
-        h_TN = ops.add(h_TN, x_TD)
-    return (ops.add(h_TN, ops.unpermute(y_SD, order_S, top_k)),)
+        h_TD = ops.add(h_TD, x_TD)
+    return (ops.add(h_TD, ops.unpermute(y_SD, order_S, top_k)),)
 
 
 def build_join(place: Place) -> ir.Segment:

@@ -3,7 +3,8 @@
 Norms in front alone (Llama), behind alone (OLMo 2, arXiv 2501.00656), or both (Gemma 2, arXiv 2408.00118).
 
 With hyper-connections the stream is several (compiler/layers/hyper.py). A part then reads one that is made of all, and
-`mixing` are the two tensors by which what it gives is added to all of them.
+`mixing` are the two tensors by which what it gives is added to all of them. Segments name the stream h_TD in any case:
+of several it has the columns of all.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def added(
 def between(
     ops: Any,
     p: Any,
-    h_TN: Any,
+    h_TD: Any,
     y_TD: Any,
     *mixing: Any,
     eps: float,
@@ -64,14 +64,14 @@ def between(
 ) -> tuple[Any, ...]:
     """The residual h + y, of which attention gave y, and what the feed-forward part reads of it."""
     (y_TD,) = added(ops, p, y_TD, eps=eps, biased=biased, post=post, factor=factor)
-    residual_TN, x_TD, following = arriving(ops, p, h_TN, y_TD, mixing, streams)
-    return residual_TN, entering(ops, p, x_TD, eps, pre), *following
+    residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
+    return residual_TD, entering(ops, p, x_TD, eps, pre), *following
 
 
 def leave(
     ops: Any,
     p: Any,
-    h_TN: Any,
+    h_TD: Any,
     y_TD: Any,
     *mixing: Any,
     eps: float,
@@ -81,7 +81,7 @@ def leave(
 ) -> tuple[Any, ...]:
     """The residual h + y, of which the feed-forward part gave y."""
     y_TD = ops.add_bias(y_TD, p.down_bias) if biased else y_TD
-    return (summed(ops, h_TN, leaving(ops, p, y_TD, eps, post, factor), mixing),)
+    return (summed(ops, h_TD, leaving(ops, p, y_TD, eps, post, factor), mixing),)
 
 
 def build_enter(place: Place) -> ir.Segment:

@@ -22,7 +22,7 @@ from compiler.segments import check, printer
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.joint import Node
 from compiler.segments.split import split
-from dsl.schema import Balance, Clamp, Dense, HeadDim, Parallel, Spec
+from dsl.schema import Balance, Clamp, Dense, HeadDim, HyperConnections, Parallel, Spec
 from dsl.schema.model import Act
 from tests.segments.costs import forward_flops
 from tests.segments.running import NUM_SMS
@@ -32,6 +32,8 @@ GROUPED = spec(layers=(DENSE, softmax_moe()), attention=gqa())
 # Kinds that a model has where tensor ranks split it, and where context ranks split its sequences.
 BETWEEN_ROWS = {"added", "enter", "between", "leave", "loss", "products"}
 IN_SEQUENCES = {"project", "attend", "balance"}
+OF_STREAMS = {"streams"}  # of several residual streams
+STREAMS = spec(hyper_connections=HyperConnections(streams=2))
 WHOLE = spec(layers=(DENSE, moe(inner=6)), attention=gqa(), mtp=False)
 SPLIT = WHOLE.model_copy(
     update={
@@ -64,6 +66,7 @@ def no_kernels(_: Node) -> None:
 
 def segment(kind: str) -> ir.Segment:
     of = SPLIT if kind in BETWEEN_ROWS else CONTEXT if kind in IN_SEQUENCES else spec()
+    of = STREAMS if kind in OF_STREAMS else of
     return next(s for s in segments(of) if s.kind == kind)
 
 
@@ -76,7 +79,7 @@ def test_torch_traces_what_the_rules_say(of: Spec) -> None:
     """`emit` compares the graphs; at the published size too, for nothing has storage while it is traced."""
     names = {emit(s, NUM_SMS).name for s in segments(of)}
     assert len(names) == len(segments(of)), "two segments, one module"
-    assert {s.kind for s in segments(of)} == set(LAYERS) - BETWEEN_ROWS - IN_SEQUENCES
+    assert {s.kind for s in segments(of)} == set(LAYERS) - BETWEEN_ROWS - IN_SEQUENCES - OF_STREAMS
 
 
 @settings(max_examples=8)
@@ -270,6 +273,7 @@ def test_every_rule_is_used() -> None:
             options,
             SPLIT,
             SLICED,
+            STREAMS,
             spec(attention=gqa(bias="qkv", scale=0.3, window=3)),
         )
         for of in (of, parallel(of, context=2))
