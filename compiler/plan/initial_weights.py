@@ -27,7 +27,7 @@ class InitialError(ValueError):
 
 def initial_weights_for(spec: Spec, path: Path) -> Initial:
     """The checkpoint at `path`, with its digest. Raises InitialError if a parameter of the model is not in it: but for
-    indexers, of which a checkpoint may have none. They then begin at random."""
+    indexers, of which a checkpoint may have none where they are trained. They then begin at random."""
     assert spec.train.initial is not None
     if spec.model.customs:
         message = "a model with modules of its own begins at random: what a checkpoint has of them is not looked at"
@@ -41,7 +41,7 @@ def initial_weights_for(spec: Spec, path: Path) -> Initial:
         raise InitialError(message, "merge them: `dsc export hf`, then `dsc import hf` of what that writes")
     held = {entry.name: entry.shape for shard in manifest.shards for entry in shard.entries}
     wanted = {stored(each): each.shape for each in model_parameters(spec.model)}
-    if not any(INDEXER in name for name in held):
+    if spec.adapter is None and not any(INDEXER in name for name in held):
         wanted = {name: shape for name, shape in wanted.items() if INDEXER not in name}
     wrong = [f"{_plain(name)} is missing" for name in wanted if name not in held]
     wrong += [
