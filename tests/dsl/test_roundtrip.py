@@ -23,6 +23,7 @@ SPECS = Path(__file__).parent.parent.parent / "specs"
 Draw = st.DrawFn
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in schema.BUILT_IN)
+SHORTEST = 8  # tokens of a sequence, and of entries at most
 widths = st.integers(1, 100_000)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1)
 wide = st.sampled_from(["fp64", "fp32", "bf16"])
@@ -138,12 +139,28 @@ def gqas(draw: Draw) -> schema.Gqa:
 
 
 @st.composite
+def compresseds(draw: Draw) -> schema.Compressed:
+    groups, head_dim = draw(st.integers(1, 16)), 2 * draw(st.integers(1, 256))
+    return schema.Compressed(
+        heads=groups * draw(st.integers(1, 16)),
+        head_dim=head_dim,
+        query_rank=draw(widths),
+        window=draw(st.integers(1, 10**6)),
+        sinks=draw(st.booleans()),
+        groups=groups,
+        out_rank=draw(widths),
+        compress=draw(maybe(st.builds(schema.Hca, rate=st.integers(2, SHORTEST)))),
+        rope=draw(maybe(ropes(maybe(st.integers(1, head_dim // 2).map(lambda pairs: 2 * pairs))))),
+    )
+
+
+@st.composite
 def models(draw: Draw, expert: int, least: int) -> schema.Model:
     lasts = sorted(draw(st.sets(st.integers(least - 1, least + 60), min_size=1, max_size=3)))
     firsts = [0, *(last + 1 for last in lasts[:-1])]
     dense = st.builds(lambda inner, more: schema.Dense(inner=inner, **more), widths, activations)
     ffns = [draw(dense | moes(expert)) for _ in lasts]
-    attentions = mlas() | gqas()
+    attentions = mlas() | gqas() | compresseds()
     spans = [
         schema.LayerRange(first=first, last=last, ffn=ffn, attention=draw(maybe(attentions)))
         for first, last, ffn in zip(firsts, lasts, ffns, strict=True)
@@ -294,7 +311,7 @@ def specs(draw: Draw) -> schema.Spec:
         schedule=schedule,
         sm=schema.Sm(communication=draw(st.integers(0, 63)) if all(each.sms for each in cluster.devices) else 0),
         train=schema.Train(
-            sequence=draw(st.integers(1, 10**6)),
+            sequence=draw(st.integers(SHORTEST, 10**6)),
             micro_batch=micro_batch,
             batch=schema.Batch(start=start, end=end, over_tokens=over),
             tokens=tokens,
