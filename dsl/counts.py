@@ -9,7 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsl.schema import AnyAttention, Compressed, Custom, CustomAttention, DeltaNet, Dense, Gqa, Mla, Model, Moe
+from dsl.schema import (
+    AnyAttention,
+    Compressed,
+    Csa,
+    Custom,
+    CustomAttention,
+    DeltaNet,
+    Dense,
+    Gqa,
+    Mla,
+    Model,
+    Moe,
+)
 from dsl.schema.model import is_gated
 
 
@@ -66,7 +78,8 @@ def attention_parameters(model: Model, attention: AnyAttention) -> int:
     H·d + K·d over the whole width; its biases H·d + 2·K·d, H·d of a gate, and D behind attention; its
     sinks H, and its gate D·H·d.
     Compressed, head width d, G groups of rank o (arXiv 2606.19348, §2.3): D·q + q + q·H·d; D·d + d for keys; H·d·o for
-    the groups and G·o·D out. Entries of m tokens: 2·D·d, m·d of the position bias, and d of their norm.
+    the groups and G·o·D out. Entries of m tokens: 2·D·d, m·d of the position bias, and d of their norm. Entries of two
+    windows have twice as many products and positions; their indexer of J heads of w has entries too, q·J·w and D·J.
     Delta rule, key width k of K heads and value width v of H (arXiv 2412.06464, 2510.26692): see `deltanet_parts`.
     """
     D = model.hidden
@@ -167,16 +180,26 @@ def compressed_products(sizes: Compressed, D: int) -> int:
     """Elements of the matrices of compressed attention."""
     queries = sizes.heads * sizes.head_dim
     query = (D + queries) * sizes.query_rank
-    pools = 2 * D * sizes.head_dim if sizes.compress else 0
-    return query + D * sizes.head_dim + pools + queries * sizes.out_rank + sizes.groups * sizes.out_rank * D
+    pools = 2 * D * _series(sizes) * sizes.head_dim
+    products = query + D * sizes.head_dim + pools + queries * sizes.out_rank + sizes.groups * sizes.out_rank * D
+    indexer = sizes.indexer
+    if indexer is None:
+        return products
+    return products + indexer.heads * (sizes.query_rank * indexer.head_dim + D) + 2 * D * 2 * indexer.head_dim
+
+
+def _series(sizes: Compressed) -> int:
+    """Series of values that entries are made of: of two windows two, without entries none."""
+    return 0 if sizes.compress is None else 2 if isinstance(sizes.compress, Csa) else 1
 
 
 def compressed_vectors(sizes: Compressed) -> dict[str, int]:
     """Parameters of compressed attention that are no matrices, by what they are."""
-    entries = sizes.head_dim if sizes.compress else 0
+    rate = sizes.compress.rate if sizes.compress else 0
+    entries = (sizes.head_dim if sizes.compress else 0) + (sizes.indexer.head_dim if sizes.indexer else 0)
     return {
         "norms": sizes.query_rank + sizes.head_dim + entries,
-        "positions": entries * sizes.compress.rate if sizes.compress else 0,
+        "positions": rate * _series(sizes) * entries,
         "sinks": sizes.heads if sizes.sinks else 0,
     }
 

@@ -16,7 +16,7 @@ from compiler.plan.parameters import num_experts
 from compiler.plan.plan import HELD
 from compiler.plan.row_counts import sent_rows
 from compiler.plan.stages import LOGITS, attention_block, block_of, clips
-from dsl.schema import Gqa, Mla, Moe, Optimizer, Spec
+from dsl.schema import Compressed, Gqa, Mla, Moe, Optimizer, Spec
 from runtime import contract
 from runtime.build_files import versions
 from runtime.strict_json import pretty
@@ -118,7 +118,7 @@ def _indexer(spec: Spec, metric: str) -> contract.Indexer:
     site = metric.removeprefix(INDEX)
     layer = int(site[1:]) if site.startswith("L") else spec.model.num_layers - 1
     attention = spec.model.attention_of(layer)
-    assert isinstance(attention, Mla) and attention.indexer
+    assert isinstance(attention, Mla | Compressed) and attention.indexer
     return contract.Indexer(site, attention.indexer.loss)
 
 

@@ -8,7 +8,7 @@ from compiler.exporters.ledger import Ledger
 from compiler.exporters.planned import ExportError, latent_attention, layers_of, says_sizes
 from compiler.exporters.python_text import Code
 from dsl.schema import Moe, Rope, Spec
-from dsl.schema.attention import YarnScaling
+from dsl.schema.rope import YarnScaling
 
 SYSTEM = "megatron-bridge"
 Settings = dict[str, Any]

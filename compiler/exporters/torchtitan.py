@@ -27,7 +27,7 @@ from compiler.exporters.torchtitan_module import TEMPLATE
 from compiler.schedules.torch_csv import to_torch_csv
 from compiler.stage_placement import V
 from dsl.schema import Mla, Rope, Spec
-from dsl.schema.attention import YarnScaling
+from dsl.schema.rope import YarnScaling
 
 VERSION = "0.3.0"
 SYSTEM = "torchtitan"

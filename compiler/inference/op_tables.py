@@ -258,11 +258,11 @@ class Continued(Forward):
     def select_keys(
         self, q: Tensor, k: Tensor, weights: Tensor, sequence: int, heads: int, top_k: int, rate: int
     ) -> Tensor:
-        """q [T, H·C], k [T, C] and weights [T, H] of the new tokens -> chosen [T, K] among all tokens."""
-        assert rate == 1, "a key for each token"
-        kept = self._rows("index").put(self.start, k)
+        """q [T, H·C] and weights [T, H] of the new tokens, k [T, C] of these, or of all entries of `rate` tokens ->
+        chosen [T, K] among all tokens, or entries."""
+        kept = self._rows("index").put(self.start, k) if rate == 1 else k
         at = torch.arange(self.start, self.length, dtype=torch.int32, device=q.device)
-        return OPS["select_keys"](q, kept, weights, self.length, heads, top_k, 1, None, at)
+        return OPS["select_keys"](q, kept, weights, self.length, heads, top_k, rate, None, at)
 
     def chosen_attention(
         self,

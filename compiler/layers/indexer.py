@@ -1,4 +1,7 @@
-"""The indexer of latent attention, which chooses the keys of each query. DeepSeek-V3.2, arXiv 2512.02556, §2.1.
+"""The indexer of attention, which chooses the keys of each query. DeepSeek-V3.2, arXiv 2512.02556, §2.1.
+
+Here is that of latent attention, whose keys are of tokens; that of compressed attention chooses entries
+(`compiler.layers.compressed`).
 
 It reads the normed latent of queries and what attention reads, and gives neither a gradient: it is trained by its own
 loss alone, as it is by nothing else. Its heads are those of every tensor rank. Each of these compares it with the heads
@@ -14,7 +17,7 @@ from typing import Any
 from compiler import ir
 from compiler.layers.builder import Constant, Place
 from compiler.layers.rotation import Rotation, rotated
-from dsl.schema import Indexer, Mla
+from dsl.schema import Compressed, Indexer, Mla
 
 EPS = 1e-6  # of the LayerNorm of its keys, as published
 PARAMETERS = {
@@ -23,6 +26,9 @@ PARAMETERS = {
     "index_norm": "attention.indexer.k_norm",
     "index_bias": "attention.indexer.k_bias",
     "index_weights": "attention.indexer.weights",
+    "index_pool": "attention.indexer.pool",
+    "index_pool_bias": "attention.indexer.pool_bias",
+    "index_pool_norm": "attention.indexer.pool_norm",
 }
 Index = tuple[int, int, int]  # heads, their width, and how many keys they choose: 0, all of them
 
@@ -69,7 +75,7 @@ def attended(
     else:
         chosen_TK = None
         o_T = ops.mla_attention(*attending, sequence, *sizes, 0.0, *places_T)
-    loss = ops.indexer_loss(*scoring, *attending, chosen_TK, sequence, index_heads, heads, nope, *places_T)
+    loss = ops.indexer_loss(*scoring, *attending, chosen_TK, sequence, index_heads, heads, nope, 1, *places_T)
     return o_T, (loss,)
 
 
@@ -79,7 +85,7 @@ def attended(
 def indexer_of(place: Place) -> Indexer | None:
     """The indexer of attention at a place, if it has one. The rules ask for a latent of queries, which it reads."""
     sizes = place.attention or place.model.attention
-    return sizes.indexer if isinstance(sizes, Mla) and sizes.query_rank else None
+    return sizes.indexer if isinstance(sizes, Mla | Compressed) and sizes.query_rank else None
 
 
 def losses(place: Place) -> tuple[str, ...]:

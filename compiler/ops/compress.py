@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
+from compiler.ops.indexer import twice_seen
 from compiler.ops.rule import Gradient, Rule, Shape, Tensor, elementwise, statistics_dtype
 
 
@@ -41,10 +42,8 @@ def _infer_attention(
 
 def _twice_seen(n: SimpleNamespace) -> int:
     """Twice the keys and entries that the queries of a sequence see together; of the window the band that it is."""
-    S, window, entries = n.sequence, min(n.window, n.sequence), n.sequence // n.rate
-    most = entries if n.chosen is None else min(entries, n.chosen[1])
-    # A query sees an e-th entry if it is one of the S + 1 − e·rate from that entry's last token on, and `most` at most.
-    return window * (2 * S - window) + 2 * most * (S + 1) - n.rate * most * (most + 1)
+    entries = twice_seen(n.sequence, None if n.chosen is None else n.chosen[1], n.rate)
+    return twice_seen(n.sequence, n.window, 1) + entries
 
 
 def _flops(products: int) -> Callable[[SimpleNamespace], int]:

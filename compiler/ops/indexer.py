@@ -72,27 +72,37 @@ def _infer_loss(
     k: Tensor,
     weights: Tensor,
     query: Tensor,
-    kv: Tensor,
+    kv: Tensor | None,
     k_rope: Tensor,
     chosen: Tensor | None,
     sequence: int,
     index_heads: int,
     heads: int,
     nope: int,
+    rate: int,
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    _infer_select(q, k, weights, sequence, index_heads, 1, 1, starts, positions)
+    _infer_select(q, k, weights, sequence, index_heads, 1, rate, starts, positions)
     assert query.shape == (q.shape[0], heads * (nope + k_rope.shape[1])), (q, query, k_rope)
-    assert kv.shape[0] == k_rope.shape[0] == k.shape[0] and kv.shape[1] > heads * nope, (k, kv, k_rope)
+    assert k_rope.shape[0] == k.shape[0] and (kv is None) == (nope == 0), (k, kv, k_rope, nope)
+    assert kv is None or (kv.shape[0] == k.shape[0] and kv.shape[1] > heads * nope), (k, kv)
     assert chosen is None or chosen.shape[0] == q.shape[0], (q, chosen)
     return Tensor((), statistics_dtype(q.dtype)), q, k, weights
 
 
-def _twice_seen(queries: int, sequence: int, most: int) -> int:
-    """Twice the keys that so many queries have: all of their past, and `most` each at most."""
-    keys = min(most, sequence)
-    return queries * (2 * sequence - keys) * keys // sequence
+def twice_seen(sequence: int, most: int | None, rate: int) -> int:
+    """Twice the keys that the queries of a sequence have together: all of their past, and each `most` at most.
+
+    Keys of a token each are those of a band. A key of more is seen from the last of its tokens on.
+    """
+    keys = sequence // rate if most is None else min(most, sequence // rate)
+    return (2 * sequence - keys) * keys if rate == 1 else 2 * keys * (sequence + 1) - rate * keys * (keys + 1)
+
+
+def _twice_seen(queries: int, sequence: int, most: int | None, rate: int = 1) -> int:
+    """Twice the keys that so many queries have."""
+    return queries * twice_seen(sequence, most, rate) // sequence
 
 
 def _chosen_flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:
@@ -110,14 +120,14 @@ def _chosen_kernel(n: SimpleNamespace) -> Shape:
     return n.q[0], min(n.sequence, 2 * n.chosen[1]), n.heads, n.nope + n.rope, n.value
 
 
-def _loss_keys(n: SimpleNamespace) -> int:
-    """Keys that the loss of a query is of."""
-    return n.sequence if n.chosen is None else n.chosen[1]
-
-
 def _loss_flops(n: SimpleNamespace) -> int:
     """q·k of attention's heads; of the indexer's, q·k, and what it adds to the gradients of q and of k."""
-    return _twice_seen(n.q[0], n.sequence, _loss_keys(n)) * (n.query[1] + 3 * n.q[1])
+    return _twice_seen(n.q[0], n.sequence, _chosen(n), n.rate) * (n.query[1] + 3 * n.q[1])
+
+
+def _chosen(n: SimpleNamespace) -> int | None:
+    """Keys that the loss of a query is of at most, if they are chosen."""
+    return None if n.chosen is None else n.chosen[1]
 
 
 CHOSEN_ATTENTION = Rule(
@@ -142,7 +152,7 @@ CHOSEN_ATTENTION = Rule(
 INDEX_LOSS = Rule(
     args=(
         *("q", "k", "weights", "query", "kv", "k_rope", "chosen"),
-        *("sequence", "index_heads", "heads", "nope", *PLACES),
+        *("sequence", "index_heads", "heads", "nope", "rate", *PLACES),
     ),
     optional=PLACES,
     outputs=("loss", "q_gradient", "k_gradient", "weights_gradient"),
@@ -151,7 +161,13 @@ INDEX_LOSS = Rule(
     infer=_infer_loss,
     kernel_class="attention",
     flops=_loss_flops,
-    kernel=lambda n: (n.q[0], min(n.sequence, 2 * _loss_keys(n)), n.heads, n.query[1] // n.heads, 1),
+    kernel=lambda n: (
+        n.q[0],
+        max(1, _twice_seen(1, n.sequence, _chosen(n), n.rate)),
+        n.heads,
+        n.query[1] // n.heads,
+        1,
+    ),
     dgrad=Gradient(
         "indexer_loss_dgrad",
         reads=("d_loss", "q_gradient", "k_gradient", "weights_gradient"),

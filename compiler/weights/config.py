@@ -22,8 +22,8 @@ from compiler.importers.rotation import FULL, SLIDING
 from compiler.weights.families import FAMILIES, Family
 from compiler.weights.tensors import UnnamedError, experts_of, published
 from dsl.schema import Custom, DeltaNet, Dense, Gqa, Mla, Model, Moe
-from dsl.schema.attention import LinearScaling, Rope
 from dsl.schema.indexer import Indexer
+from dsl.schema.rope import LinearScaling, Rope
 from dsl.source import Source
 from runtime.contract.weights import Format, Published
 

@@ -3,18 +3,12 @@
 from dsl.schema.adapter import Lora
 from dsl.schema.attention import (
     AnyAttention,
-    Compressed,
     CustomAttention,
     DeltaNet,
     Gqa,
-    Hca,
     HeadDim,
-    LinearScaling,
-    Llama3Scaling,
     Mla,
-    Rope,
     SoftmaxAttention,
-    YarnScaling,
 )
 from dsl.schema.base import (
     Aliases,
@@ -31,6 +25,7 @@ from dsl.schema.base import (
     value_at,
 )
 from dsl.schema.cluster import Cluster, Device, Machine, More
+from dsl.schema.compressed import Compressed, Csa, Hca
 from dsl.schema.health import Health, Spike
 from dsl.schema.indexer import Indexer
 from dsl.schema.metrics import Metrics
@@ -39,6 +34,7 @@ from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Muon, Optimiz
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
 from dsl.schema.residual import HyperConnections
+from dsl.schema.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from dsl.schema.run import Schedule, Sm, Spec
 from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate, Within
 from dsl.schema.training_data import Chat, Data, DataSource, Filters, TrainTokenizer
@@ -59,6 +55,7 @@ __all__ = [
     "Clamp",
     "Cluster",
     "Compressed",
+    "Csa",
     "Custom",
     "CustomAttention",
     "Data",

@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dsl.schema.attention import AnyAttention, Compressed, CustomAttention, Mla, ModuleText
+from dsl.schema.attention import AnyAttention, CustomAttention, Mla, ModuleText
 from dsl.schema.base import Choices, Node, Phase, Quiet, Syntax, Width
+from dsl.schema.compressed import Compressed
 from dsl.schema.residual import HyperConnections
 
 MAX_LAYER = 999  # counted from 0; a layer takes some 50 ms to compile

@@ -34,3 +34,10 @@ def test_rotate(
 ) -> None:
     sizes = sequence, heads, first, width, behind, ramp, documents, some
     interpret("tests.kernels.checks_rotate", "rotate", dtype, *sizes)
+
+
+@pytest.mark.parametrize("stride", [-1, 4, -4])
+def test_rotate_rows_that_are_apart(interpret: Callable[..., Any], stride: int) -> None:
+    """Entries of several tokens, and rows that are turned back."""
+    sizes = 22, 3, 2, 6, 1, "pairs", False, False, stride
+    interpret("tests.kernels.checks_rotate", "rotate", torch.float32, *sizes)

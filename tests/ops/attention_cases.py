@@ -127,7 +127,7 @@ def indexer_loss(
     *theirs, _, _, _, _, _, _, _, _ = mla_attention(source, B, S, heads, nope, rope, value)
     theirs[0] = source.normal(T, heads * (nope + rope))
     keys = select_of(ours, S, index_heads, top_k, where) if top_k else None
-    return *ours, *theirs, keys, S, index_heads, heads, nope, *where
+    return *ours, *theirs, keys, S, index_heads, heads, nope, 1, *where
 
 
 def select_of(ours: tuple[Tensor, ...], S: int, heads: int, top_k: int, where: tuple[Tensor | None, ...]) -> Tensor:

@@ -31,6 +31,23 @@ def compressed_attention(
     return *tensors, given, source.normal(H) if sinks else None, S, H, window, rate
 
 
+def entry_loss(
+    source: Source,
+    B: int = 2,
+    S: int = 13,
+    H: int = 3,
+    J: int = 2,
+    C: int = 4,
+    rate: int = 3,
+    top_k: int = 2,
+) -> Args:
+    """Arguments of `indexer_loss` over chosen entries, or over all where `top_k` is 0."""
+    E, width = B * (S // rate), 5
+    ours = source.normal(B * S, J * width), source.normal(E, width), source.normal(B * S, J)
+    given = choices(source, B, S, rate, top_k) if top_k else None
+    return *ours, source.normal(B * S, H * C), None, source.normal(E, C), given, S, J, H, 0, rate, None, None
+
+
 def choices(source: Source, B: int, S: int, rate: int, top_k: int) -> Tensor:
     """[B·S, K] int32: some of the entries that each query sees, in ascending order, and −1 behind them."""
     entries, beyond = S // rate, S

@@ -32,26 +32,29 @@ def indexer_loss(
     k: Tensor,
     weights: Tensor,
     query: Tensor,
-    kv: Tensor,
+    kv: Tensor | None,
     k_rope: Tensor,
     chosen: Tensor | None,
     sequence: int,
     index_heads: int,
     heads: int,
     nope: int,
+    rate: int,
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """The sum of the divergences of two distributions of each query."""
-    B = k.shape[0] // sequence
+    """The sum of the divergences of two distributions of each query that sees a key."""
+    B = k.shape[0] // (sequence // rate)
     Q, total = q.shape[0] // B, q.new_zeros(())
     for t in range(q.shape[0]):
         position = t % Q if positions is None else int(positions[t])
         start = 0 if starts is None else int(starts[t])
-        seen = range(start, position + 1) if chosen is None else [s for s in chosen[t].tolist() if s >= 0]
-        keys = [t // Q * sequence + s for s in seen]
+        seen = range(start, (position + 1) // rate) if chosen is None else [s for s in chosen[t].tolist() if s >= 0]
+        keys = [t // Q * (sequence // rate) + s for s in seen]
+        if not keys:
+            continue
         with torch.no_grad():
-            p_K = _attention(query[t], kv[keys], k_rope[keys], heads, nope).sum(0)
+            p_K = _attention(query[t], None if kv is None else kv[keys], k_rope[keys], heads, nope).sum(0)
             p_K = p_K / p_K.sum()
         hits_HK = torch.clamp(torch.einsum("hc,kc->hk", q[t].unflatten(0, (index_heads, -1)), k[keys]), min=0)
         ours_K = torch.softmax((weights[t][:, None] * hits_HK).sum(0), dim=0)
@@ -59,9 +62,11 @@ def indexer_loss(
     return total
 
 
-def _attention(q: Tensor, kv_KX: Tensor, k_rope_Kr: Tensor, heads: int, nope: int) -> Tensor:
+def _attention(q: Tensor, kv_KX: Tensor | None, k_rope_Kr: Tensor, heads: int, nope: int) -> Tensor:
     """What each head of a query gives the keys, [heads, keys]."""
     q_HC = q.unflatten(0, (heads, -1))
-    k_nope_KHN = kv_KX.unflatten(1, (heads, -1))[..., :nope]
-    scores = torch.einsum("hn,khn->hk", q_HC[:, :nope], k_nope_KHN) + q_HC[:, nope:] @ k_rope_Kr.T
+    scores = q_HC[:, nope:] @ k_rope_Kr.T
+    if kv_KX is not None:
+        k_nope_KHN = kv_KX.unflatten(1, (heads, -1))[..., :nope]
+        scores = torch.einsum("hn,khn->hk", q_HC[:, :nope], k_nope_KHN) + scores
     return torch.softmax(scores / q_HC.shape[1] ** 0.5, dim=1)

@@ -137,5 +137,5 @@ def test_an_indexer_that_agrees_has_no_loss_and_no_gradient() -> None:
     k, values, query = source.normal(9, 4).abs(), source.normal(9, 3), source.normal(9, 4).abs()
     none, weights = torch.zeros(9, 2, dtype=torch.float64), torch.ones(9, 1, dtype=torch.float64)
     kv, wider = torch.cat((k, values), dim=1), torch.cat((query, none), dim=1)
-    loss, *gradients = OPS["indexer_loss"](query / 6**0.5, k, weights, wider, kv, none, None, 9, 1, 1, 4)
+    loss, *gradients = OPS["indexer_loss"](query / 6**0.5, k, weights, wider, kv, none, None, 9, 1, 1, 4, 1)
     assert abs(loss) < 1e-14 and all(each.abs().max() < 1e-14 for each in gradients)

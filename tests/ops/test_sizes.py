@@ -258,6 +258,14 @@ def test_compressed_attention(
     compare_compressed(args, sinks)
 
 
+@few
+@given(SEED, st.integers(1, 3), st.integers(1, 24), st.integers(2, 5), st.integers(0, 4))
+def test_loss_of_an_indexer_of_entries(seed: int, B: int, S: int, rate: int, top_k: int) -> None:
+    """Queries in front of the first entry have none."""
+    args = compress_cases.entry_loss(Source(torch.float64, seed), B, S + rate - 1, rate=rate, top_k=top_k)
+    compare("indexer_loss", args, torch.float64)
+
+
 @pytest.mark.parametrize("top_k", [0, 2])
 def test_a_short_sequence_has_no_entry(top_k: int) -> None:
     source = Source(torch.float64, 0)

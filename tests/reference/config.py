@@ -92,10 +92,11 @@ class DeltaNet:
 
 @dataclass(frozen=True)
 class Entries:
-    """Compressed entries of `rate` tokens each."""
+    """Compressed entries of `rate` tokens each, which an indexer chooses, if there is one."""
 
     kind: str
     rate: int
+    indexer: Indexer | None = None
 
 
 @dataclass(frozen=True)
@@ -258,6 +259,8 @@ def _attention(attention: Mapping[str, Any]) -> Attention:
     rope, dims = _rope(attention["rope"]), attention["head_dim"]
     if attention["kind"] == "compressed":
         entries = keys.pop("compress", None)
+        if entries and entries.get("indexer"):
+            entries = {**entries, "indexer": Indexer(**entries["indexer"])}
         return Compressed(**keys, head_dim=dims, rope=rope, compress=Entries(**entries) if entries else None)
     if attention["kind"] == "gqa":
         return Gqa(**{"qk_norm": None} | keys, head_dim=dims, rope=rope)

@@ -10,39 +10,45 @@ from torch.nn import functional
 
 
 def select_keys(q: Tensor, k: Tensor, weights: Tensor, sequence: int, heads: int, top_k: int, rate: int) -> Tensor:
-    """Choose by masks, in whole sequences with one key for each token."""
-    scores = _index_scores(q, k, weights, sequence, heads).detach()
+    """Choose by masks, in whole sequences."""
+    scores = _index_scores(q, k, weights, sequence, heads, rate).detach()
     best = scores.sort(dim=-1, descending=True, stable=True)  # many scores are 0
     kept = torch.where(best.values > -torch.inf, best.indices, -1)[..., :top_k]
     return functional.pad(kept, (0, top_k - kept.shape[-1]), value=-1).flatten(0, 1).to(torch.int32)
 
 
-def _index_scores(q: Tensor, k: Tensor, weights: Tensor, sequence: int, heads: int) -> Tensor:
-    """[B, S, S], −inf of later keys."""
-    q_BSHC, k_BSC = q.reshape(-1, sequence, heads, k.shape[1]), k.reshape(-1, sequence, k.shape[1])
+def _index_scores(q: Tensor, k: Tensor, weights: Tensor, sequence: int, heads: int, rate: int = 1) -> Tensor:
+    """[B, S, S // rate], −inf of keys that do not end before the query does."""
+    q_BSHC, k_BSC = q.reshape(-1, sequence, heads, k.shape[1]), k.reshape(-1, sequence // rate, k.shape[1])
     hits = torch.relu(torch.einsum("bqhc,bkc->bqhk", q_BSHC, k_BSC))
     scores = torch.einsum("bqh,bqhk->bqk", weights.reshape(-1, sequence, heads), hits)
-    return scores.masked_fill(torch.ones(sequence, sequence).triu(1).bool(), -torch.inf)
+    return scores.masked_fill(~_is_past(sequence, rate), -torch.inf)
 
 
-def _is_chosen(chosen: Tensor | None, sequence: int, tokens: int) -> Tensor:
-    """[B, S, S]."""
+def _is_past(sequence: int, rate: int) -> Tensor:
+    """[S, S // rate]."""
+    ends = rate * (torch.arange(sequence // rate) + 1)
+    return ends <= torch.arange(sequence)[:, None] + 1
+
+
+def _is_chosen(chosen: Tensor | None, sequence: int, tokens: int, rate: int = 1) -> Tensor:
+    """[B, S, S // rate]."""
+    keys = sequence // rate
     if chosen is None:
-        return torch.ones(sequence, sequence).tril().bool().expand(tokens // sequence, -1, -1)
-    onehot = functional.one_hot(torch.where(chosen < 0, sequence, chosen).long(), sequence + 1)
-    return onehot.sum(1)[:, :sequence].bool().view(-1, sequence, sequence)
+        return _is_past(sequence, rate).expand(tokens // sequence, -1, -1)
+    onehot = functional.one_hot(torch.where(chosen < 0, keys, chosen).long(), keys + 1)
+    return onehot.sum(1)[:, :keys].bool().view(-1, sequence, keys)
 
 
-def _latent_weights(
-    q: Tensor, kv: Tensor, k_rope: Tensor, chosen: Tensor | None, sequence: int, heads: int, nope: int
-) -> Tensor:
-    """[B, H, S, S]: what a query gives each key."""
-    q_BSHC = q.reshape(-1, sequence, heads, nope + k_rope.shape[1])
-    k_BSHN = kv.reshape(-1, sequence, heads, kv.shape[1] // heads)[..., :nope]
-    scores = torch.einsum("bqhn,bkhn->bhqk", q_BSHC[..., :nope], k_BSHN)
-    scores = scores + torch.einsum("bqhr,bkr->bhqk", q_BSHC[..., nope:], k_rope.reshape(-1, sequence, k_rope.shape[1]))
-    hidden = ~_is_chosen(chosen, sequence, len(q))[:, None]
-    return torch.softmax((scores / math.sqrt(q_BSHC.shape[3])).masked_fill(hidden, -torch.inf), dim=-1)
+def _latent_scores(q: Tensor, kv: Tensor | None, k_rope: Tensor, keys: int, heads: int, nope: int) -> Tensor:
+    """[B, H, S, keys], by the width of a query."""
+    k_BKR = k_rope.reshape(-1, keys, k_rope.shape[1])
+    q_BSHC = q.reshape(len(k_BKR), -1, heads, nope + k_rope.shape[1])
+    scores = torch.einsum("bqhr,bkr->bhqk", q_BSHC[..., nope:], k_BKR)
+    if kv is not None:
+        k_BKHN = kv.reshape(-1, keys, heads, kv.shape[1] // heads)[..., :nope]
+        scores = scores + torch.einsum("bqhn,bkhn->bhqk", q_BSHC[..., :nope], k_BKHN)
+    return scores / math.sqrt(q_BSHC.shape[3])
 
 
 def chosen_attention(
@@ -56,7 +62,9 @@ def chosen_attention(
     rope: int,
     value: int,
 ) -> Tensor:
-    weights = _latent_weights(q, kv, k_rope, chosen, sequence, heads, nope)
+    scores = _latent_scores(q, kv, k_rope, sequence, heads, nope)
+    hidden = ~_is_chosen(chosen, sequence, len(q))[:, None]
+    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
     v_BSHV = kv.reshape(-1, sequence, heads, nope + value)[..., nope:]
     return torch.einsum("bhqk,bkhv->bqhv", weights, v_BSHV).reshape(len(q), heads * value)
 
@@ -66,16 +74,21 @@ def indexer_loss(
     k: Tensor,
     weights: Tensor,
     query: Tensor,
-    kv: Tensor,
+    kv: Tensor | None,
     k_rope: Tensor,
     chosen: Tensor | None,
     sequence: int,
     index_heads: int,
     heads: int,
     nope: int,
+    rate: int,
 ) -> Tensor:
-    given = (each.detach() for each in (query, kv, k_rope))
-    p = _latent_weights(*given, chosen, sequence, heads, nope).mean(dim=1)
-    scores = _index_scores(q, k, weights, sequence, index_heads)
-    ours = torch.softmax(scores.masked_fill(~_is_chosen(chosen, sequence, len(q)), -torch.inf), dim=-1)
+    """Return the sum over the queries that see a key."""
+    given = query.detach(), None if kv is None else kv.detach(), k_rope.detach()
+    seen = _is_chosen(chosen, sequence, len(q), rate)
+    some = seen.any(dim=-1)
+    theirs = _latent_scores(*given, sequence // rate, heads, nope).transpose(1, 2)[some]
+    p = torch.softmax(theirs.masked_fill(~seen[some][:, None], -torch.inf), dim=-1).mean(dim=1)
+    scores = _index_scores(q, k, weights, sequence, index_heads, rate)[some]
+    ours = torch.softmax(scores.masked_fill(~seen[some], -torch.inf), dim=-1)
     return torch.where(p > 0, p * torch.log(p / torch.where(p > 0, ours, 1.0)), 0.0).sum()

@@ -13,6 +13,7 @@ from dsl.schema import (
     Clamp,
     Cluster,
     Compressed,
+    Csa,
     DeltaNet,
     Dense,
     Device,
@@ -123,9 +124,22 @@ def grouped(draw: st.DrawFn) -> Gqa:
     )
 
 
+chosen = st.builds(
+    Csa,
+    rate=st.integers(2, 4),
+    indexer=st.builds(
+        Indexer,
+        heads=st.integers(1, 3),
+        head_dim=st.integers(8, 10),
+        top_k=st.integers(1, 3),
+        loss=st.sampled_from([0.5, 1.0]),
+    ),
+)
+
+
 @st.composite
 def compressed(draw: st.DrawFn) -> Compressed:
-    """A window, and perhaps entries beside it."""
+    """A window, and perhaps entries beside it, or some of them."""
     groups, head_dim = draw(st.integers(1, 3)), draw(evens)
     rope = draw(ropes)
     if rope and draw(st.booleans()):
@@ -138,7 +152,7 @@ def compressed(draw: st.DrawFn) -> Compressed:
         sinks=draw(st.booleans()),
         groups=groups,
         out_rank=draw(widths),
-        compress=draw(st.none() | st.builds(Hca, rate=st.integers(2, 4))),
+        compress=draw(st.none() | st.builds(Hca, rate=st.integers(2, 4)) | chosen),
         rope=rope,
     )
 

@@ -119,8 +119,15 @@ def active_biases(ffn: Dense | Moe, D: int) -> int:
 def twice_seen(attention: Compressed, sequence: int) -> int:
     """Twice the keys and entries that the queries of a sequence see."""
     window = min(sequence, attention.window)
-    entries = [(t + 1) // attention.compress.rate for t in range(sequence)] if attention.compress else []
-    return window * (2 * sequence - window) + 2 * sum(entries)
+    return window * (2 * sequence - window) + twice_entries(attention, sequence)
+
+
+def twice_entries(attention: Compressed, sequence: int) -> int:
+    """Twice the entries that they see."""
+    if attention.compress is None:
+        return 0
+    most = attention.indexer.top_k if attention.indexer else sequence
+    return 2 * sum(min(most, (t + 1) // attention.compress.rate) for t in range(sequence))
 
 
 def in_closed_form(model: Model, sequence: int) -> Flops:

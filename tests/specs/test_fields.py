@@ -20,6 +20,7 @@ from dsl.resolve.fields import FieldType, fields_of
 from dsl.schema import (
     Clamp,
     Compressed,
+    Csa,
     Custom,
     CustomAttention,
     Dense,
@@ -153,10 +154,12 @@ def test_flops_are_those_that_the_reference_computes(model: Model) -> None:
         if isinstance(attention, Gqa):  # the reference computes scores outside of a window too
             unseen = max(0, TOKENS - (attention.window or TOKENS)) ** 2
             forward -= 4 * attention.heads * attention.head_dim * unseen
-        elif isinstance(attention, Compressed):  # and those of all entries
+        elif isinstance(attention, Compressed):  # and those of all entries, and what chooses them
             entries = TOKENS // attention.compress.rate if attention.compress else 0
             unseen = TOKENS * (TOKENS + entries) - twice_seen(attention, TOKENS)
             forward -= 4 * attention.heads * attention.head_dim * unseen
+            if indexer := attention.indexer:
+                forward -= 2 * TOKENS * entries * indexer.heads * (indexer.head_dim + 1)
         elif isinstance(attention, Mla) and attention.indexer:  # those of keys that are not chosen, and the indexer's
             indexer, dim = attention.indexer, attention.head_dim
             unseen = max(0, TOKENS - indexer.top_k) ** 2
@@ -229,6 +232,7 @@ COMPRESSED = Compressed(
     compress=Hca(rate=2),
     rope=Rope(theta=100.0, width=2),
 )
+CHOSEN = COMPRESSED.model_copy(update={"compress": Csa(rate=2, indexer=Indexer(heads=2, head_dim=4, top_k=1))})
 
 
 def _extended(model: Model, scaling: LinearScaling | Llama3Scaling | YarnScaling) -> Model:
@@ -248,7 +252,7 @@ def test_every_field_of_a_model_is_counted_or_listed() -> None:
     """Each field of the model, its attention and feed-forward kinds and the MTP block changes a count, or is listed."""
     bases = [shipped("quickstart.dsc").model, shipped("laptop-gqa.dsc").model]
     bases += [_extended(base, scaling) for base in bases for scaling in SCALINGS]
-    bases += [_clamped(bases[0]), bases[0].model_copy(update={"attention": COMPRESSED})]
+    bases += [_clamped(bases[0]), *(bases[0].model_copy(update={"attention": each}) for each in (COMPRESSED, CHOSEN))]
     bases += [bases[0].model_copy(update={"hyper_connections": HyperConnections(streams=2)})]
     found: dict[str, bool] = defaultdict(bool)
     for base in bases:

@@ -13,6 +13,7 @@ from dsl.schema import (
     Clamp,
     Cluster,
     Compressed,
+    Csa,
     Data,
     DeltaNet,
     Dense,
@@ -180,7 +181,8 @@ def split() -> Model:
 
 
 def v4() -> Model:
-    """The attention of DeepSeek-V4: a window alone in the first layer, with entries beside it in the others."""
+    """The attention of DeepSeek-V4: a window alone in the first layer, with entries beside it in the others, which are
+    chosen in one of them."""
     entries = Compressed(
         heads=4,
         head_dim=6,
@@ -195,7 +197,9 @@ def v4() -> Model:
     window = entries.model_copy(update={"compress": None, "rope": Rope(theta=100.0, width=4)})
     base = model(entries, Dense(inner=22), MOE.model_copy(update={"score": "sqrt_softplus"}), mtp=True)
     first, rest = base.layers
-    return base.model_copy(update={"layers": (first.model_copy(update={"attention": window}), rest)})
+    chosen = Csa(rate=2, indexer=Indexer(heads=2, head_dim=4, top_k=2, loss=0.7))
+    of_chosen = LayerRange(first=2, last=3, by=2, ffn=MOE, attention=entries.model_copy(update={"compress": chosen}))
+    return base.model_copy(update={"layers": (first.model_copy(update={"attention": window}), rest, of_chosen)})
 
 
 def streams(of: Model, streams: int = 3) -> Model:
