@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compiler.inference.kept import Rows, States
 from compiler.ir.module import INPUT, Module
 from compiler.ops import RULES
 from compiler.segments.torch_calls import compute
@@ -93,24 +94,6 @@ class Forward:
         """Nothing, likewise."""
 
 
-class Rows:
-    """A row for each token so far, in one tensor that grows. Rows of tokens that come again replace those before."""
-
-    def __init__(self) -> None:
-        self._rows: Tensor | None = None
-
-    def put(self, start: int, new_TW: Tensor) -> Tensor:
-        """Rows of tokens start … start + T -> all rows up to them [N, W], a view."""
-        end = start + new_TW.shape[0]
-        if self._rows is None or end > self._rows.shape[0]:
-            grown = new_TW.new_empty((max(64, 2 * end), new_TW.shape[1]))
-            if self._rows is not None:
-                grown[:start] = self._rows[:start]
-            self._rows = grown
-        self._rows[start:end] = new_TW
-        return self._rows[:end]
-
-
 class Continued(Forward):
     """The forward ops of one segment on the next tokens of one sequence, whose `start` tokens before are cached.
 
@@ -120,6 +103,8 @@ class Continued(Forward):
     §2.1.2): expanding N tokens at each step would cost N·C·H·(nope + value) products. Compressed attention keeps keys,
     and entries and what the next of them are made of, an indexer its keys. Where nothing is cached yet, all run the op
     of training.
+
+    A delta rule keeps its states, and the rows of its arguments, from which it goes on where tokens are forgotten.
 
     Any other op of sequences keeps the rows of its arguments and is computed again on all of them: right for whatever
     is causal, and slow.
@@ -132,6 +117,7 @@ class Continued(Forward):
         self._up = up  # of latent attention, from the latent to keys and values
         self._kept: dict[tuple[str, int], Rows] = {}  # by op and argument, or call
         self._calls = 0
+        self._states = States()
 
     def begin(self, start: int, new: int) -> None:
         """Say which tokens the next call of the segment is about."""
@@ -226,6 +212,20 @@ class Continued(Forward):
         sinks_GM = None if sinks is None else wide(sinks).view(kv_heads, -1).repeat(1, T)
         o_GMC = torch.bmm(_weights_of(scores_GMN, T, window, sinks_GM), v_NGC.transpose(0, 1))
         return o_GMC.unflatten(1, (T, -1)).transpose(0, 1).flatten(1).to(q.dtype)
+
+    # ------------------------------------------------------------ states
+
+    def convolve(self, x: Tensor, w: Tensor, sequence: int) -> Tensor:
+        """x [T, N] of the new tokens, w [N, J] -> y [T, N]: of J - 1 tokens before nothing else is read."""
+        kept = self._rows("convolve").put(self.start, x)
+        seen = kept[max(0, self.start - w.shape[1] + 1) :]
+        return OPS["convolve"](seen, w, len(seen))[0][-len(x) :]
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, sequence: int, key_heads: int
+    ) -> Tensor:
+        """q and k [T, G·K], v [T, H·V], beta [T, H], decay of the new tokens -> o [T, H·V]."""
+        return self._states.next(self.start, (q, k, v, beta, decay), key_heads)
 
     # ------------------------------------------------------------ latents
 

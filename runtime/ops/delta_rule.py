@@ -74,11 +74,16 @@ def delta_rule(
     Each of the G heads of queries and keys is that of H/G heads of values, one behind the other. q, k and v may be
     views of columns. `starts` int32 [T].
     """
-    given = _Chunks(q, k, v, beta, decay, sequence, key_heads, starts)
-    o_NmCV = torch.empty_like(given.v)
-    for at, u_NCV, before_NKV in given.scan():
-        torch.baddbmm(given.q_in[:, at] @ before_NKV, given.scores[:, at], u_NCV, out=o_NmCV[:, at])
-    return given.rows(o_NmCV).to(v.dtype)
+    return _Chunks(q, k, v, beta, decay, sequence, key_heads, starts).output().to(v.dtype)
+
+
+def continued_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, key_heads: int, state_HKV: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The next rows of one sequence, as of `delta_rule`, and the states in front of them, or none in front of the first
+    -> o [T, H·V], and the states behind them."""
+    chunks = _Chunks(q, k, v, beta, decay, q.shape[0], key_heads, None, state_HKV)
+    return chunks.output().to(v.dtype), chunks.last
 
 
 def delta_rule_dgrad(
@@ -155,6 +160,7 @@ class _Chunks:
         sequence: int,
         key_heads: int,
         starts: Tensor | None,
+        first_NKV: Tensor | None = None,
     ) -> None:
         H = beta.shape[1]
         self._sequence, self._batch, self._share = sequence, q.shape[0] // sequence, H // key_heads
@@ -186,14 +192,23 @@ class _Chunks:
         right = torch.cat((self.v, self.k_in), dim=-1) * self.beta
         solved = torch.linalg.solve_triangular(self.system, right, upper=False, unitriangular=True)
         self.y, self.w = solved.split([self.v.shape[-1], self.k.shape[-1]], dim=-1)
+        self.last = self.v.new_zeros(self.v.shape[0], self.k.shape[-1], self.v.shape[-1])
+        self.last = self.last if first_NKV is None else first_NKV  # the states; behind all rows once these were scanned
+
+    def output(self) -> Tensor:
+        """o [T, H·V]."""
+        o_NmCV = torch.empty_like(self.v)
+        for at, u_NCV, before_NKV in self.scan():
+            torch.baddbmm(self.q_in[:, at] @ before_NKV, self.scores[:, at], u_NCV, out=o_NmCV[:, at])
+        return self.rows(o_NmCV)
 
     def scan(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Each chunk with its U [N, C, V] and the state in front of it [N, K, V]."""
-        state_NKV = self.v.new_zeros(self.v.shape[0], self.k.shape[-1], self.v.shape[-1])
         for at in range(self.v.shape[1]):
-            u_NCV = torch.baddbmm(self.y[:, at], self.w[:, at], state_NKV, alpha=-1)
-            yield at, u_NCV, state_NKV
-            state_NKV = torch.baddbmm(self.through[:, at] * state_NKV, self.k_out[:, at].mT, u_NCV)
+            before_NKV = self.last
+            u_NCV = torch.baddbmm(self.y[:, at], self.w[:, at], before_NKV, alpha=-1)
+            self.last = torch.baddbmm(self.through[:, at] * before_NKV, self.k_out[:, at].mT, u_NCV)
+            yield at, u_NCV, before_NKV
 
     def chunked(self, x: Tensor, heads: int) -> Tensor:
         """x [T, heads·X] -> [B·heads, m, C, X], filled up with zeros; FP32 at least, or integers."""

@@ -111,7 +111,7 @@ def test_what_a_cache_holds(kind: str) -> None:
     both.ours.extend(tokens_of(both, TOKENS), cache)
     both.ours.extend(tokens_of(both, 1), cache)
     rows = cache._tables["L1.attention"]._kept.values()
-    attention = both.ours.spec.model.attention
+    attention = both.ours.spec.model.attention_of(1)
     if attention.kind == "mla":
         numbers = attention.kv_rank + attention.head_dim.rope
         numbers += attention.indexer.head_dim if attention.indexer else 0
