@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compiler.inference.kept import Rows, States
+from compiler.inference.token_cache import Rows, States
 from compiler.ir.module import INPUT, Module
 from compiler.ops import RULES
 from compiler.segments.torch_calls import compute

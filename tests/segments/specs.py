@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from dsl.schema import (
     BUILT_IN,
@@ -13,6 +13,7 @@ from dsl.schema import (
     Cluster,
     Compressed,
     Data,
+    DeltaNet,
     Dense,
     Device,
     Gqa,
@@ -84,6 +85,11 @@ def compressed(**changes: Any) -> Compressed:
         "rope": Rope(theta=100.0, width=4),
     }
     return Compressed(**(values | changes))
+
+
+def deltanet(gate: Literal["head", "channel"]) -> DeltaNet:
+    """Two heads of values to each of two heads of keys."""
+    return DeltaNet(heads=4, key_heads=2, key_dim=5, value_dim=3, gate=gate, convolution=3)
 
 
 def softmax_moe(**changes: Any) -> Moe:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsl.schema import Balance, Dense, Gqa, Mla, Moe, Phase, Spec
+from dsl.schema import AnyAttention, Balance, Dense, Moe, Phase, Spec
 from tests.reference.cases import trained_like
 from tests.reference.config import Config
 from tests.segments.model import run
-from tests.segments.specs import DENSE, gqa, mla, moe, spec
+from tests.segments.specs import DENSE, deltanet, gqa, mla, moe, spec
 
 SEQUENCE = 12
 UNBALANCED = moe(balance=Balance(bias_rate=(Phase(value=0.001),)))  # the loss of a sequence is of all its documents
@@ -48,10 +48,17 @@ def of_document(of: Spec, parameters: dict[str, Tensor], tokens_BZ: Tensor, only
 
 @pytest.mark.parametrize(
     ("ffn", "attention"),
-    [(DENSE, mla()), (UNBALANCED, mla()), (DENSE, gqa()), (UNBALANCED, gqa(window=3, sinks=True))],
-    ids=["latent", "latent, experts", "grouped", "window, experts"],
+    [
+        (DENSE, mla()),
+        (UNBALANCED, mla()),
+        (DENSE, gqa(output_gate=True)),
+        (UNBALANCED, gqa(window=3, sinks=True)),
+        (DENSE, deltanet("channel")),
+        (DENSE, deltanet("head")),
+    ],
+    ids=["latent", "latent, experts", "grouped", "window, experts", "channels", "heads"],
 )
-def test_a_changed_document_moves_no_bit_of_another(ffn: Dense | Moe, attention: Mla | Gqa) -> None:
+def test_a_changed_document_moves_no_bit_of_another(ffn: Dense | Moe, attention: AnyAttention) -> None:
     of = spec(layers=(DENSE, ffn), attention=attention, sequence=SEQUENCE)
     apart = of.model_copy(update={"data": of.data.model_copy(update={"documents": "masked"})})
     parameters = trained_like(Config.from_plan(of.model.model_dump() | {"sequence": SEQUENCE})).logical_parameters()
