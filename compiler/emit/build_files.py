@@ -68,7 +68,9 @@ def contract_plan(
         frozen=tuple(_bucket(b, table, spec.train.optimizer) for b in plan.frozen),
         adapter=recipe.adapter(spec.adapter),
         biases=tuple(contract.Bias(*_held(r)) for r in plan.replicas if r.role == "bias"),
-        tables=tuple(contract.Table(*_held(r), num_experts(spec, r.name)) for r in plan.replicas if r.role == "table"),
+        tables=tuple(
+            contract.Table(*_held(r), num_experts(spec.model, r.name)) for r in plan.replicas if r.role == "table"
+        ),
         quantised=quantised,
         host=recipe.host(spec, lowered.memories),
         sequence_part=_largest_part(plan, "cp"),

@@ -8,20 +8,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from compiler.importers import deepseek_v4
 from compiler.importers.families import Family
 from compiler.importers.linear_attention import linear_layers
 from compiler.importers.reader import Reader, shown
 from compiler.importers.rotation import FULL, SLIDING, rotations
-from dsl.schema import DeltaNet, Gqa, HeadDim, Indexer, Mla, Node, Rope
+from dsl.schema import Compressed, DeltaNet, Gqa, HeadDim, Indexer, Mla, Node, Rope
 
-Attention = Mla | Gqa | DeltaNet
+Attention = Mla | Gqa | Compressed | DeltaNet
 INDEXED = "indexed_attention"  # of layers to all tokens, as far as an indexer chooses them
 
 
 def attentions(
     reader: Reader, family: Family, hidden: int, context: int, num_layers: int
-) -> tuple[tuple[Attention, ...], int | None]:
-    """The attention of each layer, and the tokens of a sequence before the context was extended, if it was."""
+) -> tuple[tuple[Attention, ...], int | None, Attention]:
+    """The attention of each layer, the tokens of a sequence before the context was extended, if it was, and the
+    attention of the block of multi-token prediction."""
+    if family.attention == "compressed":
+        return deepseek_v4.attentions(reader, num_layers)
     kind: type[Node] = Mla if family.attention == "mla" else Gqa
     num_heads = reader.number("model.attention.heads", kind, "heads", "num_attention_heads")
     turned: Mapping[str, Rope | None] = {FULL: None}
@@ -48,7 +52,8 @@ def attentions(
             changes["window"] = window if kinds[layer] == SLIDING else None
         return found.model_copy(update=changes)
 
-    return tuple(map(of_layer, range(num_layers))), original
+    by_layer = tuple(map(of_layer, range(num_layers)))
+    return by_layer, original, by_layer[-1]
 
 
 def _mla(reader: Reader, family: Family, num_heads: int, rope: Rope | None) -> Mla:

@@ -13,8 +13,8 @@ Defaults = Mapping[str, int | float | str | bool | None]  # of keys of a config
 class Family:
     """How the models of a type are built, and what a key means that their config leaves out."""
 
-    attention: Literal["mla", "gqa"]
-    ffn: Literal["dense", "deepseek", "qwen", "mixtral", "olmoe", "gpt_oss"]
+    attention: Literal["mla", "gqa", "compressed"]
+    ffn: Literal["dense", "deepseek", "deepseek_v4", "qwen", "mixtral", "olmoe", "gpt_oss"]
     defaults: Defaults  # None: the key is as if it were null
     qk_norm: Literal["head", "width"] | None = None
     window: int | None = None  # of a config that does not mention sliding_window
@@ -41,6 +41,7 @@ class Family:
     shared_gate: bool = False  # one shared expert of its own width behind a gate
     scales_embedding: bool = False  # embeddings are multiplied by √hidden
     caps_logits: bool = False  # final_logit_softcapping is read
+    streams: bool = False  # residual streams are several, hc_mult
     multiplies: bool = False  # embeddings, the residual stream and logits have multipliers
     indexes: bool = False  # index_n_heads, index_head_dim and index_topk are read
 
@@ -79,6 +80,21 @@ _DEEPSEEK_V32: Defaults = {
     "index_n_heads": 64,
     "index_head_dim": 128,
     "index_topk": 2048,
+}
+_DEEPSEEK_V4: Defaults = {
+    **_ALL,
+    "max_position_embeddings": 1_048_576,
+    "sliding_window": 128,
+    "compress_rope_theta": 160_000.0,
+    "scoring_func": "sqrtsoftplus",
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.5,
+    "router_aux_loss_coef": 0.001,
+    "swiglu_limit": 10.0,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-6,
+    "num_nextn_predict_layers": 1,
 }
 _LLAMA: Defaults = {**_ALL, "num_key_value_heads": None, "max_position_embeddings": 2048}
 _MISTRAL: Defaults = {**_ALL, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
@@ -208,6 +224,7 @@ FAMILIES = {
     "deepseek_v2": Family("mla", "deepseek", _DEEPSEEK_V2),
     "deepseek_v3": Family("mla", "deepseek", _DEEPSEEK_V3),
     "deepseek_v32": Family("mla", "deepseek", _DEEPSEEK_V32, indexes=True),
+    "deepseek_v4": Family("compressed", "deepseek_v4", _DEEPSEEK_V4, streams=True),
     "gemma2": Family(
         *("gqa", "dense", _GEMMA2),
         window=4096,
@@ -263,7 +280,6 @@ FAMILIES = {
 
 # model types that a spec cannot describe, and what is in the way
 OTHER_TYPES = {
-    "deepseek_v4": "compressed and sparse attention",
     "deepseek_vl_v2": "images",
     "gemma": "gains of norms that are stored as their difference from 1",
     "gpt2": "learned positions, LayerNorm and biases",

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from compiler.importers.attention import attentions
+from compiler.importers.attention import Attention, attentions
+from compiler.importers.deepseek_v4 import hyper_connections
 from compiler.importers.ends import whole
 from compiler.importers.families import FAMILIES, OTHER_TYPES
 from compiler.importers.json_text import Json
@@ -57,7 +58,7 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
     hidden = reader.number("model.hidden", Model, "hidden", "hidden_size")
     vocab = reader.number("model.vocab", Model, "vocab", "vocab_size")
     spans = layers(reader, family, model_type)
-    attended, original = attentions(reader, family, hidden, context, spans[-1].last + 1)
+    attended, original, of_mtp = attentions(reader, family, hidden, context, spans[-1].last + 1)
     usual, spans = with_attention(spans, attended)
     fields = {
         "name": name,
@@ -67,7 +68,8 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
         "norm_eps": reader.number("model.norm_eps", Model, "norm_eps", "rms_norm_eps"),
         "attention": usual,
         "layers": spans,
-        "mtp": _mtp(reader),
+        "mtp": _mtp(reader, None if of_mtp == attended[-1] else of_mtp),
+        **({"hyper_connections": hyper_connections(reader)} if family.streams else {}),
         **whole(reader, family, hidden),
     }
     if family.attention == "mla" and fields["norm_eps"] != LATENT_EPS:
@@ -114,14 +116,15 @@ def _model_type(reader: Reader) -> str:
     return name
 
 
-def _mtp(reader: Reader) -> Mtp | None:
+def _mtp(reader: Reader, attention: Attention | None) -> Mtp | None:
+    """Multi-token prediction. `attention`: of its block, if it is another than that of the last layer."""
     depth = reader.count("num_nextn_predict_layers", 0, 16, 0, "num_mtp_layers")
     if not depth:
         return None
     if depth > 1:
         reader.refuse("mtp", "num_nextn_predict_layers", "a spec predicts one token beyond the next")
     reader.remarks.append(Remark("mtp", f"weight is not in the config: {MTP_WEIGHT} is DeepSeek-V3's to begin with"))
-    return Mtp(depth=1, weight=(Phase(value=MTP_WEIGHT),))
+    return Mtp(depth=1, weight=(Phase(value=MTP_WEIGHT),), attention=attention)
 
 
 def _others(reader: Reader) -> None:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from dsl.schema import DeltaNet, Gqa, LayerRange, Mla
+from dsl.schema import Compressed, DeltaNet, Gqa, LayerRange, Mla
 
-Attention = Mla | Gqa | DeltaNet
+Attention = Mla | Gqa | Compressed | DeltaNet
 
 
 def with_attention(

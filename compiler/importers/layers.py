@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from compiler.importers import deepseek_v4
 from compiler.importers.ends import activation, qkv_biases
 from compiler.importers.families import Family
 from compiler.importers.reader import Reader, Remark, shown
@@ -20,6 +21,8 @@ BIAS_RATE = 0.001  # DeepSeek-V3's; a config says that there is a bias, not how 
 
 def layers(reader: Reader, family: Family, model_type: str) -> tuple[LayerRange, ...]:
     """All layers, as the ranges that a spec has."""
+    if family.ffn == "deepseek_v4":
+        return deepseek_v4.layers(reader)
     num_layers = reader.count("num_hidden_layers", 1, MAX_LAYER + 1)
     sparse = {"dense": _all_dense, "deepseek": _deepseek_layers, "qwen": _qwen_layers}
     kinds = sparse.get(family.ffn, _all_sparse)(reader, num_layers)

@@ -48,7 +48,7 @@ def _by_kind(reader: Reader, family: Family, parameters: Mapping[str, Json]) -> 
         inner = Reader(Json(part, reader.members["rope_parameters"].span), lossy=reader.lossy)
         theta = inner.number(THETA, Rope, "theta", "rope_theta", default=family.defaults[base])
         reader.mistakes += inner.mistakes
-        scaling, original = _scaling(reader, "rope_parameters", part) if part else (None, None)
+        scaling, original = scaling_of(reader, "rope_parameters", part) if part else (None, None)
         found[kind] = Rope(theta=theta, scaling=scaling)
         before = original if original is not None else before
     return found, before
@@ -84,7 +84,7 @@ def _rope(
         return rope.model_copy(update={"scaling": found}), start
     for name, part in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if part:
-            found, original = _scaling(reader, name, part)
+            found, original = scaling_of(reader, name, part)
             if found is not None or original is not None:
                 return rope.model_copy(update={"scaling": found}), original
     return rope, None
@@ -130,7 +130,7 @@ EXTENSIONS = {
 ROPE_KEYS = ("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor")
 
 
-def _scaling(
+def scaling_of(
     reader: Reader, name: str, part: Mapping[str, Json]
 ) -> tuple[LinearScaling | Llama3Scaling | YarnScaling | None, int | None]:
     """What a `rope_scaling` asks for, and the length of a sequence before the extension: 0 if it is not told, None if

@@ -12,10 +12,13 @@ from dsl.counts import parameters
 from dsl.schema import (
     AnyAttention,
     Balance,
+    Compressed,
+    Csa,
     Custom,
     DeltaNet,
     Dense,
     Gqa,
+    Hca,
     LinearScaling,
     Llama3Scaling,
     Mla,
@@ -27,6 +30,7 @@ from dsl.schema import (
     YarnScaling,
 )
 
+INDEXER = ("heads", "head_dim", "top_k", "loss")
 WIDTH = 112  # of a comment
 MAX_REMARKS = 50  # at one place
 INDENT = "  "
@@ -96,6 +100,8 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
     yield f"  {sizes}, init_std = {number(model.init_std)}, norm_eps = {number(model.norm_eps)}"
     if more := _given(model, "tied", "norm", "embedding_scale", "residual_scale", "logit_scale", "logit_cap"):
         yield f"  {more}"
+    if hyper := model.hyper_connections:
+        yield f"  hyper_connections {{ streams = {hyper.streams}, rounds = {hyper.rounds}, eps = {number(hyper.eps)} }}"
     yield from _remarked(remarks, "attention", INDENT)
     attention = model.attention
     yield from _attention(attention, remarks)
@@ -116,8 +122,9 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
         yield head
         yield from (f"{INDENT}{part}" for part in parts)
         if isinstance(ffn, Moe) and has_experts:
-            yield from _moe(ffn, () if said else remarks)
-            said = True
+            tells = not said and ffn.choice == "scores"  # of what balances experts
+            yield from _moe(ffn, remarks if tells else ())
+            said = said or tells
         yield "  }"
     if model.mtp is not None:
         yield from _remarked(remarks, "mtp", INDENT)
@@ -133,6 +140,8 @@ def _attention(attention: AnyAttention, remarks: tuple[Remark, ...]) -> Iterator
         yield from _deltanet(attention)
     elif isinstance(attention, Mla):
         yield from _mla(attention, remarks)
+    elif isinstance(attention, Compressed):
+        yield from _compressed(attention, remarks)
     else:
         assert isinstance(attention, Gqa), "no configuration has a module of a user's own"
         yield from _gqa(attention, remarks)
@@ -152,6 +161,23 @@ def _deltanet(net: DeltaNet) -> Iterator[str]:
     yield f"    key_dim = {number(net.key_dim)}, value_dim = {number(net.value_dim)}"
     yield f"    gate = {net.gate}, convolution = {net.convolution}"
     yield "  }"
+
+
+def _compressed(sizes: Compressed, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    yield "  attention compressed {"
+    heads = f"heads = {number(sizes.heads)}, head_dim = {sizes.head_dim}, query_rank = {number(sizes.query_rank)}"
+    yield f"    {heads}, window = {number(sizes.window)}, sinks = {_value(sizes.sinks)}"
+    yield f"    groups = {number(sizes.groups)}, out_rank = {number(sizes.out_rank)}"
+    yield f"    {_entries(sizes.compress)}"
+    yield from _rope(sizes.rope, remarks)
+
+
+def _entries(compress: Csa | Hca | None) -> str:
+    """What a layer has beside its window."""
+    if compress is None:
+        return "compress = none"
+    indexer = f", indexer {{ {_given(compress.indexer, *INDEXER)} }}" if isinstance(compress, Csa) else ""
+    return f"compress {compress.kind} {{ rate = {number(compress.rate)}{indexer} }}"
 
 
 def _mla(mla: Mla, remarks: tuple[Remark, ...]) -> Iterator[str]:
@@ -204,12 +230,14 @@ def _scaling(scaling: LinearScaling | Llama3Scaling | YarnScaling) -> str:
 def _changes(usual: AnyAttention, other: AnyAttention) -> str:
     """What the attention of a range has that the model's has not."""
     fields = [name for name in type(other).model_fields if getattr(other, name) != getattr(usual, name)]
-    assert type(usual) is type(other) and {*fields} <= {"window", "rope"}, fields
+    assert type(usual) is type(other) and {*fields} <= {"window", "compress", "rope"}, fields
     return ", ".join(_change(name, getattr(usual, name), getattr(other, name)) for name in fields)
 
 
 def _change(name: str, usual: Any, other: Any) -> str:
     """A key of a range: a block has what differs from the model's, which it is put over."""
+    if name == "compress":
+        return _entries(other)
     if not isinstance(usual, Rope) or not isinstance(other, Rope):
         return f"rope {{ {', '.join(_rope_keys(other))} }}" if isinstance(other, Rope) else f"{name} = {_value(other)}"
     keys = [key for key in ("theta", "width") if getattr(other, key) != getattr(usual, key)]

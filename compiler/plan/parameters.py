@@ -135,15 +135,14 @@ def _part_of(tensor: str) -> str:
 
 
 def _tensor(spec: Spec, param: ir.Param, name: str) -> Tensor:
-    shape, experts = (param.shape[1:], num_experts(spec, name)) if param.stack else (param.shape, None)
+    shape, experts = (param.shape[1:], num_experts(spec.model, name)) if param.stack else (param.shape, None)
     shape = param.split.whole(shape) if param.split else shape
     facts = param.role, param.init, param.decay, experts, param.uniform, param.split, param.matrices, param.mean
     return Tensor(name, shape, *facts)
 
 
-def num_experts(spec: Spec, tensor: str) -> int:
+def num_experts(model: Model, tensor: str) -> int:
     """The experts of the layer, or MTP block, of a tensor."""
-    model = spec.model
     block, number, *_ = tensor.split(".")
     ffn = model.ffn(int(number) if block == "layers" else model.num_layers - 1)
     assert isinstance(ffn, Moe), tensor

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from compiler.emit import recipe
 from compiler.plan.parameters import model_parameters, stored
-from dsl.schema import Compressed, Model
+from dsl.schema import Model
 from runtime.checkpoint.shard_manifest import Manifest
 from runtime.strict_json import tree
 
@@ -42,8 +42,6 @@ def model_of(manifest: Manifest) -> Model:
         raise ModelError(f"its manifest has no model of this version of dsc: {where}: {first['msg']}") from None
     if model.customs:
         raise ModelError(f"no published family has the module {model.customs[0][1].module}")
-    if any(isinstance(attention, Compressed) for _, attention in model.attentions):
-        raise ModelError("models with compressed attention are not written for Hugging Face yet")
     return model
 
 

@@ -19,9 +19,11 @@ from compiler.importers.ends import ACTIVATIONS
 from compiler.importers.json_text import parse
 from compiler.importers.linear_attention import LINEAR
 from compiler.importers.rotation import FULL, SLIDING
+from compiler.weights import config_v4
+from compiler.weights.config_experts import FFN_KEYS
 from compiler.weights.families import FAMILIES, Family
 from compiler.weights.tensors import UnnamedError, experts_of, published
-from dsl.schema import Custom, DeltaNet, Dense, Gqa, Mla, Model, Moe
+from dsl.schema import Compressed, Custom, DeltaNet, Dense, Gqa, Mla, Model
 from dsl.schema.indexer import Indexer
 from dsl.schema.rope import LinearScaling, Rope
 from dsl.source import Source
@@ -58,7 +60,8 @@ def publication(model: Model, context: int, imported_as: str = "") -> Publicatio
     `context`: tokens of a sequence. Raises NoFamilyError.
     """
     refused: list[tuple[bool, int, str, list[str]]] = []
-    kind = "mla" if isinstance(_softmax(model), Mla) else "gqa"
+    usual = model.attention if isinstance(model.attention, Compressed) else _softmax(model)
+    kind = "compressed" if isinstance(usual, Compressed) else "mla" if isinstance(usual, Mla) else "gqa"
     order = dict.fromkeys([*([imported_as] if imported_as in FAMILIES else []), *FAMILIES])
     for model_type in order:
         config = model_config(model, model_type, context)
@@ -122,7 +125,7 @@ def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, 
 
 def model_config(model: Model, model_type: str, context: int) -> Config:
     """The config.json of a model as one of a type. What the type cannot say of the model is left out."""
-    family, attention = importable.FAMILIES[model_type], _softmax(model)
+    family = importable.FAMILIES[model_type]
     dense = next((span.ffn for span in model.layers if isinstance(span.ffn, Dense)), None)
     moe = next(iter(experts_of(model)), None)
     config: Config = {
@@ -131,7 +134,7 @@ def model_config(model: Model, model_type: str, context: int) -> Config:
         "vocab_size": model.vocab,
         "hidden_size": model.hidden,
         "num_hidden_layers": model.num_layers,
-        **(_mla(attention) if isinstance(attention, Mla) else _gqa(model, attention, family) if attention else {}),
+        **_attention(model, family),
         **_linear(model, family),
         "attention_dropout": 0.0,
         "max_position_embeddings": context,
@@ -147,6 +150,13 @@ def model_config(model: Model, model_type: str, context: int) -> Config:
     }
     theirs = {ours: name for name, ours in family.renamed.items()}
     return {theirs.get(key, key): value for key, value in config.items()}
+
+
+def _attention(model: Model, family: importable.Family) -> Config:
+    if isinstance(model.attention, Compressed):
+        return config_v4.attention_keys(model, _rope)
+    attention = _softmax(model)
+    return _mla(attention) if isinstance(attention, Mla) else _gqa(model, attention, family) if attention else {}
 
 
 def _activation(model: Model) -> str:
@@ -310,82 +320,3 @@ def _rope(rope: Rope | None, part: Mapping[str, float] = MappingProxyType({})) -
         **({"rope_scaling": extension} if rope.scaling is not None else {}),
         "rope_parameters": {**extension, "rope_theta": rope.theta, **part},
     }
-
-
-def _no_experts(model: Model, moe: Moe | None) -> Config:
-    return {}
-
-
-def _deepseek(model: Model, moe: Moe | None) -> Config:
-    dense = next((span.first for span in model.layers if isinstance(span.ffn, Moe)), model.num_layers)
-    keys: Config = {"first_k_dense_replace": dense, "moe_layer_freq": 1}
-    if moe is not None:
-        softmax = "greedy" if moe.groups == 1 else "group_limited_greedy"
-        keys |= {
-            "n_routed_experts": moe.experts,
-            "n_shared_experts": moe.shared,
-            "num_experts_per_tok": moe.top_k,
-            "moe_intermediate_size": moe.inner,
-            "n_group": moe.groups,
-            "topk_group": moe.top_groups,
-            "topk_method": "noaux_tc" if moe.score == "sigmoid" else softmax,
-            "scoring_func": moe.score,
-            "norm_topk_prob": moe.normalize,
-            "routed_scaling_factor": moe.scale,
-            "aux_loss_alpha": moe.balance.sequence_loss,
-            "seq_aux": True,
-        }
-    return keys | {"num_nextn_predict_layers": model.mtp.depth if model.mtp else 0}
-
-
-def _qwen(model: Model, moe: Moe | None) -> Config:
-    dense = [layer for layer in range(model.num_layers) if isinstance(model.ffn(layer), Dense)]
-    keys: Config = {"mlp_only_layers": dense, "decoder_sparse_step": 1}
-    if moe is not None:
-        keys |= {
-            "num_experts": moe.experts,
-            "num_experts_per_tok": moe.top_k,
-            "moe_intermediate_size": moe.inner,
-            "norm_topk_prob": moe.normalize,
-            "router_aux_loss_coef": moe.balance.sequence_loss,
-        }
-        if moe.shared:
-            keys["shared_expert_intermediate_size"] = moe.shared * (moe.shared_inner or moe.inner)
-    return keys
-
-
-def _mixtral(model: Model, moe: Moe | None) -> Config:
-    if moe is None:
-        return {}
-    return {
-        "num_local_experts": moe.experts,
-        "num_experts_per_tok": moe.top_k,
-        "intermediate_size": moe.inner,
-        "router_aux_loss_coef": moe.balance.sequence_loss,
-    }
-
-
-def _olmoe(model: Model, moe: Moe | None) -> Config:
-    if moe is None:
-        return {}
-    keys = _qwen(model, moe)
-    inner = keys.pop("moe_intermediate_size")
-    return {key: keys[key] for key in keys if key not in ("mlp_only_layers", "decoder_sparse_step")} | {
-        "intermediate_size": inner
-    }
-
-
-def _gpt_oss(model: Model, moe: Moe | None) -> Config:
-    if moe is None or moe.clamp is None:
-        return _mixtral(model, moe)
-    return _mixtral(model, moe) | {"swiglu_limit": moe.clamp.limit, "swiglu_alpha": moe.clamp.alpha}
-
-
-FFN_KEYS = {
-    "dense": _no_experts,
-    "deepseek": _deepseek,
-    "qwen": _qwen,
-    "mixtral": _mixtral,
-    "olmoe": _olmoe,
-    "gpt_oss": _gpt_oss,
-}

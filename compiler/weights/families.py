@@ -21,6 +21,7 @@ class Family:
     architecture: str
     rotates: Literal["pairs", "halves"]  # numbers that lie side by side, or half of the rotated width apart
     names: Names = field(default_factory=dict)  # of a block, in the place of the common ones
+    ends: Mapping[str, str] = field(default_factory=dict)  # of the rest of the model, likewise
     fixed: Mapping[str, object] = field(default_factory=dict)  # keys of an MoE layer that the class does not read
     linear: Names = field(default_factory=dict)  # of a block with linear attention, in the place of all others
     gains_from_one: bool = False  # gains of norms are published as their differences from 1
@@ -89,6 +90,41 @@ _KIMI_LINEAR: Names = {
     ),
     "ffn.shared.down": ("block_sparse_moe.shared_experts.down_proj.weight",),
 }
+_DEEPSEEK_V4: Names = {
+    "attention.norm": ("attn_norm.weight",),
+    "attention.q_down": ("attn.wq_a.weight",),
+    "attention.q_norm": ("attn.q_norm.weight",),
+    "attention.q_up": ("attn.wq_b.weight",),
+    "attention.kv": ("attn.wkv.weight",),
+    "attention.kv_norm": ("attn.norm.weight",),
+    "attention.pool": ("attn.compressor.wkv.weight", "attn.compressor.wgate.weight"),
+    "attention.pool_bias": ("attn.compressor.ape",),
+    "attention.pool_norm": ("attn.compressor.norm.weight",),
+    "attention.indexer.q": ("attn.indexer.wq_b.weight",),
+    "attention.indexer.pool": ("attn.indexer.compressor.wkv.weight", "attn.indexer.compressor.wgate.weight"),
+    "attention.indexer.pool_bias": ("attn.indexer.compressor.ape",),
+    "attention.indexer.pool_norm": ("attn.indexer.compressor.norm.weight",),
+    "attention.indexer.weights": ("attn.indexer.weights_proj.weight",),
+    "attention.sinks": ("attn.attn_sink",),
+    "attention.group_out": ("attn.wo_a.weight",),
+    "attention.out": ("attn.wo_b.weight",),
+    "ffn.norm": ("ffn_norm.weight",),
+    "ffn.router.weight": ("ffn.gate.weight",),
+    "ffn.router.bias": ("ffn.gate.bias",),
+    "ffn.router.table": ("ffn.gate.tid2eid",),
+    "ffn.shared.up": ("ffn.shared_experts.w1.weight", "ffn.shared_experts.w3.weight"),
+    "ffn.shared.down": ("ffn.shared_experts.w2.weight",),
+    "ffn.experts.*.up": ("ffn.experts.*.w1.weight", "ffn.experts.*.w3.weight"),
+    "ffn.experts.*.down": ("ffn.experts.*.w2.weight",),
+    **{
+        f"{part}_hyper.{name}": (f"hc_{theirs}_{name}",)
+        for part, theirs in (("attention", "attn"), ("ffn", "ffn"))
+        for name in ("fn", "base", "scale")
+    },
+}
+_ENDS_OF_V4 = {"head": "head.weight"} | {
+    f"final_hyper.{name}": f"model.hc_head.hc_{name}" for name in ("fn", "base", "scale")
+}
 _SIGMOID = {"score": "sigmoid"}
 
 # The first that describes a model is how it is published, unless it was imported as another one that does.
@@ -114,5 +150,6 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family("GraniteForCausalLM", "halves"),
     "smollm3": Family("SmolLM3ForCausalLM", "halves"),
     "kimi_k2": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, remote=True),
+    "deepseek_v4": Family("DeepseekV4ForCausalLM", "pairs", _DEEPSEEK_V4, _ENDS_OF_V4),
     "deepseek": Family("DeepseekForCausalLM", "halves", fixed={"score": "softmax"}, remote=True),
 }

@@ -22,6 +22,7 @@ from runtime.outcome import printable
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+INTEGERS = frozenset({"I64", "I32"})
 BLOCKS = "F8_E4M3"
 FP4_BLOCK = 32  # numbers of MXFP4 that share a scale; two of them are a byte
 MAX_INDEX_BYTES = 64 << 20
@@ -154,11 +155,13 @@ def check(
         at = f"{folder / found.file}: {each.name}"
         if found.shape != each.shape:
             wrong.append(f"{at} is {_extents(found.shape)}, and the configuration asks for {_extents(each.shape)}")
-        if found.dtype == BLOCKS:
+        if found.dtype == BLOCKS and each.kind != "table":
             wrong += _blocked(folder, each, found, held, block)
             if scale := held.get(each.name + SCALE):
                 files[each.name + SCALE] = scale.file
-        elif found.dtype not in FLOATS:
+        elif each.kind == "table" and found.dtype not in INTEGERS:
+            wrong.append(f"{at} is {found.dtype}, and tables hold whole numbers: {', '.join(sorted(INTEGERS))}")
+        elif each.kind != "table" and found.dtype not in FLOATS:
             wrong.append(f"{at} is {found.dtype}, which no weight is read from")
     foreign = [name for name in held if name not in files and not DERIVED.fullmatch(name)]
     wrong += [f"{folder}: {name} is missing" for name in missing]

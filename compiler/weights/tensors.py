@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import chain
 from math import gcd
 
-from compiler.plan.parameters import Parameter, model_parameters, stored
+from compiler.plan.parameters import Parameter, model_parameters, num_experts, stored
 from compiler.weights.families import Family
-from dsl.schema import DeltaNet, Gqa, Mla, Model, Moe
+from dsl.schema import Compressed, DeltaNet, Gqa, Mla, Model, Moe
 from runtime.contract.weights import Halves, Piece, Published
 
 # What a tensor of a block is called, by its path here; * is the number of an expert. Several names: its rows divided.
@@ -70,7 +70,7 @@ PLAIN = frozenset(
 DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # which follows from the configuration
 
 
-Attention = Mla | Gqa | DeltaNet
+Attention = Mla | Gqa | Compressed | DeltaNet
 
 
 class UnnamedError(ValueError):
@@ -116,17 +116,18 @@ class _Naming:
     def __init__(self, model: Model, family: Family, halves: bool) -> None:
         self._model, self._halves = model, halves
         self._names, self._linear = {**NAMES, **family.names}, family.linear
+        self._ends = {**ENDS, **family.ends}
         self._from_one = family.gains_from_one
 
     def knows(self, parameter: Parameter) -> bool:
         """Whether a tensor has a name."""
         local = _local(parameter.name)
-        return parameter.name in ENDS or local in self._names or local in self._linear
+        return parameter.name in self._ends or local in self._names or local in self._linear
 
     def of(self, parameter: Parameter) -> Iterator[Published]:
         """The published tensors that a tensor is made of."""
-        if parameter.name in ENDS:
-            found = _published(ENDS[parameter.name], "plain", parameter, 0, parameter.shape[0])
+        if parameter.name in self._ends:
+            found = _published(self._ends[parameter.name], "plain", parameter, 0, parameter.shape[0])
             yield replace(found, from_one=self._is_from_one(parameter))
             return
         local, block = _local(parameter.name), _published_block(self._model, parameter.name)
@@ -134,7 +135,7 @@ class _Naming:
         own = OF_LATENT if isinstance(attention, Mla) else self._linear if isinstance(attention, DeltaNet) else {}
         names = own.get(local) or self._names[local]
         sizes = _sizes(local, attention, parameter, len(names))
-        kind = "buffer" if parameter.role == "bias" else "linear"
+        kind = {"bias": "buffer", "table": "table"}.get(parameter.role, "linear")
         if len(parameter.shape) == 1 or local in PLAIN:
             kind = "plain" if kind == "linear" else kind
         start = 0
@@ -148,7 +149,8 @@ class _Naming:
             if "*" in local and "*" not in name:  # all experts in one tensor, whose gate and up are columns in turn
                 piece = replace(one.pieces[0], in_turn=local in OF_UP)
                 one = replace(one, shape=(1, *reversed(one.shape)), kind="plain", pieces=(piece,), stacked=True)
-            yield replace(one, from_one=self._is_from_one(parameter))
+            below = num_experts(self._model, parameter.name) if kind == "table" else 0
+            yield replace(one, from_one=self._is_from_one(parameter), below=below)
             start += size
 
     def _is_from_one(self, parameter: Parameter) -> bool:
@@ -196,7 +198,9 @@ def _attention_of(model: Model, name: str) -> Attention:
     """The attention of the block of a tensor."""
     kind, index = name.split(".")[:2]
     found = model.attention_of(int(index)) if kind == "layers" else model.attention_of_mtp
-    assert isinstance(found, Mla | Gqa | DeltaNet), "others are refused before: compiler/weights/checkpoint.py"
+    assert isinstance(found, Mla | Gqa | Compressed | DeltaNet), (
+        "others are refused before: compiler/weights/checkpoint.py"
+    )
     return found
 
 
@@ -217,6 +221,7 @@ def _rotated(local: str, attention: Attention, index: int) -> Halves | None:
     """Which rows of the part `index` of a tensor are rotated; None where none is."""
     if isinstance(attention, DeltaNet) or attention.rope is None:
         return None
+    assert not isinstance(attention, Compressed), "published with pairs side by side"
     if isinstance(attention, Mla):
         nope, rope = attention.head_dim.nope, attention.head_dim.rope
         if local in ("attention.q", "attention.q_up"):

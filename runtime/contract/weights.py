@@ -15,7 +15,7 @@ from runtime.strict_json import FormError, Pattern, Tree, read
 Key = Annotated[str, Pattern(r"[A-Za-z0-9_.]{1,500}")]  # of a published tensor
 FileName = Annotated[str, Pattern(r"(?!\.)[A-Za-z0-9_.=+-]{1,255}")]  # in the folder of a published model
 Path = Annotated[str, Pattern(r".{1,4096}")]
-Stored = Annotated[str, Pattern(r"(weight|bias)/[A-Za-z0-9_.]{1,500}")]  # of a tensor of a checkpoint
+Stored = Annotated[str, Pattern(r"(weight|bias|table)/[A-Za-z0-9_.]{1,500}")]  # of a tensor of a checkpoint
 Format = Literal["bf16", "fp32", "fp8"]
 # Files of a published model, what is behind the name of a weight in blocks of FP8 in that of its scales, and what is
 # behind the name of a weight in MXFP4 in those of its data and of its scales.
@@ -62,17 +62,19 @@ class Published:
     `kind`: a "linear" may be stored in blocks of FP8, a "buffer" is FP32 always. `optional`: it repeats what another
     one has, or is empty, so it may be missing. `stacked`: the first dimension counts its pieces, and each is a vector
     or a matrix whose columns are the rows of the piece; it may be stored in MXFP4. `from_one`: it holds differences
-    from 1. `rows`: its shape as rows, where it is published in another.
+    from 1. `rows`: its shape as rows, where it is published in another. A "table" holds rows of different whole numbers
+    below `below`.
     """
 
     name: Key
     shape: tuple[Amount, ...]
-    kind: Literal["linear", "plain", "buffer"]
+    kind: Literal["linear", "plain", "buffer", "table"]
     pieces: tuple[Piece, ...]
     optional: bool = False
     stacked: bool = False
     from_one: bool = False
     rows: tuple[Amount, ...] = ()
+    below: Amount = 0
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from runtime.weights.convert import quantised, rows_of
 from runtime.weights.progress import reporting
 
 FILE_BYTES = 4 << 30  # of a file, unless it has one tensor
+KINDS = {"buffer": torch.float32, "table": torch.int64}  # dtypes that no format changes
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}  # of what is not in blocks
 
 
@@ -72,7 +73,7 @@ class Tensors:
         if published.kind == "linear" and format == "fp8":
             data, scales = quantised(whole)
             return {published.name: data, published.name + SCALE: scales}
-        dtype = torch.float32 if published.kind == "buffer" else DTYPES[format]
+        dtype = KINDS.get(published.kind, DTYPES[format])
         return {published.name: whole.to(dtype, copy=True).contiguous().view(published.shape)}
 
     def _stacked(self, published: Published) -> Tensor:
@@ -123,8 +124,8 @@ def _files(tensors: Sequence[Published], format: Format) -> Iterator[list[Publis
 def num_bytes(published: Published, format: Format) -> int:
     """Bytes of a published tensor, with its scales."""
     elements = prod(published.shape)
-    if published.kind == "buffer":
-        return 4 * elements
+    if published.kind in KINDS:
+        return KINDS[published.kind].itemsize * elements
     if published.kind == "linear" and format == "fp8":
         return elements + 4 * prod(-(-extent // TILE) for extent in published.shape)
     return elements * DTYPES[format].itemsize

@@ -47,10 +47,21 @@ class Reader:
         else:
             whole = self._whole(published.name)
             found = (whole.view(published.rows) if published.rows else whole)[at:]
+        if published.kind == "table":
+            return self._table(published, found)
         if not torch.isfinite(found).all():
             raise WeightsError(f"{self._place(published.name)}: holds a number that is not finite")
         rows = piece_of(found[: piece.end - piece.start], piece)
         return gain_of(rows) if published.from_one else rows
+
+    def _table(self, published: Published, found: Tensor) -> Tensor:
+        """A table as a checkpoint has it."""
+        place, sorted_VK = self._place(published.name), found.sort(dim=1).values
+        if (sorted_VK[:, :1] < 0).any() or (sorted_VK[:, -1:] >= published.below).any():
+            raise WeightsError(f"{place}: names an expert that the layer, of {published.below:,}, does not have")
+        if (sorted_VK[:, 1:] == sorted_VK[:, :-1]).any():
+            raise WeightsError(f"{place}: names an expert twice for one token")
+        return found.to(torch.int32)
 
     def _slice(self, name: str, index: int) -> Tensor:
         """The rows of one piece of a stacked tensor, in MXFP4 or as they are."""

@@ -30,6 +30,9 @@ SIZES_OF = {  # what a config cannot leave out
     "deepseek_v2": DEEPSEEK | MLA,
     "deepseek_v3": DEEPSEEK | MLA,
     "deepseek_v32": DEEPSEEK | MLA,
+    "deepseek_v4": {key: DEEPSEEK[key] for key in DEEPSEEK if key != "intermediate_size"}
+    | {"q_lora_rank": 64, "head_dim": 16, "o_groups": 4, "o_lora_rank": 32}
+    | {"index_n_heads": 4, "index_head_dim": 8, "index_topk": 16},
     "gemma2": SIZES,
     "gemma3_text": SIZES | {"num_hidden_layers": 6},  # the last one has no window
     "gpt_oss": SIZES | {"num_experts_per_tok": 2, "num_local_experts": 8},
@@ -125,6 +128,9 @@ def test_another_value_is_another_model(model_type: str) -> None:
     if FAMILIES[model_type].local_theta:
         every |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
         rope = rope["full_attention"]
+    if FAMILIES[model_type].attention == "compressed":
+        every |= {"compress_rope_theta": rope["compress"]["rope_theta"]}
+        rope = rope["main"]
     every |= {"rope_theta": rope["rope_theta"]}
     expected = imported(every)
     for key in filled(imported(SIZES_OF[model_type] | {"model_type": model_type})) - {

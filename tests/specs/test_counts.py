@@ -69,6 +69,29 @@ def test_deepseek_v3_in_parts() -> None:
     assert count.embedding == count.head == 129_280 * 7168
 
 
+def test_v4_is_as_large_as_its_class() -> None:
+    """DeepSeek-V4 of the published configurations, as `transformers` makes it: without balancing biases, which its
+    class has as buffers, and without the MTP block. The report has 284B and 1.6T (arXiv 2606.19348)."""
+    flash = {"compress_ratios": [0, 0, 4, *[128, 4] * 20]}
+    widths = {
+        "hidden_size": 7168,
+        "moe_intermediate_size": 3072,
+        "q_lora_rank": 1536,
+        "o_groups": 16,
+        "index_topk": 1024,
+    }
+    numbers = {"num_hidden_layers": 61, "num_attention_heads": 128, "n_routed_experts": 384}
+    pro = {**widths, **numbers, "compress_ratios": [128, 128, *[4, 128] * 29, 4]}
+    for name, keys, total in (("flash", flash, 284_332_230_231), ("pro", pro, 1_572_997_179_491)):
+        config = AutoConfig.for_model("deepseek_v4", **keys)
+        with torch.device("meta"):
+            theirs = AutoModelForCausalLM.from_config(config)
+        ours = counts.parameters(shipped(f"deepseek-v4-{name}.dsc").model)
+        assert sum(each.numel() for each in theirs.parameters()) == ours.total - ours.bias == total
+        tables = [each for each, _ in theirs.named_buffers() if each.endswith("tid2eid")]
+        assert len(tables) == 3, "of experts that are chosen by token"
+
+
 def test_active_parameters_as_the_papers_round_them() -> None:
     rounded = {"deepseek-v2.dsc": 21, "kimi-k2.dsc": 33, "moonlight-16b-a3b.dsc": 3, "qwen3-30b-a3b.dsc": 3}
     for file, billions in rounded.items():

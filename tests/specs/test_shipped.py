@@ -17,7 +17,7 @@ NAMED = (
     "deepseek-v3.dsc", "deepseek-v2.dsc", "deepseek-v2-lite.dsc", "moonlight-16b-a3b.dsc", "kimi-k2.dsc",
     "llama3-8b.dsc", "qwen3-30b-a3b.dsc", "moe-8gpu.dsc", "single-gpu.dsc", "quickstart.dsc", "tiny.dsc",
     "laptop-gqa.dsc", "laptop-v2.dsc", "laptop-hybrid.dsc", "laptop-long.dsc", "laptop-v32.dsc",
-    "deepseek-v3-128k.dsc", "deepseek-v3.2.dsc",
+    "deepseek-v3-128k.dsc", "deepseek-v3.2.dsc", "deepseek-v4-flash.dsc", "deepseek-v4-pro.dsc", "laptop-v4.dsc",
     "bench-4.dsc", "bench-8.dsc",
 )  # fmt: skip
 

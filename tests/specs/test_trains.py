@@ -14,7 +14,7 @@ import pytest
 from tests import forks
 from tests.specs.shipped import SPECS, shipped
 
-LAPTOP = ("tiny", "quickstart", "laptop-gqa", "laptop-v2", "laptop-hybrid")
+LAPTOP = ("tiny", "quickstart", "laptop-gqa", "laptop-v2", "laptop-hybrid", "laptop-v4")
 CORPUS = ("bisect", "contextlib", "copy", "fnmatch", "heapq", "shlex", "string", "textwrap", "argparse", "ast", "cmd")
 STEPS = 3
 

@@ -20,8 +20,14 @@ def indexer_losses(model: PreTrainedModel) -> Iterator[list[Tensor]]:
         cos, sin = given["position_embeddings"]
         found.append(_loss(attention, given["hidden_states"].detach(), cos, sin, result[1].detach()))
 
-    layers = [each for each in model.modules() if hasattr(each, "indexer")]
+    def hook_of_entries(attention: nn.Module, args: Any, given: dict[str, Any], result: tuple[Tensor, Tensor]) -> None:
+        x_BSD = given["hidden_states"] if "hidden_states" in given else args[0]
+        found.append(_loss_of_entries(attention, x_BSD.detach(), given["position_ids"], result[1].detach()))
+
+    layers = [each for each in model.modules() if hasattr(each, "indexer") and hasattr(each, "q_a_layernorm")]
+    of_entries = [each for each in model.modules() if hasattr(getattr(each, "compressor", None), "indexer")]
     hooks = [each.register_forward_hook(hook, with_kwargs=True) for each in layers]
+    hooks += [each.register_forward_hook(hook_of_entries, with_kwargs=True) for each in of_entries]
     yield found
     for each in hooks:
         each.remove()
@@ -39,11 +45,31 @@ def _loss(attention: Any, x_BSD: Tensor, cos: Tensor, sin: Tensor, weights_BHSS:
     hits_BSHS = torch.relu(torch.einsum("bqhc,bkc->bqhk", q_BSHC, k_BSC)) * indexer.head_dim**-0.5
     gates_BSH = indexer.weights_proj(x_BSD) * indexer.n_heads**-0.5
     scores_BSS = torch.einsum("bqh,bqhk->bqk", gates_BSH, hits_BSHS)
-    p_BSS = weights_BHSS.sum(dim=1)
-    p_BSS = p_BSS / p_BSS.sum(dim=-1, keepdim=True)
-    ours_BSS = scores_BSS.masked_fill(p_BSS == 0, -torch.inf).softmax(dim=-1)
-    nats_BSS = torch.where(p_BSS > 0, p_BSS * (p_BSS / torch.where(p_BSS > 0, ours_BSS, 1.0)).log(), 0.0)
-    return nats_BSS.sum(dim=-1).mean()
+    return _divergence(scores_BSS, weights_BHSS)
+
+
+def _loss_of_entries(attention: Any, x_BSD: Tensor, position_ids: Tensor, weights_BHSK: Tensor) -> Tensor:
+    """The like over the compressed entries of DeepSeek-V4, which lie behind the keys of the window: of each head's
+    attention to entries alone."""
+    indexer, scores = attention.compressor.indexer, []
+    latent = attention.q_a_norm(attention.q_a_proj(x_BSD)).detach()
+    listening = indexer.scorer.register_forward_hook(lambda module, args, result: scores.append(result))
+    indexer(x_BSD, latent, position_ids, None, attention.layer_idx)
+    listening.remove()
+    of_entries = weights_BHSK[..., x_BSD.shape[1] :]
+    total = of_entries.sum(dim=-1, keepdim=True)
+    return _divergence(scores[0], of_entries / torch.where(total > 0, total, 1.0))
+
+
+def _divergence(scores_BSK: Tensor, weights_BHSK: Tensor) -> Tensor:
+    """The mean over the queries; 0 of one that attends to none of the keys."""
+    p_BSK = weights_BHSK.sum(dim=1)
+    seen_BSK, total_BS1 = p_BSK > 0, p_BSK.sum(dim=-1, keepdim=True)
+    p_BSK = p_BSK / torch.where(total_BS1 > 0, total_BS1, 1.0)
+    none_BS1 = ~seen_BSK.any(dim=-1, keepdim=True)
+    ours_BSK = scores_BSK.masked_fill(~seen_BSK & ~none_BS1, -torch.inf).softmax(dim=-1)
+    nats_BSK = torch.where(seen_BSK, p_BSK * (p_BSK / torch.where(seen_BSK, ours_BSK, 1.0)).log(), 0.0)
+    return nats_BSK.sum(dim=-1).mean()
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, rope: int) -> Tensor:

@@ -51,6 +51,7 @@ EXPERTS = {
     "aux_loss_alpha": 0.0,
 }
 DENSE = {"intermediate_size": 22}
+WINDOW, CSA, HCA = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 THETA = {"rope_type": "default", "rope_theta": 100.0}
 # What a model of each type is made with: all its sizes, and every key that would else have a balancing loss.
 KEYS: Mapping[str, dict[str, Any]] = {
@@ -59,6 +60,29 @@ KEYS: Mapping[str, dict[str, Any]] = {
     | EXPERTS
     | {"num_nextn_predict_layers": 0, "routed_scaling_factor": 2.5}
     | {"index_n_heads": 16, "index_head_dim": 10, "index_topk": 5},
+    "deepseek_v4": {
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+        "partial_rotary_factor": 0.5,
+        "q_lora_rank": 12,
+        "o_groups": 2,
+        "o_lora_rank": 6,
+        "sliding_window": 5,
+        "index_n_heads": 16,  # with few, scores of 0 are equal, and which of them are chosen is not said
+        "index_head_dim": 8,
+        "index_topk": 2,
+        "layer_types": [WINDOW, CSA, HCA, CSA, HCA, WINDOW],
+        "compress_rates": {CSA: 2, HCA: 4},
+        "mlp_layer_types": ["hash_moe"] * 2 + ["moe"] * 4,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 10,
+        "swiglu_limit": 0.3,
+        "hc_mult": 2,
+        "num_nextn_predict_layers": 0,
+        "router_aux_loss_coef": 0.0,
+    },
     "deepseek_v2": MLA | EXPERTS | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
     "llama": GQA | DENSE,
     "qwen2": DENSE | {"num_attention_heads": 4, "num_key_value_heads": 2},
@@ -114,7 +138,7 @@ KEYS: Mapping[str, dict[str, Any]] = {
 @torch.no_grad()
 def random_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0, **more: Any) -> PreTrainedModel:
     """A model with norms that are not 1 and balancing biases that are not 0, so that forgetting one shows."""
-    config = AutoConfig.for_model(model_type, **(SIZES | {"rope_parameters": THETA} | KEYS[model_type] | more))
+    config = AutoConfig.for_model(model_type, **(SIZES | {"rope_parameters": dict(THETA)} | KEYS[model_type] | more))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
     model.set_experts_implementation("eager")
     generator = torch.Generator().manual_seed(seed)
@@ -123,6 +147,10 @@ def random_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int 
             if name.endswith("e_score_correction_bias"):
                 buffer.data = buffer.float()
     for name, tensor in sorted(model.state_dict().items()):
+        if name.endswith("tid2eid"):  # experts of each token, which are different ones
+            drawn = torch.rand(len(tensor), config.n_routed_experts, generator=generator)
+            tensor.copy_(drawn.argsort(dim=1)[:, : tensor.shape[1]])
+            continue
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
         size = 0.1 if name.endswith("bias") else 0.2 if "norm" in name else 0.3
         tensor.copy_(size * noise + ("norm" in name))
@@ -215,14 +243,16 @@ def with_wide_angles(model: PreTrainedModel) -> PreTrainedModel:
     """The model whose rotation has its frequencies in FP64: theirs are rounded to FP32 when it is made."""
     if not hasattr(model.model, "rotary_emb"):
         return model
-    rotary, parameters = model.model.rotary_emb, model.config.rope_parameters
+    parameters = model.config.rope_parameters
     of_kinds = {f"{kind}_inv_freq": each for kind, each in parameters.items() if isinstance(each, dict)}
-    for name, each in (of_kinds or {"inv_freq": parameters}).items():
-        pairs = getattr(rotary, name).numel()
-        exponents = torch.arange(pairs, dtype=torch.float64) / pairs
-        exact = each["rope_theta"] ** -exponents
-        assert torch.allclose(exact.float(), getattr(rotary, name))
-        setattr(rotary, name, exact)
+    rotaries = [each for name, each in model.named_modules() if name.endswith("rotary_emb")]
+    for rotary in rotaries:
+        for name, each in (of_kinds or {"inv_freq": parameters}).items():
+            pairs = getattr(rotary, name).numel()
+            exponents = torch.arange(pairs, dtype=torch.float64) / pairs
+            exact = each["rope_theta"] ** -exponents
+            assert torch.allclose(exact.float(), getattr(rotary, name))
+            setattr(rotary, name, exact)
     return model
 
 
