@@ -19,7 +19,7 @@ from compiler.segments.interpret import cut
 from dsl.schema import Dense, Moe
 from tests.segments.rounding import SAMPLES, assert_rounded, rounding
 from tests.segments.running import NUM_SMS, Result, by_autograd, by_segment, load
-from tests.segments.specs import DENSE, gqa, mla, moe, softmax_moe, spec
+from tests.segments.specs import DENSE, compressed, gqa, mla, moe, softmax_moe, spec
 from tests.segments.test_segments import arguments, segment_of
 
 EVERYONE = moe(experts=4, top_k=4, groups=1, top_groups=1)  # no near tie is decided otherwise after a rounding
@@ -29,6 +29,8 @@ SEGMENTS: dict[str, tuple[str, Dense | Moe, dict[str, Any]]] = {
     "mla": ("attention", EVERYONE, {}),
     "mla, full rank": ("attention", EVERYONE, {"attention": mla(query_rank=None)}),
     "gqa": ("attention", EVERYONE, {"attention": gqa()}),
+    "window alone": ("attention", EVERYONE, {"attention": compressed(compress=None)}),
+    "entries": ("attention", EVERYONE, {"attention": compressed()}),
     "dense": ("dense", DENSE, {}),
     "router": ("router", EVERYONE, {}),
     "softmax router": ("router", softmax_moe(experts=4, top_k=4, groups=1, top_groups=1), {}),
