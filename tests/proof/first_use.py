@@ -73,7 +73,7 @@ def starts(lines: Sequence[Sequence[Opening]], mesh: Mesh, machine: Machine) -> 
     """The start-up of every world rank, whose pipeline rank opens the rows of a line."""
 
     def start(rank: int) -> Iterator[Ready]:
-        for opening in lines[rank // mesh.dp]:
+        for opening in lines[rank // mesh.columns]:
             ranks = opening.channel_of(mesh, rank)
             if ranks is None:
                 raise UnopenedError(f"rank {rank} is in no channel of {opening}")
@@ -123,10 +123,10 @@ def _collectives(rank: int, listed: Sequence[Collective], plan: Plan, machine: M
     mesh = plan.mesh
     for each in listed:
         members = each.bucket.holders if each.bucket else range(mesh.world)
-        ranks = tuple(sorted({member // mesh.dp for member in members}))
+        ranks = tuple(sorted({member // mesh.columns for member in members}))
         if rank in ranks and len(members) > 1:
             held = len(members) // len(ranks)
             of_parts = each.bucket and each.bucket.sites and (each.kind == "reduce" or plan.zero == 3)
-            columns = "each" if of_parts or held == 1 < mesh.dp else "all" if held == mesh.dp else "member"
+            columns = "each" if of_parts or held == 1 < mesh.columns else "all" if held == mesh.columns else "member"
             yield from machine.use(rank, (f"reduce {columns}" if each.bucket else "world all", ranks))
             yield from machine.meet(rank, (each.kind, each.name), ranks)

@@ -33,7 +33,8 @@ def lowered(name: str) -> Lowered:
 
 
 def mesh_of(plan: Plan) -> Mesh:
-    return Mesh(plan.mesh.pp, plan.mesh.dp, plan.mesh.ep, 1, 1, plan.mesh.node)
+    mesh = plan.mesh
+    return Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp, mesh.node, mesh.etp, mesh.sq)
 
 
 def lines_of(openings: Sequence[Opening], num_ranks: int) -> Lines:
