@@ -82,7 +82,8 @@ def _field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[TextLi
         if name in NAMED and "." not in path:
             yield TextLine(f"{name} = {value.name}", path)  # type: ignore[attr-defined]
         else:
-            yield from _block(_head(name, value), value, path)
+            lines = _over if path.endswith("mtp.attention") else _block  # it is put over the last layer's
+            yield from lines(_head(name, value), value, path)
     elif value is not None or (kind.optional and kind.required):
         yield TextLine(f"{name} = {value_text(kind, value)}", path)
 

@@ -141,6 +141,10 @@ def gqas(draw: Draw) -> schema.Gqa:
 @st.composite
 def compresseds(draw: Draw) -> schema.Compressed:
     groups, head_dim = draw(st.integers(1, 16)), 2 * draw(st.integers(1, 256))
+    rates = st.integers(2, SHORTEST)
+    indexers = st.builds(
+        schema.Indexer, heads=st.integers(1, 128), head_dim=st.integers(512, 1024), top_k=st.integers(1, 10**6)
+    )
     return schema.Compressed(
         heads=groups * draw(st.integers(1, 16)),
         head_dim=head_dim,
@@ -149,7 +153,7 @@ def compresseds(draw: Draw) -> schema.Compressed:
         sinks=draw(st.booleans()),
         groups=groups,
         out_rank=draw(widths),
-        compress=draw(maybe(st.builds(schema.Hca, rate=st.integers(2, SHORTEST)))),
+        compress=draw(maybe(st.builds(schema.Hca, rate=rates) | st.builds(schema.Csa, rate=rates, indexer=indexers))),
         rope=draw(maybe(ropes(maybe(st.integers(1, head_dim // 2).map(lambda pairs: 2 * pairs))))),
     )
 
