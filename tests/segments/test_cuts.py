@@ -22,11 +22,22 @@ from compiler.segments import check, printer
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.joint import Node
 from compiler.segments.split import split
-from dsl.schema import Balance, Clamp, Dense, HeadDim, HyperConnections, Parallel, Spec
+from dsl.schema import AdamW, Balance, Clamp, Csa, Dense, Hca, HeadDim, HyperConnections, Indexer, Parallel, Spec
 from dsl.schema.model import Act
 from tests.segments.costs import forward_flops
 from tests.segments.running import NUM_SMS
-from tests.segments.specs import DENSE, deepseek_v3, gqa, mla, moe, quickstart_sized, softmax_moe, spec
+from tests.segments.specs import (
+    DENSE,
+    compressed,
+    deepseek_v3,
+    deltanet,
+    gqa,
+    mla,
+    moe,
+    quickstart_sized,
+    softmax_moe,
+    spec,
+)
 
 GROUPED = spec(layers=(DENSE, softmax_moe()), attention=gqa())
 # Kinds that a model has where tensor ranks split it, and where context ranks split its sequences.
@@ -48,6 +59,12 @@ SPLIT = WHOLE.model_copy(
 def parallel(of: Spec, **degrees: int) -> Spec:
     """The spec on ranks of some degrees."""
     return of.model_copy(update={"parallel": Parallel(pipeline=1, data=1, **degrees)})
+
+
+def clipped(of: Spec) -> Spec:
+    """The spec with logits of attention that are bounded."""
+    train = of.train.model_copy(update={"optimizer": AdamW(qk_clip=100.0)})
+    return of.model_copy(update={"train": train})
 
 
 SLICED = parallel(WHOLE, expert=1, expert_tensor=2)
@@ -264,19 +281,20 @@ def test_every_rule_is_used() -> None:
     options = spec(
         (*activations, *mixtures, moe(score="sqrt_softplus"), moe(bias=True)), embedding_scale=2, logit_cap=1
     )
+    by_table = [
+        moe(choice="table", groups=1, top_groups=1, balance=Balance(), score=score)
+        for score in ("sigmoid", "sqrt_softplus")
+    ]
+    indexer = Indexer(heads=2, head_dim=8, top_k=2)
+    windowed = gqa(bias="qkv", scale=0.3, window=3)
+    in_context = (spec(), GROUPED, placed, options, SPLIT, SLICED, STREAMS, spec(attention=windowed))
+    whole = [spec(attention=deltanet("head")), spec(attention=deltanet("channel"))]
+    whole += [spec(attention=compressed(compress=each)) for each in (Hca(rate=4), Csa(rate=4, indexer=indexer))]
+    whole += [spec(attention=mla(indexer=indexer)), spec((*by_table,), attention=gqa(output_gate=True))]
+    whole += [clipped(spec(attention=each)) for each in (mla(), gqa(), windowed)]
     ops = {
         node.op
-        for of in (
-            spec(),
-            GROUPED,
-            placed,
-            options,
-            SPLIT,
-            SLICED,
-            STREAMS,
-            spec(attention=gqa(bias="qkv", scale=0.3, window=3)),
-        )
-        for of in (of, parallel(of, context=2))
+        for of in (*in_context, *(parallel(each, context=2) for each in in_context), *whole)
         for s in segments(of)
         for node in interpret(replace(s, fused=())).nodes
     }
