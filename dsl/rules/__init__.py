@@ -108,8 +108,8 @@ RULES: tuple[Row, ...] = (
         ("model.attention", *(f"{at}.{key}" for at in ATTENTIONS[1:] for key in ("heads", "kv_heads"))),
         model.heads_of_ranges_share_keys,
     ),
-    (ATTENTIONS, model.groups_of_heads_are_equal),
-    ((*ATTENTIONS, "train.sequence"), model.sequences_have_entries),
+    (tuple(f"{at}.{key}" for at in ATTENTIONS for key in ("heads", "groups")), model.groups_of_heads_are_equal),
+    ((*(f"{at}.compress.rate" for at in ATTENTIONS), "train.sequence"), model.sequences_have_entries),
     (
         tuple(f"{at}.{key}" for at in ATTENTIONS for key in ("heads", "key_heads")),
         model.heads_of_values_share_keys,

@@ -138,7 +138,8 @@ def test_every_key_of_every_block_is_told() -> None:
     visit(Spec)
     written_otherwise = {schema.Batch, schema.RatePhase, schema.Phase, schema.Tile, schema.TrainTokenizer}
     # the keys of the other attention, of other nodes, of the other feed-forward part, and of sources
-    again = ("model.attention.gqa.rope", "cluster.more.node", "model.layers.ffn.moe.clamp", "data.sources.filters")
+    again = ("cluster.more.node", "model.layers.ffn.moe.clamp", "data.sources.filters")
+    again += tuple(f"model.attention.{at}" for at in ("gqa.rope", "compressed.rope", "compressed.compress.csa.indexer"))
     told = sorted(sorted(key.name for key in block.keys) for block in blocks() if not block.path.startswith(again))
     assert told == sorted(sorted(names) for cls, names in seen.items() if cls not in written_otherwise)
 
@@ -304,7 +305,10 @@ def test_everything_that_is_known_is_explained() -> None:
         ("parallel.expert", ["parallel.expert"]),
         ("run.parallel.expert", ["parallel.expert"]),
         ("expert", ["parallel.expert"]),
-        ("model.attention.heads", ["model.attention.mla.heads", "model.attention.gqa.heads"]),
+        (
+            "model.attention.heads",
+            [f"model.attention.{kind}.heads" for kind in ("mla", "gqa", "compressed", "deltanet")],
+        ),
         ("attention.mla.kv_rank", ["model.attention.mla.kv_rank"]),
         ("model.layers.1.ffn.experts", ["model.layers.ffn.moe.experts"]),
         ("bias_rate", ["model.layers.ffn.moe.balance.bias_rate"]),
@@ -370,7 +374,8 @@ def test_overrides_that_are_shown_are_taken() -> None:
     web = 'model = s, data { sources { web { files = "web/*.txt", weight = 1 } }, tokenizer = train(4096) }'
     more = f"run mine extends tiny {{ {web} }}\nmodel s extends tiny {{ hyper_connections {{ streams = 2 }} }}\n"
     Path("blend.dsc").write_text(f'import "tiny.dsc"\n{more}', "utf-8")
-    others = {".more": "mixed", ".sources": "blend", ".hyper_": "blend", ".index": "deepseek-v3.2", ".muon": "kimi-k2"}
+    others = {".more": "mixed", ".sources": "blend", ".hyper_": "blend", ".muon": "kimi-k2"}
+    others |= {".compressed.": "laptop-v4", ".deltanet.": "laptop-hybrid", ".mla.index": "deepseek-v3.2"}
     for key, override in shown.items():
         if override and not re.search("gqa|custom", key) and "scaling." not in key:
             option, value = shlex.split(override)

@@ -50,6 +50,10 @@ TERMINALS = {
     "SIGN": (*"={}[](),+-*/", "..", "train(", "f(", "\n", "\n", "\n", "\r\n", "#", "# x\n", "\t", " "),
     "OTHER": ("'", ";", ":", "@", "\x00", "\x1b[31m", "\u00e9", "\u0660", "\ud7ff", "\U0001f600", '"', "\\", "$", "\r"),
 }  # fmt: skip
+LABELS = (  # what may follow the key of a block
+    "", "", " a", " mla", " gqa", " compressed", " deltanet", " csa", " hca", " moe", " dense", " 0..2",
+    " b extends base", " 3", ' "x"',
+)  # fmt: skip
 EXTREMES = (
     "0", "-1", "1e60", "1e99", "0.5", "9" * 40, "1e-99", "0%", "99999T", "1 / 3", "1 / 0", "2", "3", "7", "1000",
     "1048577", "4", "none", "auto", "true", "80GB", "1 tokens", "3 steps", "1x1", "hidden",
@@ -141,9 +145,7 @@ def _statement(chooser: random.Random, depth: int = 0) -> str:
         return f"{chooser.choice(('warmup', 'constant', 'cosine', key))} {_value(chooser, 2)} to {_value(chooser, 2)}"
     if form == 5 and depth == 0:
         return f'import "{chooser.choice(("lib.dsc", "spec.dsc", "../lib.dsc", "none.dsc", "/etc/passwd", "a/b.dsc"))}"'
-    label = chooser.choice(
-        ("", "", " a", " mla", " gqa", " deltanet", " moe", " dense", " 0..2", " b extends base", " 3", ' "x"')
-    )
+    label = chooser.choice(LABELS)
     body = [_statement(chooser, depth + 1) for _ in range(chooser.randint(0, 4))] if depth < 4 else []
     return f"{key}{label} {{\n{chooser.choice(NEWLINES).join(body)}\n}}"
 
@@ -341,7 +343,8 @@ def _paths(cls: type[Node], prefix: str = "", depth: int = 0) -> list[str]:
     found = []
     for key in keys_of(cls):
         kind = fields_of(cls).get(key)
-        inner = f"{prefix}{key}" + (f".{depth % 2}" if key in ("layers", "rate") else "")
+        form = kind.form if kind is not None else ""
+        inner = f"{prefix}{key}" + (f".{depth % 2}" if form in ("layers", "rate") else "")
         found.append(inner)
         for node in kind.nodes if kind is not None and depth < 5 else ():
             found += _paths(node, f"{inner}.", depth + 1)
