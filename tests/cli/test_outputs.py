@@ -176,7 +176,9 @@ def test_far_from_the_spec_the_path_is_absolute(
     assert f'{{ rates = "{folder}/out.json" }}' in capsys.readouterr().out
     assert main(["calibrate", "-o", "out.json"]) == 0, "without a spec, it will be in one that is not known"
     said = capsys.readouterr().out
-    assert f'cluster … {{ rates = "{folder}/out.json" }}' in said and "14 rows, 0 class factors" in said
+    assert f'cluster … {{ rates = "{folder}/out.json" }}' in said
+    rows = len(calibrate.read_table(folder / "table.json").rows)
+    assert f"{rows} rows, 0 class factors" in said
 
 
 def test_where_the_cluster_is_imported_its_file_is_named(

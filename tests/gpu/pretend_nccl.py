@@ -52,10 +52,10 @@ class Group:
         what = self._said("all-to-all", sent, rows=not self.name.startswith("counts"))
         return Waited(self.gloo.alltoall_base(_inner(room), _inner(sent), taken, given), what)
 
-    def allreduce(self, tensors: Sequence[Tensor]) -> Waited:
+    def allreduce(self, tensors: Sequence[Tensor], by: dist.ReduceOp) -> Waited:
         (tensor,) = tensors
-        what = self._said("all-reduce", tensor)
-        return Waited(self.gloo.allreduce([_inner(tensor)]), what)
+        what = self._said("all-reduce" if by == dist.ReduceOp.SUM else "all-reduce of the largest", tensor)
+        return Waited(self.gloo.allreduce([_inner(tensor)], by), what)
 
     def allgather(self, rows: Sequence[Sequence[Tensor]], mine: Sequence[Tensor]) -> Waited:
         what = self._said("all-gather", mine[0])

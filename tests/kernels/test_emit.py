@@ -63,12 +63,13 @@ def test_a_kernel_is_called_like_its_op(op: str) -> None:
         functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
         reference = OPS[op] if op in OPS else reference_update(op)
         rest, parameters = functions[op].args.vararg, list(inspect.signature(reference).parameters)
-        given = [*(each.arg for each in functions[op].args.args), *([rest.arg] if rest else [])]
-        places = [
-            name for name in parameters if name in ("starts", "positions")
-        ]  # one argument, of as many as there are
-        assert len(given) - bool(places) == len(parameters) - len(places)
-        assert (given[-1] in ("starts", "places")) == bool(places)
+        given = [each.arg for each in functions[op].args.args]
+        places = [name for name in parameters if name in ("starts", "positions")]
+        if rest:  # one argument, of as many as there are
+            assert rest.arg == "places" and places
+            given += places
+        assert len(given) == len(parameters)
+        assert [name for name in given if name in ("starts", "positions")] == places
         assert ast.get_docstring(functions[op])
 
 
