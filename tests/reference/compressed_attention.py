@@ -6,6 +6,8 @@ Shapes: B sequences · S tokens · D hidden · H heads of W columns · E entries
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -114,7 +116,8 @@ class CompressedAttention(nn.Module):
             ends_E = rate * (torch.arange(E) + 1)  # the first position behind the tokens of an entry
             seen_BSE = (ends_E <= torch.arange(S)[:, None] + 1).expand(len(x_BSD), -1, -1)
             if self.indexer:
-                scores_BSE = self.indexer.entry_scores(x_BSD, latent_BSC, sizes.rope, self.norm_eps)
+                rope = sizes.rope and replace(sizes.rope, width=sizes.rope.width or sizes.head_dim)  # as many columns
+                scores_BSE = self.indexer.entry_scores(x_BSD, latent_BSC, rope, self.norm_eps)
                 seen_BSE = self.indexer.chosen(scores_BSE, seen_BSE[0])
             seen_BSX = torch.cat([seen_BSX, seen_BSE], dim=2)
         logits_BHSX = torch.einsum("bshw,bxw->bhsx", q_BSHW, keys_BXW) * sizes.head_dim**-0.5

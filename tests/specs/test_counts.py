@@ -153,14 +153,19 @@ def twice_entries(attention: Compressed, sequence: int) -> int:
     return 2 * sum(min(most, (t + 1) // attention.compress.rate) for t in range(sequence))
 
 
+def of_states(net: DeltaNet, sequence: int) -> int:
+    """FLOPs of a token in the delta rule: three products of a row with each state, and products of all pairs in a
+    chunk, half of them masked: two over keys, a triangular system over keys and values, one over values."""
+    K, V, chunk = net.key_dim, net.value_dim, min(64, sequence)
+    return net.heads * (6 * K * V + chunk * (3 * K + 2 * V))
+
+
 def in_closed_form(model: Model, sequence: int) -> Flops:
     """The published definition: 3·(2·parameters of products + core) on a token, over half or all of the sequence.
 
     The parameters are the active ones of the main model without embedding, norms, biases, sinks, gates and what mixes
     streams. The core is q·k and the weights' sum of values, over all heads: of a window, or of so many keys that are
-    chosen, W·(2S − W) of S² scores, and the entries that each query sees. States are three products of a row with each,
-    and products of all pairs in a chunk, half of them masked: two over keys, a triangular system over keys and values,
-    one over values.
+    chosen, W·(2S − W) of S² scores, and the entries that each query sees.
     """
     D, layers = model.hidden, range(model.num_layers)
     of_layer = 4 if model.norm == "sandwich" else 2
@@ -172,10 +177,9 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
             keys = min(sequence, attention.window or sequence)
             width = 2 * attention.head_dim
         elif isinstance(attention, DeltaNet):
-            parts, chunk = counts.deltanet_parts(attention, D), min(64, sequence)
+            parts = counts.deltanet_parts(attention, D)
             norms += parts["vectors"] + parts["gates"]
-            K, V = attention.key_dim, attention.value_dim
-            states += 3 * attention.heads * (6 * K * V + chunk * (3 * K + 2 * V))
+            states += 3 * of_states(attention, sequence)
             continue
         elif isinstance(attention, Compressed):
             norms += sum(counts.compressed_vectors(attention).values())

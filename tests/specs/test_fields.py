@@ -23,6 +23,7 @@ from dsl.schema import (
     Csa,
     Custom,
     CustomAttention,
+    DeltaNet,
     Dense,
     Gqa,
     Hca,
@@ -39,11 +40,12 @@ from dsl.schema import (
     YarnScaling,
 )
 from tests.reference.config import Config
+from tests.reference.delta import delta_rule
 from tests.reference.model import Reference
 from tests.specs.counted import flops_of_model
 from tests.specs.shipped import shipped
 from tests.specs.strategies import models
-from tests.specs.test_counts import twice_seen
+from tests.specs.test_counts import of_states, twice_seen
 
 TOKENS = 5
 any_model = st.tuples(st.integers(1, 3), st.integers(1, 5)).flatmap(lambda sizes: models(*sizes))
@@ -53,7 +55,7 @@ NOT_COUNTED = {
     "sequence_loss", "weight", "width", "softcap", "factor", "original", "low_freq_factor", "high_freq_factor",
     "attention.rope", "beta_fast", "beta_slow", "truncate", "scaling", "attention_factor", "mscale", "mscale_all_dim",
     "limit", "alpha", "shift", "clamp", "loss", "embedding_scale", "residual_scale", "logit_scale", "logit_cap",
-    "rounds", "eps",
+    "rounds", "eps", "choice",
 }  # fmt: skip
 ONE_VALUE = {("Mtp", "depth"), ("Phase", "until_tokens")}  # one block of MTP is trained so far; ends are none or some
 # What they have is known when they are traced: tests/modules counts it.
@@ -130,7 +132,8 @@ def test_random_models_draw_every_field_and_every_alternative() -> None:
 @settings(max_examples=60, deadline=None)
 @given(any_model)
 def test_parameters_are_those_of_the_reference(model: Model) -> None:
-    tensors, count = reference(model).state_dict(), counts.parameters(model)
+    count, tensors = counts.parameters(model), reference(model).state_dict()
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("router.table")}  # no parameter
     main = {name: tensor.numel() for name, tensor in tensors.items() if not name.startswith("mtp.")}
     assert sum(main.values()) == count.total
     assert sum(tensor.numel() for tensor in tensors.values()) == count.total + count.mtp
@@ -138,6 +141,14 @@ def test_parameters_are_those_of_the_reference(model: Model) -> None:
     for layer in range(model.num_layers):
         mine = [size for name, size in main.items() if name.startswith(f"layers.{layer}.")]
         assert sum(mine) == counts.layer_parameters(model, layer)
+
+
+def of_recurrence(net: DeltaNet) -> int:
+    """FLOPs of the delta rule of the reference, token by token."""
+    keys, values, gates = ((1, TOKENS, net.heads, width) for width in (net.key_dim, net.value_dim, 1))
+    with FlopCounterMode(display=False) as counter:
+        delta_rule(*(torch.zeros(shape) for shape in (keys, keys, values, gates[:-1], keys)))
+    return counter.get_total_flops()
 
 
 @settings(max_examples=40, deadline=None)
@@ -158,8 +169,13 @@ def test_flops_are_those_that_the_reference_computes(model: Model) -> None:
             entries = TOKENS // attention.compress.rate if attention.compress else 0
             unseen = TOKENS * (TOKENS + entries) - twice_seen(attention, TOKENS)
             forward -= 4 * attention.heads * attention.head_dim * unseen
-            if indexer := attention.indexer:
-                forward -= 2 * TOKENS * entries * indexer.heads * (indexer.head_dim + 1)
+            if indexer := attention.indexer:  # one head is multiplied, and no product sums it
+                forward -= 2 * TOKENS * entries * indexer.heads * (indexer.head_dim + (indexer.heads > 1))
+        elif isinstance(attention, DeltaNet):  # the reference goes on token by token
+            forward += TOKENS * of_states(attention, TOKENS) - of_recurrence(attention)
+            columns = 2 * attention.key_heads * attention.key_dim + attention.heads * attention.value_dim
+            gates_of_states = counts.deltanet_parts(attention, alone.hidden)["gates"]
+            forward -= 2 * TOKENS * (gates_of_states + attention.convolution * columns)
         elif isinstance(attention, Mla) and attention.indexer:  # those of keys that are not chosen, and the indexer's
             indexer, dim = attention.indexer, attention.head_dim
             unseen = max(0, TOKENS - indexer.top_k) ** 2
@@ -233,6 +249,7 @@ COMPRESSED = Compressed(
     rope=Rope(theta=100.0, width=2),
 )
 CHOSEN = COMPRESSED.model_copy(update={"compress": Csa(rate=2, indexer=Indexer(heads=2, head_dim=4, top_k=1))})
+DELTA = DeltaNet(heads=4, key_heads=2, key_dim=3, value_dim=5, gate="head", convolution=3)
 
 
 def _extended(model: Model, scaling: LinearScaling | Llama3Scaling | YarnScaling) -> Model:
@@ -252,14 +269,15 @@ def test_every_field_of_a_model_is_counted_or_listed() -> None:
     """Each field of the model, its attention and feed-forward kinds and the MTP block changes a count, or is listed."""
     bases = [shipped("quickstart.dsc").model, shipped("laptop-gqa.dsc").model]
     bases += [_extended(base, scaling) for base in bases for scaling in SCALINGS]
-    bases += [_clamped(bases[0]), *(bases[0].model_copy(update={"attention": each}) for each in (COMPRESSED, CHOSEN))]
+    attentions = (COMPRESSED, CHOSEN, DELTA)
+    bases += [_clamped(bases[0]), *(bases[0].model_copy(update={"attention": each}) for each in attentions)]
     bases += [bases[0].model_copy(update={"hyper_connections": HyperConnections(streams=2)})]
     found: dict[str, bool] = defaultdict(bool)
     for base in bases:
         for path, model in changes(base):
             found[path] |= counted(model) != counted(base)
     kinds = {type(each) for base in bases for each in (base.attention, *(span.ffn for span in base.layers))}
-    assert len(kinds) == 5 and {Gqa, Compressed, Dense, Moe} < kinds
+    assert kinds == {Mla, Gqa, Compressed, DeltaNet, Dense, Moe}
     names = {path.rpartition(".")[2] for path in found}
     blocks = {"attention", "head_dim", "rope", "scaling", "layers", "ffn", "balance", "kind", "first", "by"}
     fields = {name for cls in {*classes_of(Model)} - TRACED if cls.__name__ != "Phase" for name in cls.model_fields}
