@@ -54,18 +54,17 @@ def messages() -> dict[str, str]:
     return {code: "\n\n".join(map(str, said(lesson(code).wrong, with_refusals=True))) for code in CODES}
 
 
+KINDS = ("mla", "gqa", "compressed", "deltanet")  # of attention, that have heads
+
+
 # ---------------------------------------------------------------- the pages
 
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", ["keys", "units", "errors", "commands"])
 def test_page_is_current(name: str, bless: bool) -> None:
-    made = {
-        "keys": keys_page,
-        "units": units_page,
-        "errors": lambda: errors_page(messages()),
-        "commands": commands_page,
-    }[name]().rstrip("\n") + "\n"
+    pages = {"keys": keys_page, "units": units_page, "commands": commands_page}
+    made = (pages[name]() if name in pages else errors_page(messages())).rstrip("\n") + "\n"
     page = DOCS / "reference" / f"{name}.md"
     if bless:
         page.write_text(made, encoding="utf-8")
@@ -241,9 +240,8 @@ def test_keys_of_a_growing_batch() -> None:
     """`batch { … }` takes these three and no others."""
     for without in (*BATCH, None):
         given = ", ".join(word.example for word in BATCH if word is not without)
-        Path(FILE).write_text(
-            f'import "tiny.dsc"\nrun mine extends tiny {{ train {{ batch {{ {given} }} }} }}\n', "utf-8"
-        )
+        spec = f'import "tiny.dsc"\nrun mine extends tiny {{ train {{ batch {{ {given} }} }} }}\n'
+        Path(FILE).write_text(spec, "utf-8")
         found = [item.message for item in check(FILE) if item.code < "E08"]
         assert found == ([f"`batch` has no `{without.text}`"] if without else [])
 
@@ -270,9 +268,8 @@ def test_the_key_that_is_underlined_is_told_to_be_concerned(code: str) -> None:
 
 
 def test_a_rule_for_one_kind_is_not_told_of_another() -> None:
-    assert {key.name for key in keys().values() if "E0802" in key.codes} == {
-        *("expert", "expert_tensor", "data", "tensor", "context")
-    }
+    told = {key.name for key in keys().values() if "E0802" in key.codes}
+    assert told == {"expert", "expert_tensor", "data", "tensor", "context"}
     assert "E0908" not in keys()["model.attention.mla.heads"].codes
     assert "E0908" in keys()["model.attention.gqa.heads"].codes
 
@@ -305,10 +302,7 @@ def test_everything_that_is_known_is_explained() -> None:
         ("parallel.expert", ["parallel.expert"]),
         ("run.parallel.expert", ["parallel.expert"]),
         ("expert", ["parallel.expert"]),
-        (
-            "model.attention.heads",
-            [f"model.attention.{kind}.heads" for kind in ("mla", "gqa", "compressed", "deltanet")],
-        ),
+        ("model.attention.heads", [f"model.attention.{kind}.heads" for kind in KINDS]),
         ("attention.mla.kv_rank", ["model.attention.mla.kv_rank"]),
         ("model.layers.1.ffn.experts", ["model.layers.ffn.moe.experts"]),
         ("bias_rate", ["model.layers.ffn.moe.balance.bias_rate"]),
