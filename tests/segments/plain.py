@@ -96,6 +96,10 @@ def gate_rows(x_RI: Tensor, gate_R: Tensor) -> Tensor:
     return x_RI * gate_R[:, None]
 
 
+def gate_columns(x_TN: Tensor, z_TN: Tensor, silu: bool) -> Tensor:
+    return x_TN * torch.sigmoid(z_TN) * (z_TN if silu else 1)
+
+
 def sigmoid_gate(logit_T1: Tensor) -> Tensor:
     return torch.sigmoid(logit_T1[:, 0])
 

@@ -232,16 +232,17 @@ def test_cuts_agree_for_any_size(
 # ---------------------------------------------------------------- names and text
 
 
-def in_two(of: Spec) -> Spec:
-    """A spec whose sequences two context ranks split."""
-    return of.model_copy(update={"parallel": of.parallel.model_copy(update={"context": 2})})
+def over(of: Spec, **ranks: int) -> Spec:
+    """A spec of as many tensor or context ranks."""
+    return of.model_copy(update={"parallel": of.parallel.model_copy(update=ranks)})
 
 
 def test_the_names_of_a_layer_are_those_that_mean_something_in_it() -> None:
     """A segment that is forced to a name changes if, and only if, its layer lists the name; for every kind and name."""
     for kind, layer in LAYERS.items():
         changed = set()
-        for of in (*MODELS.values(), *map(in_two, MODELS.values())):
+        in_two = [over(of, context=2) for of in MODELS.values()]
+        for of in (*MODELS.values(), *in_two, over(MODELS["streams"], tensor=2)):
             for name in NAMES:
                 built = segments(again(of, name)).get(kind)
                 assert built is None or built.recompute == ((name,) if name in layer.recompute else ())

@@ -35,7 +35,7 @@ class Own(nn.Module):
         self.norm, self.module = norm(hidden), getattr(layers, name)(hidden).double()
         self.is_ffn = name in layers.FFNS
 
-    def forward(self, h_BSD: Tensor) -> Tensor | tuple[Tensor, None]:
+    def forward(self, h_BSD: Tensor, tokens_BS: Tensor | None = None) -> Tensor | tuple[Tensor, None]:
         """h_BSD -> what is added to it."""
         y_BSD: Tensor = self.module(rmsnorm(h_BSD, self.norm, 1e-6))
         return (y_BSD, None) if self.is_ffn else y_BSD
