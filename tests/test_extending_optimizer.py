@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dsl.schema import OPTIMIZERS
+from dsl.schema.optimizers import SHARED
 from runtime.checkpoint.loading import Checkpoint, load
 from runtime.optimizers import reference_update
 from tests.extending import ROOT, Copy, extension, files_of_table
@@ -39,7 +40,7 @@ NAMED_IN = {
     "dsl/vocabulary/tables.py": "what to write for words of other systems",
     "compiler/importers/first_run.py": "a template of specs",
     "compiler/importers/plan_text.py": "the optimizer of plans of other systems",
-    "compiler/importers/torchtitan.py": "the name of a function of torchtitan",
+    "compiler/importers/torchtitan_recipe.py": "the name of a function of torchtitan",
     "runtime/native/library.py": "the signature of a function in C++",
     "runtime/calibrate.py": "a function of torch that streams like an update",
 }
@@ -111,4 +112,4 @@ def test_each_row_has_its_file() -> None:
     assert files == set(OPTIMIZERS)
     for kind, row in OPTIMIZERS.items():
         assert reference_update(kind).__name__ == kind
-        assert {"kind", "weight_decay", "clip"} <= set(row.model_fields)
+        assert {*SHARED} <= set(row.model_fields)
