@@ -291,6 +291,9 @@ saves. An op without a kernel, such as `linear` in BF16, runs on torch; the reas
 several residual streams (`hyper_connections`): each is a pass over the streams, with a small matrix of each token.
 `dsc plan` times them as passes, one for each op. Fused, the mixing in front of a part would read the streams once,
 where it reads them twice, and in the backward four times.
+Compressed attention is on torch as well: the scores of a few queries at a time, with chosen entries gathered for each.
+Where a layer of it has a window alone, its heads of 512 columns are wider than the kernels of attention with a window
+take, and torch computes a few positions at a time. `rotate` has its kernel for entries, and for turning back.
 
 Attention with a window visits only blocks of keys that some query of a block sees; its time grows with the sequence
 times the window. A softcap and sinks are options of the same text. Heads of grouped queries may be 256 columns wide
@@ -307,6 +310,12 @@ Attention of a context rank has queries of some rows of each sequence, whose pos
 ([ADR 34](adr/0034-context-ranks-put-keys-together.md)). Its kernels load for each query the first key and the last that
 it sees, which is all that documents and windows say, and for each key the range of queries that see it. So one text
 serves every rank, with documents and without.
+
+Linear attention has no kernels yet: the delta rule, the short convolution, decays and output gates run on torch on
+every device ([ADR 62](adr/0062-one-kind-of-linear-attention.md)). The delta rule is a batch of products for all chunks,
+and a loop over chunks. What a kernel would save is the traffic of decayed keys and scores between these products,
+several times the bytes of the arguments. `dsc plan` takes the rates of attention for it on devices without a row of its
+own, and says so.
 
 Sparse attention has no kernels yet: the choice of keys (`select_keys`), attention over them (`chosen_attention`) and
 the loss of the indexer (`indexer_loss`) run on torch on every device ([ADR

@@ -75,9 +75,11 @@ def test_what_is_unknown_has_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "model.attention.heads", "--format", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    mla, gqa = shown["topics"]
-    assert shown["version"] == 1
-    assert (mla["kind"], mla["name"], gqa["name"]) == ("key", "model.attention.mla.heads", "model.attention.gqa.heads")
+    assert shown["version"] == 1 and {topic["kind"] for topic in shown["topics"]} == {"key"}
+    assert [topic["name"] for topic in shown["topics"]] == [
+        f"model.attention.{attention}.heads" for attention in ("mla", "gqa", "compressed", "deltanet")
+    ]
+    mla = shown["topics"][0]
     assert mla["facts"]["takes"] == ["whole number, 1 to 65,536"] and mla["facts"]["default"] == ["must be given"]
     for name in sorted(names_of_topics()):
         main(["explain", name, "--format", "json"])
