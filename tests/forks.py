@@ -38,11 +38,12 @@ READ_AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "KMP_", "ATEN_", "TORCH", "TRITON", 
 NOT_GIVEN = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 RUNS_FIRST = "FORKS_RUN_FIRST"  # a module whose `install` each fork calls before it runs its own: tests/reliability
 MAX_DESCRIPTOR = 1 << 16
+AT_IMPORT = dict(os.environ)  # before any test changes a variable: a server has none of those changes
 
 
-def environment() -> dict[str, str]:
-    """The environment of what is started now."""
-    return {name: value for name, value in os.environ.items() if name not in NOT_GIVEN} | FIXED
+def environment(now: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of what is started with these variables."""
+    return {name: value for name, value in now.items() if name not in NOT_GIVEN} | FIXED
 
 
 def run(module: str, words: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -91,9 +92,10 @@ def server() -> tuple[ForkServerContext, dict[str, str]]:
     """A process that has imported what commands and ranks need, and forks; and what its libraries may have read."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.forks_preload"])
-    with mock.patch.dict(os.environ, FIXED):
+    at_first = environment(AT_IMPORT)
+    with mock.patch.dict(os.environ, at_first, clear=True):
         forkserver.ensure_running()
-        return context, _read_at_import(environment())
+    return context, _read_at_import(at_first)
 
 
 def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
