@@ -17,6 +17,7 @@ SUM = "a sum of rows that I makes where it returns what is summed: between parts
 NORM = "small beside the attention behind it: queries and keys, of models that norm all heads as one"
 INDEX = "no kernel is written yet: products of the indexer, a choice of keys, and attention over them"
 STREAMS = "one pass over the residual streams in torch too, with small matrices of each token"
+POLICY = "no kernel is written yet: what a cross entropy computes of each row, and a few numbers a token"
 PARTS = "a few numbers of each row: one of each tensor rank, and the logit of the target"
 
 
@@ -36,6 +37,7 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys((*_with_gradients("add_grouped_bias"), "add_grouped_bias_wgrad_"), PASS),
     **dict.fromkeys(("add_bias_wgrad", "rmsnorm_wgrad"), SUM),
     **dict.fromkeys(_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
+    **dict.fromkeys(_with_gradients("policy_loss"), POLICY),
     **dict.fromkeys(_with_gradients("two_squares", "shared_rmsnorm"), NORM),
     **dict.fromkeys((*_with_gradients("hyper_products"), "hyper_products_wgrad_"), PRODUCT),
     **dict.fromkeys((*_with_gradients("scale_parts"), "scale_parts_wgrad_"), SCORES),

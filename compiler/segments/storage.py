@@ -38,7 +38,10 @@ ATTENTION = (
     *("chosen_attention", "compressed_attention"),
 )
 # The ops of the loss, and which value that each reads is the logits.
-LOSSES = {"cross_entropy": 0, "cross_entropy_dgrad": 1, "cross_entropy_part": 0, "cross_entropy_part_dgrad": 2}
+LOSSES = {
+    **{"cross_entropy": 0, "cross_entropy_dgrad": 1, "cross_entropy_part": 0, "cross_entropy_part_dgrad": 2},
+    **{"policy_loss": 0, "policy_loss_dgrad": 1},
+}
 # An op that only moves rows, and which of its arguments has them.
 MOVES = {"permute": 0, "permute_placed": 0, "unpermute_dgrad": 0}
 

@@ -37,6 +37,10 @@ WIDE = {
     "picked",
     "parts",
     "squares",
+    "old",
+    "advantage",
+    "weight",
+    "reference",
     "post",
     "comb",
     "scale",
@@ -164,6 +168,15 @@ def cross_entropy_of_parts(source: Source, T: int = 7, ranks: int = 3) -> Args:
     return source.normal(T, ranks + 1), cross_entropy(source, T)[1]
 
 
+def policy_loss(source: Source, T: int = 9, V: int = 6, kl: float = 0.04, near: float = 0.4) -> Args:
+    """Ratios on both sides of what they are clipped to, with advantages of both signs."""
+    logits_TV, targets_T = cross_entropy(source, T, V)
+    logp_T = logits_TV.double().log_softmax(1).gather(1, targets_T.clamp(min=0)[:, None])[:, 0]
+    old_T, reference_T = ((logp_T + near * source.normal(T)).to(source.dtype) for _ in range(2))
+    told = old_T, source.normal(T), source.normal(T).abs(), reference_T if kl else None
+    return logits_TV, targets_T, *told, 0.2, 0.28, kl
+
+
 def clamped_swiglu(
     source: Source, T: int = 5, I: int = 4, limit: float = 0.7, alpha: float = 1.702, shift: float = 1.0
 ) -> Args:
@@ -257,6 +270,7 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "permute": permute,
     "permute_placed": permute_placed,
     "place_parts": place_parts,
+    "policy_loss": policy_loss,
     "relu2": plain,
     "rmsnorm": rmsnorm,
     "shared_rmsnorm": shared_rmsnorm,

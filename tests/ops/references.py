@@ -163,6 +163,33 @@ def hyper_add(h_TN: Tensor, y_TD: Tensor, post_Tn: Tensor, comb_TC: Tensor) -> T
     return (torch.einsum("tk,td->tkd", post_Tn, y_TD) + mixed).flatten(1)
 
 
+def policy_loss(
+    logits_TV: Tensor,
+    targets_T: Tensor,
+    old_T: Tensor,
+    advantage_T: Tensor,
+    weight_T: Tensor,
+    reference_T: Tensor | None,
+    low: float,
+    high: float,
+    kl: float,
+) -> Tensor:
+    """Token by token, by cases: beyond its bound a ratio is the bound, where that makes the objective smaller."""
+    total = logits_TV.new_zeros(())
+    for t in (targets_T >= 0).nonzero().flatten().tolist():
+        p_V = logits_TV[t].exp() / logits_TV[t].exp().sum()
+        p, advantage = p_V[targets_T[t]], advantage_T[t]
+        ratio = p / old_T[t].exp()
+        bound = 1 + high if advantage > 0 else 1 - low
+        is_clipped = bool(ratio > bound) if advantage > 0 else bool(ratio < bound)
+        loss = -advantage * (bound if is_clipped else ratio)
+        if reference_T is not None:
+            q = reference_T[t].exp()
+            loss = loss + kl * (q / p - torch.log(q / p) - 1)
+        total = total + weight_T[t] * loss
+    return total
+
+
 REFERENCES: dict[str, Callable[..., Any]] = {
     "add_bias": add_bias,
     "block_linear": block_linear,
@@ -220,6 +247,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "permute_placed": permute_placed,
     "place_parts": place_parts,
     "rmsnorm": rmsnorm,
+    "policy_loss": policy_loss,
     "two_squares": two_squares,
     "shared_rmsnorm": shared_rmsnorm,
     "rotate": rotate,

@@ -21,6 +21,11 @@ from tests.segments.plain_hyper import scale_parts as scale_parts
 from tests.segments.plain_indexer import chosen_attention as chosen_attention
 from tests.segments.plain_indexer import indexer_loss as indexer_loss
 from tests.segments.plain_indexer import select_keys as select_keys
+from tests.segments.plain_losses import cross_entropy as cross_entropy
+from tests.segments.plain_losses import cross_entropy_of_parts as cross_entropy_of_parts
+from tests.segments.plain_losses import cross_entropy_part as cross_entropy_part
+from tests.segments.plain_losses import place_parts as place_parts
+from tests.segments.plain_losses import policy_loss as policy_loss
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -114,26 +119,6 @@ def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
     if not rows:
         return x_RK @ w_ENK[0].t()
     return torch.einsum("rk,rnk->rn", x_RK, w_ENK[torch.stack(rows)])
-
-
-def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
-    return functional.cross_entropy(logits_TV, targets_T, ignore_index=-1, reduction="sum")
-
-
-def cross_entropy_part(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Row by row."""
-    pairs = zip(logits_TV, targets_T, strict=True)
-    picked = [row_V[int(target)] if target >= 0 else 0 * row_V[0] for row_V, target in pairs]
-    return torch.logsumexp(logits_TV, dim=1), torch.stack(picked)
-
-
-def place_parts(lse_T: Tensor, picked_T: Tensor, rank: Tensor, ranks: int) -> Tensor:
-    onehot_R = functional.one_hot(rank[0], ranks).to(lse_T.dtype)
-    return torch.cat([torch.outer(lse_T, onehot_R), picked_T[:, None]], dim=1)
-
-
-def cross_entropy_of_parts(parts: Tensor, targets_T: Tensor) -> Tensor:
-    return ((torch.logsumexp(parts[:, :-1], dim=1) - parts[:, -1]) * (targets_T >= 0)).sum()
 
 
 def add_bias(x_TN: Tensor, b_N: Tensor) -> Tensor:
