@@ -6,9 +6,11 @@ All of it is parsed and run from the bytes that were read and verified when the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +22,8 @@ from runtime.strict_json import FormError
 from runtime.world_check import check_collectives, check_start
 
 __all__ = ["Build", "BuildError", "OtherBuildError"]
+
+_COPIES = count(1)  # of modules, in this process
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,15 @@ class Build:
     def module(self, name: str) -> ModuleType:
         """An emitted module by its name below the build: `segments.head_T16_D16_6c24e5`."""
         return self._modules.load(name)
+
+    def changed_module(self, name: str, change: Callable[[ModuleType], None]) -> ModuleType:
+        """An emitted module, loaded anew, with other segments below it: `change` is made to each that it imports."""
+        again = replace(self._modules, package=f"{self._modules.package}_{next(_COPIES)}")
+        module = again.load(name)
+        for loaded, segment in list(sys.modules.items()):
+            if loaded.startswith(f"{again.package}.segments."):
+                change(segment)
+        return module
 
     def path(self, name: str) -> Path | None:
         """Where a file of the build is, for a module's `__file__`; None where the build has none of that name."""

@@ -63,7 +63,7 @@ class Trainer:
     ) -> None:
         plan = build.plan
         mesh = plan.mesh
-        self.plan, self.rank, self.board, self.device = plan, rank, board, endpoint.device
+        self.build, self.plan, self.rank, self.board, self.device = build, plan, rank, board, endpoint.device
         self.train_source, self.validation_source = train, validation
         self.pp_rank, self.column = divmod(rank, mesh.columns)
         self.programs = build.programs

@@ -4,7 +4,8 @@
 // D of values, each rounded up to whole vectors (Cp, Dp). Operands are FP32 or BF16, all between is FP32.
 // Scores are made for a few rows of queries against the keys up to the last of them, and stay in the cache. Where a
 // sequence holds documents, `starts` has for each position the first of its document: no key before it is seen, and what
-// is before those of all rows of a block is not made.
+// is before those of all rows of a block is not made. A forward may be of the queries from one position on.
+// A row of the result has the same bits whatever queries are beside it, and whatever positions are behind it.
 #include <algorithm>
 #include <cmath>
 
@@ -18,12 +19,13 @@ constexpr long BLOCK = 64 * 1024;    // of its scores, in elements, at most
 // What a head works on. Keys and values also transposed: their columns are then vectors over positions. What lies behind
 // the last column or position is never set, and what it becomes is never read.
 struct Head {
-  long S, C, D, Cp, Dp, Sp;
+  long S, C, D, Cp, Dp, Sp, begin;  // queries are those of the positions from `begin` on
   const int *starts = nullptr;  // of the sequence at hand; none: a sequence is a document
   Buffer q, k, kt, v, vt, dout, scores, dq, dk, dv, delta, dscores, out, top, part;
 
-  Head(long S, long C, long D, bool backward)
-      : S(S), C(C), D(D), Cp(up(C)), Dp(up(D)), Sp(up(S)), q(S * Cp), kt(C * Sp), v(S * Dp), scores(block() * Sp) {
+  Head(long S, long C, long D, bool backward, long begin = 0)
+      : S(S), C(C), D(D), Cp(up(C)), Dp(up(D)), Sp(up(S)), begin(begin), q((S - begin) * Cp), kt(C * Sp), v(S * Dp),
+        scores(block() * Sp) {
     if (backward) {
       k = Buffer(S * Cp), vt = Buffer(D * Sp), dout = Buffer(S * Dp), delta = Buffer(S), dq = Buffer(block() * Cp);
       dscores = Buffer(block() * Sp), dk = Buffer(S * Cp), dv = Buffer(S * Dp);
@@ -51,6 +53,7 @@ struct Turns {
   const float *angles;
   const int *starts;
   const float *at(long s, long n) const { return angles + (starts ? s - starts[s] : s) * n; }
+  Turns from(long s, long n) const { return {angles + s * n, starts}; }  // those of the rows from s on, without starts
 };
 
 // n columns of S rows, times `scale`.
@@ -107,13 +110,13 @@ void give_turned(const float *y, long ld, long start, long rows, long n, Turns t
   }
 }
 
-// o [S, D] in rows of `stride`, lse [S] in steps of `lse_step`, of h.q (turned, scaled), h.kt and h.v. `peak`, if it is
-// there, is raised to the largest score.
+// o [queries, D] in rows of `stride`, lse [queries] in steps of `lse_step`, of h.q (turned, scaled), h.kt and h.v.
+// `peak`, if it is there, is raised to the largest score.
 template <class T> void forward(Head &h, T *o, long stride, float *lse, long lse_step, float *peak) {
   const long step = h.block();
-  for (long start = 0; start < h.S; start += step) {
+  for (long start = h.begin; start < h.S; start += step) {
     const long end = std::min(start + step, h.S), keys = up(end), low = h.first(start, end);
-    small_product<false>({h.q.data() + start * h.Cp, h.Cp, 1}, h.kt.data() + low, h.Sp, h.scores.data() + low, h.Sp,
+    small_product<false>({h.q.data() + (start - h.begin) * h.Cp, h.Cp, 1}, h.kt.data() + low, h.Sp, h.scores.data() + low, h.Sp,
                          end - start, keys - low, h.C);
     for (long s = start; s < end; s++) {
       float *row = h.scores.data() + (s - start) * h.Sp;
@@ -132,12 +135,12 @@ template <class T> void forward(Head &h, T *o, long stride, float *lse, long lse
         store(row + j, weight), total += weight;
       }
       const float weights = sum(total);
-      lse[s * lse_step] = top + std::log(weights), h.part[s - start] = 1 / weights;
+      lse[(s - h.begin) * lse_step] = top + std::log(weights), h.part[s - start] = 1 / weights;
     }
     small_product<false>({h.scores.data() + low, h.Sp, 1}, h.v.data() + low * h.Dp, h.Dp, h.out.data(), h.Dp, end - start,
                          h.Dp, end - low);
     for (long s = start; s < end; s++)
-      give(h.out.data() + (s - start) * h.Dp, h.Dp, 1, h.D, h.part[s - start], o + s * stride, stride);
+      give(h.out.data() + (s - start) * h.Dp, h.Dp, 1, h.D, h.part[s - start], o + (s - h.begin) * stride, stride);
   }
 }
 
@@ -180,7 +183,9 @@ template <class T> void take_dout(Head &h, const T *dout, const T *o, long strid
 // H heads of [nope | rope] columns; the rope part of the keys is one for all of them.
 struct Mla {
   long B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride;
-  const int *starts;  // [B, S], or none
+  const int *starts;  // [B, S], or none; then queries may be those from `begin` on
+  long begin = 0;
+  long queries() const { return S - begin; }
   long C() const { return nope + rope; }
   float scale() const { return 1 / std::sqrt(float(C())); }
 };
@@ -189,9 +194,10 @@ struct Mla {
 template <class T>
 void take_mla(Head &h, const Mla &m, long b, long n, const T *q, const T *kv, const Buffer &rope_key,
               Turns turns, float *k) {
-  q += b * m.S * m.q_stride + n * m.C(), kv += b * m.S * m.kv_stride + n * (m.nope + m.value);
-  take(q, m.q_stride, m.S, m.nope, m.scale(), h.q.data(), h.Cp);
-  take_turned(q + m.nope, m.q_stride, m.S, m.rope, turns, m.scale(), h.q.data() + m.nope, h.Cp);
+  q += b * m.queries() * m.q_stride + n * m.C(), kv += b * m.S * m.kv_stride + n * (m.nope + m.value);
+  take(q, m.q_stride, m.queries(), m.nope, m.scale(), h.q.data(), h.Cp);
+  const Turns of_queries = turns.from(m.begin, m.rope);
+  take_turned(q + m.nope, m.q_stride, m.queries(), m.rope, of_queries, m.scale(), h.q.data() + m.nope, h.Cp);
   take(kv, m.kv_stride, m.S, m.nope, 1, k, h.Cp);
   take(rope_key.data(), m.rope, m.S, m.rope, 1, k + m.nope, h.Cp);
   take(kv + m.nope, m.kv_stride, m.S, m.value, 1, h.v.data(), h.Dp);
@@ -200,7 +206,7 @@ void take_mla(Head &h, const Mla &m, long b, long n, const T *q, const T *kv, co
 
 template <class T>
 void mla(const Mla &m, const T *q, const T *kv, const T *k_rope, const float *angles, T *o, float *lse, float *peaks) {
-  Head h(m.S, m.C(), m.value, false);
+  Head h(m.S, m.C(), m.value, false, m.begin);
   Buffer rope_key(m.S * m.rope), k(m.S * h.Cp);
   for (long b = 0; b < m.B; b++) {
     h.starts = m.starts ? m.starts + b * m.S : nullptr;
@@ -208,7 +214,7 @@ void mla(const Mla &m, const T *q, const T *kv, const T *k_rope, const float *an
     take_turned(k_rope + b * m.S * m.kr_stride, m.kr_stride, m.S, m.rope, turns, 1, rope_key.data(), m.rope);
     for (long n = 0; n < m.H; n++) {
       take_mla(h, m, b, n, q, kv, rope_key, turns, k.data());
-      forward(h, o + (b * m.S * m.H + n) * m.value, m.H * m.value, lse + (b * m.H + n) * m.S, 1,
+      forward(h, o + (b * m.queries() * m.H + n) * m.value, m.H * m.value, lse + (b * m.H + n) * m.queries(), 1,
               peaks ? peaks + n : nullptr);
     }
   }
@@ -249,7 +255,9 @@ void mla_dgrad(const Mla &m, const T *dout, const T *q, const T *kv, const T *k_
 // H query heads, H/G of them share a head of keys and values; all of C columns, all turned.
 struct Gqa {
   long B, S, H, G, C, q_stride, k_stride, v_stride;
-  const int *starts;  // [B, S], or none
+  const int *starts;  // [B, S], or none; then queries may be those from `begin` on
+  long begin = 0;
+  long queries() const { return S - begin; }
   float scale() const { return 1 / std::sqrt(float(C)); }
 };
 
@@ -263,7 +271,7 @@ void take_group(Head &h, const Gqa &m, long b, long g, const T *k, const T *v, T
 
 template <class T>
 void gqa(const Gqa &m, const T *q, const T *k, const T *v, const float *angles, T *o, float *lse, float *peaks) {
-  Head h(m.S, m.C, m.C, false);
+  Head h(m.S, m.C, m.C, false, m.begin);
   Buffer key(m.S * h.Cp);
   const long share = m.H / m.G;
   for (long b = 0; b < m.B; b++)
@@ -273,8 +281,9 @@ void gqa(const Gqa &m, const T *q, const T *k, const T *v, const float *angles, 
       take_group(h, m, b, g, k, v, turns, key.data());
       for (long r = 0; r < share; r++) {
         const long n = g * share + r;
-        take_turned(q + b * m.S * m.q_stride + n * m.C, m.q_stride, m.S, m.C, turns, m.scale(), h.q.data(), h.Cp);
-        forward(h, o + (b * m.S * m.H + n) * m.C, m.H * m.C, lse + (b * m.G + g) * m.S * share + r, share,
+        take_turned(q + b * m.queries() * m.q_stride + n * m.C, m.q_stride, m.queries(), m.C, turns.from(m.begin, m.C),
+                    m.scale(), h.q.data(), h.Cp);
+        forward(h, o + (b * m.queries() * m.H + n) * m.C, m.H * m.C, lse + (b * m.G + g) * m.queries() * share + r, share,
                 peaks ? peaks + n : nullptr);
       }
     }
@@ -309,10 +318,12 @@ void gqa_dgrad(const Gqa &m, const T *dout, const T *q, const T *k, const T *v, 
 }  // namespace
 
 #define ATTENTION(T, suffix)                                                                                           \
-  extern "C" void mla_attention_##suffix(long B, long S, long H, long nope, long rope, long value, const T *q,         \
-                                         long q_stride, const T *kv, long kv_stride, const T *k_rope, long kr_stride,  \
-                                         const float *angles, const int *starts, T *o, float *lse, float *peaks) {     \
-    mla({B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride, starts}, q, kv, k_rope, angles, o, lse, peaks);   \
+  extern "C" void mla_attention_##suffix(long B, long S, long begin, long H, long nope, long rope, long value,         \
+                                         const T *q, long q_stride, const T *kv, long kv_stride, const T *k_rope,      \
+                                         long kr_stride, const float *angles, const int *starts, T *o, float *lse,     \
+                                         float *peaks) {                                                               \
+    mla({B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride, starts, begin}, q, kv, k_rope, angles, o, lse,    \
+        peaks);                                                                                                        \
   }                                                                                                                    \
   extern "C" void mla_attention_dgrad_##suffix(long B, long S, long H, long nope, long rope, long value,               \
                                                const T *dout, const T *q, long q_stride, const T *kv, long kv_stride,  \
@@ -321,10 +332,10 @@ void gqa_dgrad(const Gqa &m, const T *dout, const T *q, const T *k, const T *v, 
     mla_dgrad({B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride, starts}, dout, q, kv, k_rope, o, lse,       \
               angles, dq, dkv, dk_rope);                                                                               \
   }                                                                                                                    \
-  extern "C" void gqa_attention_##suffix(long B, long S, long H, long G, long C, const T *q, long q_stride,            \
-                                         const T *k, long k_stride, const T *v, long v_stride, const float *angles,    \
-                                         const int *starts, T *o, float *lse, float *peaks) {                          \
-    gqa({B, S, H, G, C, q_stride, k_stride, v_stride, starts}, q, k, v, angles, o, lse, peaks);                        \
+  extern "C" void gqa_attention_##suffix(long B, long S, long begin, long H, long G, long C, const T *q,               \
+                                         long q_stride, const T *k, long k_stride, const T *v, long v_stride,          \
+                                         const float *angles, const int *starts, T *o, float *lse, float *peaks) {     \
+    gqa({B, S, H, G, C, q_stride, k_stride, v_stride, starts, begin}, q, k, v, angles, o, lse, peaks);                 \
   }                                                                                                                    \
   extern "C" void gqa_attention_dgrad_##suffix(long B, long S, long H, long G, long C, const T *dout, const T *q,      \
                                                long q_stride, const T *k, long k_stride, const T *v, long v_stride,    \

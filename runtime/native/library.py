@@ -32,9 +32,9 @@ TYPES = {
     MATRIX: (c_void_p, c_long, c_long),
 }
 SIGNATURES = {
-    "mla_attention": "nnnnnnrrrppppp",
+    "mla_attention": "nnnnnnnrrrppppp",
     "mla_attention_dgrad": "nnnnnnprrrppppppp",
-    "gqa_attention": "nnnnnrrrppppp",
+    "gqa_attention": "nnnnnnrrrppppp",
     "gqa_attention_dgrad": "nnnnnprrrppppppp",
     "rmsnorm": "nnrpfpp",
     "rmsnorm_dgrad": "nnrrppp",

@@ -21,13 +21,15 @@ def mla_attention(
 ) -> tuple[Tensor, Tensor]:
     """Run the op of this name in C++; it takes the angles of each position instead of what they are made from.
 
+    q may have the rows of the last positions alone, of each sequence as many, if there are no `starts`: o has these.
     `peaks_H`, if it is there, is raised to the largest logit of each head.
     """
     S, rope = angles_Sr.shape[0], _pairs(k_rope.shape[1], angles_Sr)
-    B = q.shape[0] // S
-    o, lse_BHS = q.new_empty((q.shape[0], heads * value)), _fp32(q, B, heads, S)
+    B = kv.shape[0] // S
+    Q = q.shape[0] // max(B, 1)
+    o, lse_BHS = q.new_empty((q.shape[0], heads * value)), _fp32(q, B, heads, Q)
     given = q, kv, k_rope, angles_Sr, _int32(starts)
-    call("mla_attention", q.dtype, B, S, heads, nope, rope, value, *given, o, lse_BHS, peaks_H)
+    call("mla_attention", q.dtype, B, S, S - Q, heads, nope, rope, value, *given, o, lse_BHS, peaks_H)
     return o, lse_BHS
 
 
@@ -64,10 +66,11 @@ def gqa_attention(
 ) -> tuple[Tensor, Tensor]:
     """Run the op of this name in C++, as `mla_attention`."""
     S = angles_Sr.shape[0]
-    B = q.shape[0] // S
-    o, lse = _like(q), _fp32(q, B, kv_heads, S, heads // kv_heads)
-    C = _pairs(q.shape[1] // heads, angles_Sr)
-    call("gqa_attention", q.dtype, B, S, heads, kv_heads, C, q, k, v, angles_Sr, _int32(starts), o, lse, peaks_H)
+    B = k.shape[0] // S
+    Q = q.shape[0] // max(B, 1)
+    o, lse = _like(q), _fp32(q, B, kv_heads, Q, heads // kv_heads)
+    C, given = _pairs(q.shape[1] // heads, angles_Sr), (q, k, v, angles_Sr, _int32(starts))
+    call("gqa_attention", q.dtype, B, S, S - Q, heads, kv_heads, C, *given, o, lse, peaks_H)
     return o, lse
 
 

@@ -6,12 +6,15 @@ With sigmoid scores as DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, sectio
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 THRESHOLD = 40.0  # softplus(x) is x to the bit of FP64 above 37
 TINY = 1e-20  # V2 and V3 add it to the sum of the chosen scores
+WHOLE = 64  # elements that torch computes together, at most: two vectors of 512 bits of BF16
 
 
 def route(
@@ -53,7 +56,21 @@ def _chosen(
 
 def scores(logits_TE: Tensor, softmax: bool) -> Tensor:
     """logits_TE -> score_TE, in their dtype."""
-    return torch.softmax(logits_TE, dim=-1) if softmax else torch.sigmoid(logits_TE)
+    return torch.softmax(logits_TE, dim=-1) if softmax else sigmoid(logits_TE)
+
+
+def by_element(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of each element, of the same bits wherever it is. torch computes what is left behind the last whole
+    vectors of a tensor in another way, so here nothing is left."""
+    left = -x.numel() % WHOLE
+    if not left or not x.is_cpu:
+        return function(x)
+    return function(functional.pad(x.reshape(-1), (0, left)))[: x.numel()].view(x.shape)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """The sigmoid of each element, by `by_element`."""
+    return by_element(torch.sigmoid, x)
 
 
 def best(x_TE: Tensor, num: int) -> Tensor:
@@ -108,7 +125,7 @@ def _dscore(dgate_TK: Tensor, score_TK: Tensor, normalize: bool, scale: float) -
 
 def sqrt_softplus(logits_TE: Tensor) -> Tensor:
     """logits_TE -> score_TE = √log(1 + e^logit), the scores of DeepSeek-V4."""
-    return functional.softplus(logits_TE, threshold=THRESHOLD).sqrt_()
+    return by_element(lambda x: functional.softplus(x, threshold=THRESHOLD).sqrt_(), logits_TE)
 
 
 def sqrt_softplus_dgrad(dscore_TE: Tensor, logits_TE: Tensor, score_TE: Tensor) -> Tensor:
@@ -162,7 +179,7 @@ def weigh_chosen_scores(score_TE: Tensor, expert_TK: Tensor, normalize: bool, sc
 
 def sigmoid_gate(logit_T1: Tensor) -> Tensor:
     """logit_T1 -> gate_T = sigmoid(logit)."""
-    return torch.sigmoid(logit_T1[:, 0])
+    return sigmoid(logit_T1[:, 0])
 
 
 def sigmoid_gate_dgrad(dgate_T: Tensor, gate_T: Tensor) -> Tensor:
