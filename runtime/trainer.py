@@ -38,6 +38,7 @@ from runtime.optimizers import update_of
 from runtime.position import Position
 from runtime.quantised import quantised_weights
 from runtime.rate import batch_at, learning_rate, value_at
+from runtime.rollout.policy import Policy
 from runtime.sharding import Sharding
 from runtime.split_rows import Choices, Sequences, SplitRows
 from runtime.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
@@ -100,6 +101,7 @@ class Trainer:
         self.program, self.actions = "", list[Span]()  # what was run last, and when
         self.reducing: dict[str, Work] = {}  # reductions that were started, by bucket
         self.executor = self._executor(self.links)
+        self.policy: Policy | None = None  # of a run that learns from rewards
 
     def _executor(self, links: Links) -> Executor:
         mesh, edges, here = self.plan.mesh, self.plan.edges, self.pp_rank
@@ -169,6 +171,8 @@ class Trainer:
     def accumulate(self) -> Sums:
         """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
         self.drawn = self._draw(self.position)
+        if self.policy:
+            self.policy.roll_out(self.drawn)
         for bucket in self.state.buckets:
             bucket.gradients.zero_()
         return self._run("train", self.train_source, self.drawn)
@@ -201,6 +205,7 @@ class Trainer:
             **self.position.epochs,
             **(records.logits_row(sums["logits"], self.clip) if self.clip else {}),
             **records.imbalance(sums, self.layers),
+            **(self.policy.row() if self.policy else {}),
             **self.time.row(spent),
             **({"left_out": skipped} if skipped else {}),
         }
@@ -252,15 +257,19 @@ class Trainer:
         program = self.programs[self.program]
         self.executor.data = data = self._data(kind, source, samples)
         targets, mtp_targets = self._collect(program.prologue, {"targets": self._count_targets})["targets"]
+        if self.policy:  # the weights of tokens say how their losses are averaged
+            targets = torch.ones_like(targets)
         counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": torch.tensor(size, device=self.device)}
         self.executor.constants = self._tangents(counts)
         self.executor.records = {}
         self._quantise()
         trains = kind == "train"
-        if trains and self.feed.names is not None:
+        if trains and self.feed.names is not None and not self.policy:
             self._read_ahead()
         self.actions = self.executor.execute(self.bodies, program.ranks[self.pp_rank], self._reductions(program))
-        if trains and self.feed.names is None:  # only the first step shows what one asks for
+        if self.policy:
+            self.policy.compare(self.executor.told.get("logp", {}), data)
+        elif trains and self.feed.names is None:  # only the first step shows what one asks for
             self.feed.names = tuple(data)
             self._read_ahead()
         parts = {"records": self.records, "logits": self._logits, "norm": self._norm}
@@ -337,8 +346,10 @@ class Trainer:
                     each.make(self.state.parameters, self.plan.train.seed, self.step)
             self.quantised_at = self.step
 
-    def _data(self, kind: str, source: Source, samples: Indices) -> MicroBatches:
+    def _data(self, kind: str, source: Source, samples: Indices) -> dict[str, Tensor]:
         """What a step reads of its samples; that of training was read ahead."""
+        if self.policy:
+            return self.policy.micro_batches(self.device)
         find = partial(self._load, kind, source, samples)
         if kind != "train":
             return find()

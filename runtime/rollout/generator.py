@@ -122,7 +122,7 @@ class Generator:
         drawn = torch.zeros((len(slots), self._lanes, self._limits.slots), dtype=torch.float64)
         for lane, logits_TV in self._forward.logits.items():
             self._draw(found, lane, logits_TV, slots[self._column][lane], numbers, drawn[self._column, lane])
-        _all_reduce(self._sums, drawn)
+        all_reduce(self._sums, drawn)
         for lanes, of_column in zip(slots, drawn.long().tolist(), strict=True):
             for lane, of_lane in zip(lanes, of_column, strict=True):
                 for index, (slot, token) in enumerate(zip(lane, of_lane, strict=True)):
@@ -192,7 +192,7 @@ class Generator:
     def _share(self, found: Rollouts) -> None:
         """Tell all ranks what the heads had: each number is of one rank, and zero on the others."""
         for each in (found.logp_NC, found.entropy_NC):
-            _all_reduce(self._sums, torch.from_numpy(each))
+            all_reduce(self._sums, torch.from_numpy(each))
 
 
 class _Data(Mapping[str, Tensor]):
@@ -224,7 +224,7 @@ def _fill(lanes: Sequence[list[_Slot | None]], waiting: list[int]) -> None:
                 lane[index] = _Slot(waiting.pop(0))
 
 
-def _all_reduce(sums: Sums, tensor: Tensor) -> None:
+def all_reduce(sums: Sums, tensor: Tensor) -> None:
     """Sum a tensor of the host over the world, in place."""
     for part in tensor.view(-1).split(NUMBERS):
         sums.all_reduce(part)
