@@ -331,7 +331,7 @@ class Profile:
 
     def _of_communication(self) -> Iterator[Patch]:
         executor, timed = self.trainer.executor, self.watch.timed
-        for name in ("load", "record"):
+        for name in ("load", "record", "tell"):
             yield executor, name, timed(getattr(executor, name), "op", name)
         for name, what in _COMMUNICATION.items():
             yield executor, name, timed(getattr(executor, name), "copy", what)

@@ -36,7 +36,7 @@ from runtime.trainer import Trainer
 FOLDER = "witness"
 GIVES = (
     *("send", "counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather_sequences"),
-    *("scatter_sequences", "scatter", "gather_choices", "record"),
+    *("scatter_sequences", "scatter", "gather_choices", "record", "tell"),
 )
 GETS = (
     *("receive", "wait_counts", "wait_dispatch", "wait_combine", "wait_gather_rows", "wait_scatter_rows"),

@@ -112,6 +112,7 @@ class Chains:
         for step in stage.steps:
             nodes += self._exchange_forward(step) if isinstance(step, Communication) else [self._run(step, "F")]
         nodes += [self._plain("record", "F", reads=(value,), site=metric) for metric, value in stage.records]
+        nodes += [self._plain("tell", "F", reads=(value,), site=name) for name, value in stage.tells]
         if stage.output:
             nodes.append(self._plain("send", "F", reads=(stage.output.name,)))
         return nodes

@@ -61,6 +61,8 @@ def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
         return Statement("c.constant", (repr(i.site),), writes)
     if i.kind == "record":
         return Statement("c.record", (repr(i.site), *reads))
+    if i.kind == "tell":
+        return Statement("c.tell", (repr(i.site), a, *reads))
     if i.kind == "receive":
         producer = f"F{stage - 1}" if i.phase == "F" else f"B{stage + 1}"
         return Statement("c.receive", (repr(i.peer), repr(producer), a), writes)

@@ -102,12 +102,13 @@ class Stage:
 
     index: int
     steps: tuple[Use | Communication, ...]
-    loads: tuple[Buffer, ...]  # tokens, starts, targets, mtp_tokens, mtp_targets; of parts of a vocabulary: stages.py
+    loads: tuple[Buffer, ...]  # tokens, starts, targets, mtp_tokens, mtp_targets, …: stages.py
     input: Buffer | None  # None on the first stage
     output: Buffer | None  # None on the last stage
     # (metric, value): ("loss", …), ("mtp_loss", …), ("load layers.3", …), ("logits layers.3", …), …
     records: tuple[tuple[str, str], ...]
     tangents: tuple[tuple[str, str], ...]  # (value, constant): the gradient of a loss output is a constant of the step
+    tells: tuple[tuple[str, str], ...] = ()  # (name, value): what the executor is given of each micro-batch
 
 
 # ---------------------------------------------------------------- plan

@@ -12,7 +12,7 @@ from compiler.stage_placement import StagePlacement
 
 Kind = Literal[
     "load", "receive", "run", "counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather_sequences",
-    "scatter_sequences", "gather_choices", "gather", "zeros", "scatter", "wait", "send", "record", "constant",
+    "scatter_sequences", "gather_choices", "gather", "zeros", "scatter", "wait", "send", "record", "tell", "constant",
     "to_host", "from_host", "free",
 ]  # fmt: skip
 
@@ -36,6 +36,9 @@ class Instruction:
     communication lane too; `zeros` makes its accumulators, for one micro-batch; and behind its W `scatter` starts to
     sum these over their holders. The wait for a scatter adds this rank's part of the sums to its gradients.
 
+    `record` adds a value to what the rank has of a metric; `tell` gives a value of a micro-batch to the executor, which
+    has it until its next program begins.
+
     `to_host` of an O copies what the forward of its stage saved to the memory of the host, and is followed by the free
     of it; `from_host` of an R writes the same values again.
     """
@@ -44,7 +47,7 @@ class Instruction:
     slot: int
     action: str  # of the slot, without micro-batch: "F3", "B4", "I4", "W4", "O3", "R3"
     phase: str  # F, I or W
-    site: str = ""  # "L3.attention" of a run, "L17" of an exchange, the metric of a record
+    site: str = ""  # "L3.attention" of a run, "L17" of an exchange, the metric of a record, the name of what is told
     wait: str = ""
     reads: tuple[str, ...] = ()
     writes: tuple[Buffer, ...] = ()

@@ -42,6 +42,7 @@ def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
                 output=_hidden(spec, blocks[-1].output) if index < num_stages - 1 else None,
                 records=(*_losses(steps), *_loads_of_experts(steps), *_logits_of_heads(steps)),
                 tangents=_tangents(steps),
+                tells=_tells(steps),
             )
         )
     return tuple(stages)
@@ -52,6 +53,8 @@ def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
 ROWS = ("row_tokens", "row_mtp_tokens")  # of the rows that a rank has, where it reads all in a part of the vocabulary
 OF_LAYERS = ("sequence_loss", "index_loss")
 LOGITS = "logits"  # of a record: the largest of each head, of which a step has the largest; of all others sums
+SAMPLED = ("old", "advantage", "weight", "reference")  # what the policy loss reads of each sampled token
+TELLS = ("logp",)  # outputs of segments that the trainer reads of each micro-batch
 PARTS = ("part_targets", "part_mtp_targets", "tensor_rank")  # what a head reads that has a part of the vocabulary
 
 
@@ -62,7 +65,7 @@ def _hidden(spec: Spec, value: str) -> ir.Buffer:
 
 def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
     """The data tensors a stage reads, each once."""
-    data = ("tokens", "starts", "positions", "targets", "mtp_tokens", "mtp_targets", *ROWS, *PARTS)
+    data = ("tokens", "starts", "positions", "targets", "mtp_tokens", "mtp_targets", *ROWS, *PARTS, *SAMPLED)
     found = (
         ir.Buffer(value, argument.shape, argument.dtype)
         for use in steps
@@ -84,6 +87,17 @@ def _losses(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
     ]
     kinds = {value: next((kind for kind in OF_LAYERS if value.endswith(f"_{kind}")), "") for value in values}
     return tuple((f"{kind} {v.removesuffix(f'_{kind}')}" if kind else v, v) for v, kind in kinds.items())
+
+
+def _tells(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
+    """(name, value) of what a stage tells of each micro-batch."""
+    return tuple(
+        (output.name, value)
+        for use in steps
+        if isinstance(use, ir.Use)
+        for value, output in zip(use.outputs, use.segment.outputs, strict=True)
+        if output.name in TELLS
+    )
 
 
 def _loads_of_experts(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:

@@ -77,8 +77,7 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
         values.invoke(invocation, step)
     invocation, step = steps[top]
     spaces = values.spaces()
-    held_before = (s for space in spaces.values() for s in (*(s for _, s in space.live.values()), *space.sent.values()))
-    before = {id(storage): storage for storage in held_before}
+    before = {id(storage): storage for space in spaces.values() for storage in space.held}
     watch = _Watch(values.memory.bytes, before.values())
     values.watch(invocation, step, spaces, watch)
 

@@ -104,6 +104,7 @@ class State:
     written: frozenset[tuple[int, str, bool]] = frozenset()  # by (stage, name, whether a backward made it again)
     sent: tuple[tuple[str, int], ...] = ()  # by the action that made the message; not yet released, or received here
     away: tuple[tuple[Name, int], ...] = ()  # on the host
+    told: tuple[tuple[Name, int], ...] = ()  # to the executor, which has it to the end
     storages: tuple[tuple[int, int, int], ...] = ()  # fixed bytes, bytes, holders
 
 
@@ -115,6 +116,7 @@ class Namespace:
     written: set[tuple[int, str, bool]] = field(default_factory=set)
     sent: dict[str, Storage] = field(default_factory=dict)
     away: dict[Name, Storage] = field(default_factory=dict)  # on the host, with the storage that it will have
+    told: dict[Name, Storage] = field(default_factory=dict)  # to the executor
 
     @staticmethod
     def of(state: State) -> Namespace:
@@ -124,18 +126,26 @@ class Namespace:
             storage.name = storage.name if buffer.alias and storage.name else name[1]
         for name, at in state.away:
             storages[at].name = storages[at].name or name[1]
+        for name, at in state.told:
+            storages[at].name = storages[at].name or name[1]
         sent = {action: storages[at] for action, at in state.sent}
-        return Namespace(live, set(state.written), sent, {name: storages[at] for name, at in state.away})
+        away, told = ({name: storages[at] for name, at in of} for of in (state.away, state.told))
+        return Namespace(live, set(state.written), sent, away, told)
+
+    @property
+    def held(self) -> tuple[Storage, ...]:
+        """What takes memory of the device; one storage may be there several times."""
+        return (*(storage for _, storage in self.live.values()), *self.sent.values(), *self.told.values())
 
     def state(self) -> State:
-        held = [*(storage for _, storage in self.live.values()), *self.sent.values(), *self.away.values()]
-        storages = {id(storage): storage for storage in held}
+        storages = {id(storage): storage for storage in (*self.held, *self.away.values())}
         place = {key: at for at, key in enumerate(storages)}
         return State(
             tuple((name, buffer, place[id(storage)]) for name, (buffer, storage) in self.live.items()),
             frozenset(self.written),
             tuple((action, place[id(storage)]) for action, storage in self.sent.items()),
             tuple((name, place[id(storage)]) for name, storage in self.away.items()),
+            tuple((name, place[id(storage)]) for name, storage in self.told.items()),
             tuple((storage.fixed_bytes, storage.bytes, storage.holders) for storage in storages.values()),
         )
 

@@ -2,11 +2,11 @@
 
 Posts and releases stand at fixed places of a rank's program, so its memory does not depend on the interleaving.
 A value lives in the namespace of its (stage, micro-batch), across bodies. A storage lives as long as one of: a value
-in it, a value that aliases it, an unreleased send of it. A receive's buffer lives from its post, an exchange's results
-from its start; with one expert rank these are what it was given, whose storage it holds on to. What a rank sends to
-itself stays in its storage: the send's hold goes over to the value received. So stages that follow each other on one
-rank share a namespace. That all posted messages are sent, awaited and released once, and what is handed over is
-received once, is the second pass's finding.
+in it, a value that aliases it, an unreleased send of it; that of a value that is told lives to the end. A receive's
+buffer lives from its post, an exchange's results from its start; with one expert rank these are what it was given,
+whose storage it holds on to. What a rank sends to itself stays in its storage: the send's hold goes over to the value
+received. So stages that follow each other on one rank share a namespace. That all posted messages are sent, awaited
+and released once, and what is handed over is received once, is the second pass's finding.
 
 Where a namespace stands is a number, and what a body does to it is looked up (compiler/proof/effects.py).
 """
@@ -177,6 +177,10 @@ class RankValues:
                 self._check_message(action, instruction, buffer)
                 memory.hold(storage)
                 names.sent[message_of(instruction, action.micro_batch).action] = storage
+            elif instruction.kind == "tell":
+                storage = names.live[action.stage, instruction.reads[0]][1]
+                memory.hold(storage)
+                names.told[action.stage, instruction.site] = storage
             elif instruction.kind == "receive":
                 self._check_message(action, instruction, instruction.writes[0])
                 if instruction.peer == self.rank:

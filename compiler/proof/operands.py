@@ -111,8 +111,9 @@ def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) 
     if kind == "constant":
         values = [value for value, constant in stage.tangents if constant == instruction.site]
         return (), (), (), tuple(Buffer(f"d_{value}", (), _dtype(stage, value, cuts)) for value in values)
-    assert kind == "record"
-    return tuple(value for metric, value in stage.records if metric == instruction.site), (), (), ()
+    assert kind in ("record", "tell")
+    given = stage.records if kind == "record" else stage.tells
+    return tuple(value for name, value in given if name == instruction.site), (), (), ()
 
 
 def _of_rows(instruction: Instruction, steps: Steps) -> Of:

@@ -187,6 +187,7 @@ def _needs(stage: Stage, phases: str, plan: Plan) -> frozenset[Key]:
     if "F" in phases:
         once += [("load", "F", buffer.name, buffer.name) for buffer in stage.loads]
         once += [("record", "F", metric, value) for metric, value in stage.records]
+        once += [("tell", "F", name, value) for name, value in stage.tells]
     if "I" in phases:
         once += [("constant", "I", constant, f"d_{value}") for value, constant in stage.tangents]
     for phase, comes, goes in (("F", stage.input, stage.output), ("I", stage.output, stage.input)):
@@ -267,7 +268,7 @@ def _key(instruction: Instruction) -> Key:
     detail = instruction.wait
     if instruction.kind in ("load", "constant"):
         detail = " ".join(buffer.name for buffer in instruction.writes)
-    if instruction.kind == "record":
+    if instruction.kind in ("record", "tell"):
         detail = " ".join(instruction.reads)
     return (instruction.kind, instruction.phase, instruction.site, detail)
 

@@ -138,7 +138,7 @@ def words_of(instruction: Instruction) -> tuple[object, ...]:
     micro_batch, stage, of_forward = "ab"[instruction.slot], int(instruction.action[1:]), instruction.phase == "F"
     if instruction.kind in ("zeros", "constant", "record"):
         return (instruction.site,)
-    if instruction.kind == "load":
+    if instruction.kind in ("load", "tell"):
         return (instruction.site, micro_batch)
     if instruction.kind in ("send", "receive"):
         away = 0 if instruction.kind == "send" else -1 if of_forward else 1

@@ -103,7 +103,7 @@ def test_waits_stand_before_the_first_reader_and_sends_behind_their_operand() ->
             if i.kind == "send":
                 maker = next(n for n in reversed(body.instructions[:at]) if i.reads[0] in {b.name for b in n.writes})
                 between = body.instructions[body.instructions.index(maker) + 1 : at]
-                assert all(n.kind in (*quiet, "record", "send") for n in between)
+                assert all(n.kind in (*quiet, "record", "tell", "send") for n in between)
         assert not any(i.wait == "send" for i in body.instructions)
 
 

@@ -264,8 +264,9 @@ class _Rank:
                 values[buffer.name] = Value(self.host.pop((i.action[1:], micro_batch, buffer.name)), Storage())
         elif i.kind == "send":
             self._send(i, given[0], micro_batch)
-        elif i.kind == "record":
-            self.run.records[self.rank][i.site, given[0].number] += 1
+        elif i.kind in ("record", "tell"):
+            name = i.site if i.kind == "record" else f"{i.site} {micro_batch}"
+            self.run.records[self.rank][name, given[0].number] += 1
         else:
             operands = self.exchanges.pop(exchange) if i.kind == "wait" else given
             for value, added in zip(operands, self.scattered.pop(exchange, ()), strict=False):
