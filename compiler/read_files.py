@@ -1,5 +1,5 @@
 """The one way in which the files that a spec names are read into its value: schedule, placement of experts, rates, the
-checkpoint that its weights begin with, and modules of its own.
+checkpoint that its weights begin with, modules of its own, and rewards.
 
 Every command that plans, checks or reports comes here, and so does the editor. A kind of file is a row of `KINDS`; its
 module reads the file and holds it to the spec. What is wrong with it is said at the place that names it.
@@ -101,10 +101,11 @@ def with_files(
     `opened`: keys that are `auto`. `table`: of rates, in the place of the one that the spec names.
     """
     files, mistakes = _read(spec, origins, folder, opened, table)
-    modules, wrong = _modules(spec, origins, folder)
-    if found := (*mistakes, *wrong):
+    modules, of_modules = _modules(spec, origins, folder)
+    rewards, of_rewards = _rewards(spec, origins, folder)
+    if found := (*mistakes, *of_modules, *of_rewards):
         raise SpecError(found)
-    return spec.with_files(replace(files, modules=modules))
+    return spec.with_files(replace(files, modules=modules, rewards=rewards))
 
 
 def load_with_files(path: Path) -> Spec:
@@ -113,7 +114,11 @@ def load_with_files(path: Path) -> Spec:
     files, mistakes = _read(spec, {}, path.parent, kinds=[kind for kind in KINDS if kind.copied])
     if mistakes:
         raise SpecError(mistakes)
-    return spec.with_files(replace(files, modules=_recorded_modules(path) if spec.model.customs else None))
+    rewards, wrong = _rewards(spec, {}, path.parent)
+    if wrong:
+        raise SpecError(wrong)
+    modules = _recorded_modules(path) if spec.model.customs else None
+    return spec.with_files(replace(files, modules=modules, rewards=rewards))
 
 
 def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
@@ -123,6 +128,7 @@ def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
     folder = Path(file).parent
     found = [_read(view.spec, view.context.origins, folder, tuple(view.context.chosen))[1] for view in views]
     found += [_modules(view.spec, view.context.origins, folder, run=False)[1] for view in views]
+    found += [_rewards(view.spec, view.context.origins, folder)[1] for view in views]
     return tuple(dict.fromkeys(mistake for each in found for mistake in each))
 
 
@@ -149,6 +155,21 @@ def _modules(
         except ModuleError as error:
             mistakes.append(Diagnostic("M0101", str(error), origins.get(path), error.hint))
     return modules, tuple(mistakes)
+
+
+def _rewards(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[dict[str, str], tuple[Diagnostic, ...]]:
+    """The texts of the files of rewards that a spec names, by the name of the reward, and what is wrong with them."""
+    from compiler.modules.named import ModuleError, reward_source
+
+    texts, mistakes = {}, []
+    for each in spec.train.grpo.rewards if spec.train.grpo else ():
+        try:
+            if each.file is not None:
+                texts[each.name] = reward_source(each.file, each.function, folder)
+        except ModuleError as error:
+            at = origins.get(f"train.grpo.rewards.{each.name}.file")
+            mistakes.append(Diagnostic("M0102", str(error), at, error.hint))
+    return texts, tuple(mistakes)
 
 
 def _recorded_modules(path: Path) -> Modules:

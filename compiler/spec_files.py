@@ -1,5 +1,6 @@
-"""The files that a spec names: a schedule, a placement of experts, a rate table, a checkpoint to begin with, and
-modules of its own. What they say is a part of its value; of a checkpoint, its digest; of a module, its graph.
+"""The files that a spec names: a schedule, a placement of experts, a rate table, a checkpoint to begin with,
+modules of its own, and rewards. What they say is a part of its value; of a checkpoint, its digest; of a module, its
+graph.
 
 `compiler/read_files.py` reads them, once, where a command reads the spec; they travel with it, and whatever takes a
 spec asks here. A build stands alone: it has the files under names of its own, and its spec names those. A checkpoint
@@ -8,6 +9,7 @@ stays where it is, as the text of the data does, and the build has its digest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 # What a build, and a run, call them.
 SCHEDULE, EXPERT_PLACEMENT, RATE_TABLE = "schedule.txt", "placement.json", "rates.json"
 INITIAL = "initial.sha256"
+REWARDS = "rewards"  # a folder
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class SpecFiles:
     rate_table: Table | None = None  # of `cluster { rates = … }`
     initial: Initial | None = None  # of `train { initial = … }`
     modules: Modules | None = None  # of `ffn custom { module = … }`, and of attention
+    rewards: Mapping[str, str] | None = None  # of `rewards { NAME { file = … } }`: name → text
 
 
 def files_of(spec: Spec) -> SpecFiles:
@@ -100,6 +104,19 @@ def modules_of(spec: Spec) -> dict[Wanted, Module]:
     return {wanted: modules.module(wanted) for wanted in all_wanted(spec).values()} if modules else {}
 
 
+def reward_file(name: str) -> str:
+    """What a build, and a run, call the file of a reward."""
+    return f"{REWARDS}/{name}.py"
+
+
+def reward_files_of(spec: Spec) -> dict[str, str]:
+    """The texts of the files of rewards that the spec names, by what a build calls them."""
+    named = [each.name for each in spec.train.grpo.rewards if each.file is not None] if spec.train.grpo else []
+    rewards = files_of(spec).rewards
+    assert rewards is not None or not named, "a spec that names files of rewards is read with them"
+    return {reward_file(name): rewards[name] for name in named} if rewards else {}
+
+
 def standing_alone(spec: Spec) -> Spec:
     """The spec as its build has it, which holds the files itself."""
     keys = ("schedule", "file"), ("parallel", "placement"), ("cluster", "rates")
@@ -107,7 +124,13 @@ def standing_alone(spec: Spec) -> Spec:
         value = getattr(spec, block)
         if getattr(value, key) is not None:
             spec = spec.model_copy(update={block: value.model_copy(update={key: name})})
-    return spec
+    if (grpo := spec.train.grpo) is None:
+        return spec
+    rewards = tuple(
+        each if each.file is None else each.model_copy(update={"file": reward_file(each.name)}) for each in grpo.rewards
+    )
+    train = spec.train.model_copy(update={"grpo": grpo.model_copy(update={"rewards": rewards})})
+    return spec.model_copy(update={"train": train})
 
 
 def texts_of_files(spec: Spec) -> dict[str, str]:
@@ -120,4 +143,5 @@ def texts_of_files(spec: Spec) -> dict[str, str]:
         **({RATE_TABLE: table.to_json()} if table else {}),
         **({INITIAL: f"{initial.sha256}\n"} if initial else {}),
         **({MODULES: to_json(traced.items())} if (traced := modules_of(spec)) else {}),
+        **reward_files_of(spec),
     }

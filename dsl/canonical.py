@@ -69,7 +69,7 @@ def _field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[TextLi
             if span.attention is not None:
                 body += _over(_head("attention", span.attention), span.attention, f"{path}.{index}.attention")
             yield from _wrapped(f"layers {range_text(span)}", f"{path}.{index}", body)
-    elif kind.form == "sources":
+    elif kind.form == "entries":
         blocks = (line for each in value for line in _block(each.name, each, f"{path}.{each.name}"))
         yield from _wrapped(name, path, blocks)
     elif kind.form == "rate":

@@ -81,7 +81,7 @@ def _of_field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[Lea
             yield from _of_node(span.ffn, f"{path}.{index}.ffn")
             if span.attention is not None:
                 yield from _of_node(span.attention, f"{path}.{index}.attention")
-    elif kind.form == "sources":
+    elif kind.form == "entries":
         for each in value:
             yield from (leaf for leaf in _of_node(each, f"{path}.{each.name}") if not leaf.is_name)
     elif kind.form == "rate":

@@ -15,6 +15,7 @@ FILES = (
     "modules.json",
 )  # the first may name the others
 WATCH = "watch.json"  # what is predicted of a step, for those who watch the run
+REWARDS = "rewards"  # a folder of a build, and of a run: files of Python that the first may name
 PROGRAM = "program.sha256"  # of a run folder: the digest of the programs that it ran last
 _ORIGIN = re.compile(rb"^# from spec\.resolved:.*\n", re.MULTILINE)  # of a segment: compiler/emit/origin.py
 PROGRAM_FOLDERS = ("program", "stages", "segments", "kernels")  # of a build: what its ranks execute
@@ -33,7 +34,21 @@ def copy(build: Mapping[str, bytes], run: Path, phase: int | None = None) -> Non
                 _replace(folder / name, build[name])
             else:
                 (folder / name).unlink(missing_ok=True)  # of a build before
+        _copy_rewards(build, folder / REWARDS)
         _replace(folder / PROGRAM, (program_digest(build) + "\n").encode())
+
+
+def _copy_rewards(build: Mapping[str, bytes], folder: Path) -> None:
+    """Make a folder hold the files of rewards of a build; there is none where a build has none."""
+    found = {name.partition("/")[2]: text for name, text in build.items() if name.startswith(f"{REWARDS}/")}
+    if folder.is_dir():
+        for path in folder.glob("*.py"):
+            if path.name not in found:
+                path.unlink()
+    if found:
+        folder.mkdir(exist_ok=True)
+    for name, text in found.items():
+        _replace(folder / name, text)
 
 
 def described(run: Path, phase: int | None) -> Path:

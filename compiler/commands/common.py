@@ -143,7 +143,7 @@ def choose(
     resolved = resolve(file, run, overrides)
     spec, origins, path = resolved.spec, resolved.origins, Path(file)
     files = spec.schedule.file, spec.parallel.placement, spec.cluster.rates, spec.train.initial
-    if table is not None or any(files) or spec.model.customs:
+    if table is not None or any(files) or spec.model.customs or spec.train.grpo:
         from compiler.read_files import with_files  # only specs that name files wait for it
 
         spec = with_files(spec, origins, path.parent, resolved.opened, table)

@@ -66,10 +66,16 @@ def loss_on_ranks(source: Source, streams: Sequence[Ids], average: bool, progres
 
 
 def _validating(source: Source) -> Spec:
-    """The run's spec with the files that it names, and with a validation. What its weights began with is not read."""
-    train = source.spec.train
-    validate = train.validate or Validate(every=1)
-    spec = source.spec.model_copy(update={"train": train.model_copy(update={"validate": validate, "initial": None})})
+    """The run's spec with the files that it names, and with a validation. What its weights began with, and its
+    rewards, are not read."""
+    train, data = source.spec.train, source.spec.data
+    validating = {"validate": train.validate or Validate(every=1), "initial": None, "grpo": None}
+    spec = source.spec.model_copy(
+        update={
+            "train": train.model_copy(update=validating),
+            "data": data.model_copy(update={"prompts": None}),
+        }
+    )
     if any((spec.schedule.file, spec.parallel.placement, spec.cluster.rates)):
         if source.run is None:
             raise InferenceError(

@@ -83,10 +83,10 @@ def _short(text: str) -> str:
 
 
 def _keys(cls: type[Node], path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The keys that -s can set: all but those of layers, which have no path of their own, and of named sources."""
+    """The keys that -s can set: all but those of layers, which have no path of their own, and of entries with names."""
     for name, kind in fields_of(cls).items():
         here = f"{path}.{name}" if path else name
-        if kind.form == "label" or (cls is Model and name == "layers") or kind.form in ("rate", "sources"):
+        if kind.form == "label" or (cls is Model and name == "layers") or kind.form in ("rate", "entries"):
             continue
         if here == "cluster.more":  # few clusters have it, and only there its keys can be set
             continue

@@ -70,7 +70,7 @@ def _within(around: Inside, node: outline.Node) -> Inside:
         return replace(around, form="batch" if kind.form == "batch" else "rate", cls=Node, path=path)
     if kind.form == "layers":
         return replace(around, cls=LayerRange, path=path)
-    if kind.form == "sources":
+    if kind.form == "entries":
         return replace(around, form="names", cls=kind.entry, path=path)
     cls = class_of(kind, node.labels)
     if cls is None:
@@ -94,7 +94,7 @@ def kinds_of(kind: FieldType) -> dict[str, type[Node]]:
 def is_block(kind: FieldType) -> bool:
     """Whether a field is written with braces, always or sometimes."""
     blocks = kind.nodes and kind.types != (Tile,) and kind.form != "tokenizer"
-    return bool(blocks) or kind.form in ("layers", "sources", "rate", "batch")
+    return bool(blocks) or kind.form in ("layers", "entries", "rate", "batch")
 
 
 def given(block: outline.Node) -> set[str]:
@@ -210,4 +210,4 @@ def written(kind: FieldType, value: Any) -> str:
     if isinstance(value, Batch):
         return f"{value.start}" if value.start == value.end else ""
     block = isinstance(value, Node) and not isinstance(value, (Tile, TrainTokenizer))
-    return "" if block or kind.form in ("layers", "sources", "rate") else value_text(kind, value)
+    return "" if block or kind.form in ("layers", "entries", "rate") else value_text(kind, value)

@@ -8,10 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from compiler.dtypes import TORCH_DTYPE
-from compiler.spec_files import initial_weights_of
+from compiler.spec_files import initial_weights_of, reward_file
 from dsl import shares
 from dsl.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
-from dsl.schema import Data, Filters, Health, Lora, Model, Node, Phase, Precision, Quiet, Spec, TrainTokenizer
+from dsl.schema import Data, Filters, Grpo, Health, Lora, Model, Node, Phase, Precision, Quiet, Spec, TrainTokenizer
 from dsl.schema.base import as_tree, is_left_out
 from runtime import contract
 
@@ -106,7 +106,16 @@ def train(spec: Spec) -> contract.Train:
         initial=initial_weights_of(spec),
         within=contract.Within(**dict(block.within)) if block.within else None,
         health=_health(block.health) if block.health else None,
+        grpo=_grpo(block.grpo) if block.grpo else None,
     )
+
+
+def _grpo(block: Grpo) -> contract.Grpo:
+    rewards = (
+        contract.Reward(**dict(each) | {"file": None if each.file is None else reward_file(each.name)})
+        for each in block.rewards
+    )
+    return contract.Grpo(**dict(block) | {"rewards": tuple(rewards)})
 
 
 def _health(block: Health) -> contract.Health:
@@ -168,6 +177,7 @@ def data(block: Data) -> contract.Data:
         fim=0.0 if block.sources else block.fim,
         end_id=block.end_id,
         filters=None if block.sources else _filters(block.filters),
+        prompts=contract.Prompts(**dict(block.prompts)) if block.prompts else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The file and the class that a spec names a module by, looked at without running anything. No torch."""
+"""The file and the class or function that a spec names, looked at without running anything. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ModuleError(Exception):
-    """A module that cannot be a layer; `hint`: what mends it."""
+    """A module that cannot be a layer, or a file without the function of a reward; `hint`: what mends it."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -28,24 +28,45 @@ def source_of(text: str, folder: Path) -> tuple[Path, str, str]:
     The source is parsed, and not run.
     """
     file, name = split(text)
-    path = folder / file
+    source, body = _read(file, folder, f"class {name}")
+    if not _binds(body, name):
+        classes = [statement.name for statement in body if isinstance(statement, ast.ClassDef)]
+        hint = f'write `module = "{file}:{classes[-1]}"`' if classes else f"write `class {name}(torch.nn.Module): …`"
+        raise ModuleError(f"{file} has no class {name}", hint)
+    return folder / file, name, source
+
+
+def reward_source(file: str, function: str, folder: Path) -> str:
+    """The source of a file of rewards that a spec of `folder` names. ModuleError where file or function is not there.
+
+    The source is parsed, and not run.
+    """
+    source, body = _read(file, folder, f"function {function}")
+    if not _binds(body, function):
+        functions = [each.name for each in body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
+        hint = f'write `function = "{functions[-1]}"`' if functions else f"write `def {function}(…): …` into {file}"
+        raise ModuleError(f"{file} has no function {function}", hint)
+    return source
+
+
+def _read(file: str, folder: Path, wanted: str) -> tuple[str, list[ast.stmt]]:
+    """The text of a file, and its statements. `wanted`: what it is to have."""
     try:
-        source = path.read_text("utf-8")
+        source = (folder / file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise ModuleError(f"{file} cannot be read: {reason}", f"write class {name} into {file}") from None
+        raise ModuleError(f"{file} cannot be read: {reason}", f"write {wanted} into {file}") from None
     try:
-        body = ast.parse(source).body
+        return source, ast.parse(source).body
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         said = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ModuleError(f"{file}{line} is no Python: {said}", "correct the file") from None
-    names = list(dict.fromkeys(found for statement in body for found in _bound(statement)))
-    if name not in names and "*" not in names:
-        classes = [statement.name for statement in body if isinstance(statement, ast.ClassDef)]
-        hint = f'write `module = "{file}:{classes[-1]}"`' if classes else f"write `class {name}(torch.nn.Module): …`"
-        raise ModuleError(f"{file} has no class {name}", hint)
-    return path, name, source
+
+
+def _binds(body: list[ast.stmt], name: str) -> bool:
+    """Whether a file may bind a name."""
+    return not {name, "*"}.isdisjoint(found for statement in body for found in _bound(statement))
 
 
 def _bound(statement: ast.stmt) -> list[str]:

@@ -30,7 +30,7 @@ FORMS = {
     "batch": "whole number, or a block of `from`, `to` and `over`",
     "rate": "block of phases, one a line",
     "layers": "blocks, one for each range of layers",
-    "sources": "blocks, one for each source, by its name",
+    "entries": "blocks, each by a name of its own",
     "places": "list of `local` and of texts in quotes",
     "tokenizer": "text in quotes, or `train(entries)`",
     "ranks": "number, or a list with one for each pipeline rank",
@@ -47,7 +47,7 @@ UNITS = {
 # Rules that look at more than their rows say, or that are no rows: code → the keys it is about.
 ABOUT = {
     "E0704": ("train.rate",),
-    "E0708": ("model", "data", "adapter", *(f"train.{key}" for key in ("optimizer", "seed", "initial", "ema"))),
+    "E0708": ("model", "data", "adapter", *(f"train.{key}" for key in ("optimizer", "seed", "initial", "ema", "grpo"))),
     "E0812": ("cluster.node.device.memory",),
     "E0910": (*(f"model.attention.{key}" for key in ("query_rank", "kv_rank", "heads")), "model.layers.ffn.inner"),
     "E0920": ("precision.high",),
@@ -158,7 +158,7 @@ def _inner(cls: type[Node], name: str, path: str) -> Iterator[Block]:
     """The blocks that a field is written as, and those within them."""
     kind, info = fields_of(cls)[name], cls.model_fields[name]
     at = f"{path}.{name}".lstrip(".")
-    listed = kind.form in ("layers", "sources")
+    listed = kind.form in ("layers", "entries")
     classes = (kind.entry,) if listed else kind.nodes
     if kind.form in ("phases", "batch", "rate", "tokenizer") or not classes or classes == (Tile,):
         return
@@ -168,7 +168,7 @@ def _inner(cls: type[Node], name: str, path: str) -> Iterator[Block]:
         label = each.model_fields["kind"].default if "kind" in each.model_fields else ""
         named = "name" in each.model_fields and fields_of(each)["name"].form == "label"
         head = f"{name} {label or ('NAME' if named else 'FIRST..LAST' if kind.form == 'layers' else '')}".strip()
-        head = f"{name} {{ NAME" if kind.form == "sources" else head
+        head = f"{name} {{ NAME" if kind.form == "entries" else head
         inner = f"{at}.{label}".rstrip(".")
         yield Block(inner, head, _doc(each), tuple(_keys(each, inner)))
         for field, of in fields_of(each).items():

@@ -20,7 +20,6 @@ from dsl.source import Span
 from dsl.syntax import NAMED, Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
 
 MAX_RANGE_TEXT = 16  # of what is no range, and may be read as one all the same: `0 to 60`
-SOURCES_HINT = 'write `sources { web { files = "web/*.jsonl", weight = 0.7 } }`'
 
 
 def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
@@ -86,8 +85,8 @@ def field(context: Context, scope: Scope, cls: type[Node], name: str, statement:
     if kind.form == "rate":
         block = _expect_block(context, statement, "write `rate { constant at 1e-4 }`")
         return forms.rate(context, scope, block, derive.ramp_of(context), derive.until(context))
-    if kind.form == "sources":
-        return _sources(context, scope, kind.entry, statement)
+    if kind.form == "entries":
+        return _entries(context, scope, cls, name, statement)
     if kind.nodes and kind.types != (Tile,) and kind.form != "tokenizer":
         return _child(context, scope, cls, name, statement)
     if isinstance(statement, Block):
@@ -147,21 +146,24 @@ def _named(context: Context, cls: type[Node], kind: str, statement: Attribute | 
     return node(context, Scope((block,), kind), cls, block)
 
 
-def _sources(context: Context, scope: Scope, cls: type[Node], statement: Attribute | Block) -> tuple[Any, ...]:
-    """The sources of a blend, each a block of its name."""
-    inside, found = scope.inside(block := _expect_block(context, statement, SOURCES_HINT), block.key.text), []
+def _entries(
+    context: Context, scope: Scope, cls: type[Node], name: str, statement: Attribute | Block
+) -> tuple[Any, ...]:
+    """Blocks of any names within one: the sources of a blend, the rewards of completions."""
+    hint, entry = f"write `{(cls.model_fields[name].examples or [])[0]}`", fields_of(cls)[name].entry
+    inside, found = scope.inside(block := _expect_block(context, statement, hint), name), []
     for each in block.body:
         if isinstance(each, Let):
             context.lets.append((inside, each))
         elif isinstance(each, Block):
             _without_label(context, each.key.text, each.labels)
             context.origins[inside.at(each.key.text)] = each.head
-            found.append(node(context, inside.inside(each, each.key.text), cls, replace(each, labels=(each.key,))))
+            found.append(node(context, inside.inside(each, each.key.text), entry, replace(each, labels=(each.key,))))
         elif not isinstance(each, Lost):
-            context.complain("E0204", f"`{each.span.text}` is no source", each.span, SOURCES_HINT)
+            context.complain("E0204", f"`{each.span.text}` is no {name.removesuffix('s')}", each.span, hint)
             context.failed.add(inside.path)
     if not found and not lost_keys(block) and inside.path not in context.failed:
-        raise context.reject("E0203", "`sources` has no source", block.head, SOURCES_HINT)
+        raise context.reject("E0203", f"`{name}` has no {name.removesuffix('s')}", block.head, hint)
     return tuple(found)
 
 
@@ -349,7 +351,7 @@ def _unknown(
 
 def _takes_block(cls: type[Node], key: str) -> bool:
     kind = fields_of(cls).get(key)
-    return kind is not None and (bool(kind.nodes) or kind.form in ("batch", "layers", "rate", "sources"))
+    return kind is not None and (bool(kind.nodes) or kind.form in ("batch", "layers", "rate", "entries"))
 
 
 def _missing(context: Context, cls: type[Node], block: Block, names: list[str]) -> None:

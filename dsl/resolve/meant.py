@@ -80,7 +80,7 @@ def _is_block(cls: type[Node], key: str) -> bool | None:
     kind = fields_of(cls).get(key)
     if kind is None or key in NAMED or kind.types == (Tile,) or kind.form == "tokenizer":
         return False
-    return None if kind.form == "batch" else bool(kind.nodes) or kind.form in ("layers", "rate", "sources")
+    return None if kind.form == "batch" else bool(kind.nodes) or kind.form in ("layers", "rate", "entries")
 
 
 def _home(key: str, place: str, cls: type[Node]) -> str:

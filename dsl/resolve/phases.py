@@ -22,7 +22,7 @@ from dsl.syntax import Attribute, Block, Statement, Word
 
 SEPARATOR = "."  # of RUN.PHASE
 WHOLE = ("data", "adapter", "metrics")  # keys of a run that no phase changes, but for the weights of sources
-WHOLE_OF_TRAIN = ("optimizer", "seed", "initial", "ema")
+WHOLE_OF_TRAIN = ("optimizer", "seed", "initial", "ema", "grpo")
 # Keys of a model that say how it is trained, or with which rotation, and not which weights it has.
 _RECIPE = frozenset({"name", "init_std", "rope", "balance", "weight"})
 

@@ -26,6 +26,7 @@ from dsl.schema.base import (
 )
 from dsl.schema.cluster import Cluster, Device, Machine, More
 from dsl.schema.compressed import Compressed, Csa, Hca
+from dsl.schema.grpo import Grpo, Reward
 from dsl.schema.health import Health, Spike
 from dsl.schema.indexer import Indexer
 from dsl.schema.metrics import Metrics
@@ -37,7 +38,7 @@ from dsl.schema.residual import HyperConnections
 from dsl.schema.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from dsl.schema.run import Schedule, Sm, Spec
 from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate, Within
-from dsl.schema.training_data import Chat, Data, DataSource, Filters, TrainTokenizer
+from dsl.schema.training_data import Chat, Data, DataSource, Filters, Prompts, TrainTokenizer
 
 __all__ = [
     "BUILT_IN",
@@ -69,6 +70,7 @@ __all__ = [
     "FilePath",
     "Filters",
     "Gqa",
+    "Grpo",
     "Hca",
     "HeadDim",
     "Health",
@@ -92,8 +94,10 @@ __all__ = [
     "Parallel",
     "Phase",
     "Precision",
+    "Prompts",
     "Quiet",
     "RatePhase",
+    "Reward",
     "Rope",
     "Scale",
     "Schedule",

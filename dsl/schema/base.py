@@ -62,7 +62,7 @@ class Unit:
 class Syntax:
     """A field that is not written as its type says. The forms are in `dsl.resolve.forms`."""
 
-    form: Literal["phases", "batch", "rate", "layers", "sources", "tokenizer", "places", "ranks", "label"]
+    form: Literal["phases", "batch", "rate", "layers", "entries", "tokenizer", "places", "ranks", "label"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dsl.schema.run import Spec
 from dsl.schema.train import Batch
 
 ENTRY = "*"  # any entry of a list of blocks
-NAMED_ENTRIES = "sources"  # blocks whose entries have names
+NAMED_ENTRIES = ("sources", "rewards")  # blocks whose entries have names
 SPOKEN = {"from": "start", "to": "end", "over": "over_tokens"}  # keys of a batch block → fields
 
 
@@ -29,7 +29,7 @@ def checked_path(text: str) -> str:
             continue  # the classes are those of an entry already
         fields = [cls.model_fields.get(SPOKEN.get(part, part) if cls is Batch else part) for cls in classes]
         found = [field for field in fields if field is not None]
-        if not found and before == NAMED_ENTRIES:
+        if not found and before in NAMED_ENTRIES:
             continue
         if not found:
             raise LookupError(f"the schema has no `{part}` of `{text}`")

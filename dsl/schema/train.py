@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, FilePath, Node, Quiet, Syntax, Unit
+from dsl.schema.grpo import MAX_SEQUENCE, Grpo
 from dsl.schema.health import Health
 from dsl.schema.optimizers import AnyOptimizer
 
 PLANNED = "auto: the fastest that fits"  # as far as can be predicted, compiler/predict/search.py
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), Unit("token", bare=True)]
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), Unit("step", bare=True)]
-MAX_SEQUENCE = 16_777_216
 MAX_PHASES = 100
 LOCAL = "local"  # of the places of checkpoints: the folder of the run
 LearningRate = Annotated[float, Field(ge=0, le=10)]
@@ -237,6 +237,14 @@ with warnings.catch_warnings():
                 description="what follows a loss that is not finite, a spike, or replicas that differ; none: a loss "
                 "that is not finite ends the run",
                 examples=["health { not_finite = skip, spike { action = rollback }, hash = 1000 steps }"],
+            ),
+        ] = None
+        grpo: Annotated[
+            Grpo | None,
+            Quiet(),
+            Field(
+                description="training on completions that the model writes itself, by their rewards; none: on the text",
+                examples=["grpo { group = 8, prompt = 256, completion = 256, rewards { correct { check = exact } } }"],
             ),
         ] = None
         within: Annotated[

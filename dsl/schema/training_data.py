@@ -46,6 +46,33 @@ class Chat(Node):
     ] = False
 
 
+class Prompts(Node):
+    """Prompts that completions are written to: a row has a prompt, as text or as messages, and its answer."""
+
+    prompt: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=256,
+            description="where the prompt of a row is: text, which is taken as it is, or messages, which go through "
+            "the chat template",
+            examples=['prompt = "question"'],
+        ),
+    ] = "prompt"
+    answer: Annotated[
+        str | None,
+        Derived(
+            "the first that a row has of `answer`, `solution`, `ground_truth`, `label` and `reward_model.ground_truth`"
+        ),
+        Field(
+            min_length=1,
+            max_length=256,
+            description="where the answer of a row is; dots go into objects",
+            examples=['answer = "reward_model.ground_truth"'],
+        ),
+    ] = None
+
+
 class Filters(Node):
     """Which documents are left out, before the text is divided and encoded. A document goes through the filters in the
     order of these keys, and the first that it does not pass is counted."""
@@ -167,7 +194,7 @@ class Data(Node):
     ] = None
     sources: Annotated[
         tuple[DataSource, ...],
-        Syntax("sources"),
+        Syntax("entries"),
         Quiet(),
         Field(
             description="several sources in the place of one, each with its weight",
@@ -244,6 +271,14 @@ class Data(Node):
             examples=["filters { shortest = 200, quality = gopher, duplicates = near }"],
         ),
         Quiet(),
+    ] = None
+    prompts: Annotated[
+        Prompts | None,
+        Quiet(),
+        Field(
+            description="rows are prompts of `train.grpo`; without it, documents or conversations",
+            examples=["prompts { }", 'prompts { prompt = "question", answer = "solution" }'],
+        ),
     ] = None
 
     @property

@@ -14,6 +14,16 @@ is a field here, in the order of the file. No torch.
 | `watch.json` | Watch |
 """
 
+from runtime.contract.data import (
+    MAX_PERIOD,
+    Chat,
+    Data,
+    DataRequest,
+    Filters,
+    Prompts,
+    Source,
+    TrainedTokenizer,
+)
 from runtime.contract.held import Bias, Bucket, Host, OptimizerState, Parameter, Quantised, StateTensor, Table
 from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
 from runtime.contract.mesh import Mesh, Opening
@@ -21,12 +31,7 @@ from runtime.contract.nodes import NodeKind, node_kind
 from runtime.contract.numbers import Batches
 from runtime.contract.overlap import BodyTimes, Overlap, ProgramTimes
 from runtime.contract.plan import (
-    MAX_PERIOD,
-    Chat,
     ClippedAttention,
-    Data,
-    DataRequest,
-    Filters,
     Indexer,
     Layers,
     Message,
@@ -36,8 +41,6 @@ from runtime.contract.plan import (
     Plan,
     Precision,
     Rows,
-    Source,
-    TrainedTokenizer,
 )
 from runtime.contract.programs import (
     Call,
@@ -55,10 +58,12 @@ from runtime.contract.recipe import (
     BatchGrowth,
     Checkpoints,
     Ema,
+    Grpo,
     Health,
     Initial,
     Optimizer,
     RatePhase,
+    Reward,
     Spike,
     Train,
     UpdateOfRest,
@@ -88,6 +93,7 @@ __all__ = [
     "Exchanged",
     "Facts",
     "Filters",
+    "Grpo",
     "Health",
     "Host",
     "Indexer",
@@ -113,10 +119,12 @@ __all__ = [
     "Precision",
     "Program",
     "ProgramTimes",
+    "Prompts",
     "Quantised",
     "QuantisedWeights",
     "RatePhase",
     "Reduction",
+    "Reward",
     "Rows",
     "SegmentKernels",
     "Source",

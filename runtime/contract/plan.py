@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated
 
+from runtime.contract.data import Data, DataRequest
 from runtime.contract.held import NO_HOST, Bias, Bucket, Host, OptimizerState, Parameter, Quantised, Table
 from runtime.contract.mesh import MAX_RANKS, Mesh, Opening
 from runtime.contract.nodes import MAX_SMS, NodeKind
@@ -20,7 +21,6 @@ from runtime.contract.numbers import (
     Name,
     Placement,
     Shape,
-    Share,
     Vocab,
 )
 from runtime.contract.overlap import Overlap
@@ -78,93 +78,6 @@ class Model:
     layers: tuple[Layers, ...]
     mtp: Tree | None
     more: Tree | None = None  # other keys of the model block, where they are not their defaults
-
-
-# ---------------------------------------------------------------- the data
-
-MAX_PERIOD = 100_000  # samples after which the order of sources repeats
-
-
-@dataclass(frozen=True)
-class TrainedTokenizer:
-    """A tokenizer that is trained on the data, with this many entries."""
-
-    vocab: Vocab
-
-
-@dataclass(frozen=True)
-class Chat:
-    """Conversations. `template`: a file of a chat template, or None for the one beside the tokenizer; `long`: what
-    becomes of a row with more tokens than a sequence; `pack`: whether a sequence holds several rows."""
-
-    template: Annotated[str, Pattern(".{1,4096}")] | None
-    long: Literal["cut", "drop"]
-    pack: bool = False
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Which documents of a source are left out. `shortest`, `longest`: characters; `similarity`: from which on two
-    documents are near duplicates."""
-
-    shortest: Amount | None = None
-    longest: Amount | None = None
-    quality: Literal["gopher"] | None = None
-    duplicates: Literal["exact", "near"] | None = None
-    similarity: Share = 0.8
-
-
-@dataclass(frozen=True)
-class Source:
-    """A source of a blend. `weight`: how many of the samples are of it, among as many as all weights sum to; `fim` and
-    `filters`: those of this source."""
-
-    name: Annotated[str, Pattern(r"[A-Za-z_]\w{0,254}")]
-    files: Annotated[str, Pattern(".{1,4096}")]
-    weight: Annotated[int, Range(0, MAX_PERIOD)]
-    fim: Share = 0.0
-    filters: Filters | None = None
-
-
-@dataclass(frozen=True)
-class Data:
-    """Where the text comes from, relative to the folder of the spec; `tokenizer` is a file, or one to be trained.
-
-    `source` is None where there are several `sources`. `chat`: lines of the text are conversations; None: they are
-    documents. `documents`: whether a token sees in its sequence the documents before its own. `column`: where
-    the text is in a row. `fim`: share of the training documents whose middle is moved to their end. `end_id`: the id
-    that ends a document in files of token ids, where no tokenizer is named. `fim` and `filters` are of one source.
-    """
-
-    source: Annotated[str, Pattern(".{1,4096}")] | None
-    tokenizer: Annotated[str, Pattern(".+")] | TrainedTokenizer | None
-    validation: Share
-    chat: Chat | None = None
-    documents: Literal["joined", "masked"] = "joined"
-    column: Annotated[str, Pattern(".{1,256}")] = "text"
-    sources: tuple[Source, ...] = ()
-    fim: Share = 0.0
-    end_id: Amount | None = None
-    filters: Filters | None = None
-
-    @property
-    def masks_documents(self) -> bool:
-        """Whether segments are told where documents begin."""
-        return self.documents == "masked" or (self.chat is not None and self.chat.pack)
-
-
-@dataclass(frozen=True)
-class DataRequest:
-    """The parts of a plan by which the data is prepared, which are known before the plan is."""
-
-    data: Data
-    vocab: Vocab
-    seed: Amount
-
-    @staticmethod
-    def from_json(text: str | bytes) -> DataRequest:
-        """Raises FormError."""
-        return read(DataRequest, text, "a request")
 
 
 # ---------------------------------------------------------------- what ranks hold and exchange
@@ -339,6 +252,7 @@ def _check_parts(plan: Plan) -> None:
     if (within := plan.train.within) is not None:
         demand(within.number <= within.phases and (within.number > 1) == (within.first_step > 0), "train.within")
         demand(within.longest % plan.train.sequence == 0 == within.first_token % within.longest, "train.within")
+    _check_grpo(plan)
     validate = plan.train.validate
     demand(not (validate and validate.ema and plan.train.ema is None), "train.validate.ema")
     demand(plan.buckets and all(bucket.parameters for bucket in plan.buckets), "buckets")
@@ -384,6 +298,20 @@ def _check_parts(plan: Plan) -> None:
     demand(all(a[0] < b[0] for a, b in pairwise(batches)), "batches")
     sequences = mesh.dp * plan.train.micro_batch
     demand(all(size > 0 and size % sequences == 0 for _, size in batches), "batches")
+
+
+def _check_grpo(plan: Plan) -> None:
+    grpo = plan.train.grpo
+    demand((grpo is None) == (plan.data.prompts is None), "data.prompts")
+    if grpo is None:
+        return
+    demand(grpo.temperature > 0 and grpo.prompt + grpo.completion <= plan.train.sequence, "train.grpo")
+    demand(all(size % grpo.group == 0 for _, size in plan.batches), "train.grpo.group")
+    names = {each.name for each in grpo.rewards}
+    demand(names and len(names) == len(grpo.rewards), "train.grpo.rewards")
+    for each in grpo.rewards:
+        demand((each.check == "regex") == (each.pattern is not None), "train.grpo.rewards")
+        demand(each.file == (f"rewards/{each.name}.py" if each.check == "python" else None), "train.grpo.rewards")
 
 
 def demand(condition: object, place: str) -> None:

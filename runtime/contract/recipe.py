@@ -115,6 +115,42 @@ class Health:
 
 
 @dataclass(frozen=True)
+class Reward:
+    """What a completion is rewarded for. `pattern`: of "regex". `file`: of "python", where the build has it; its
+    `function` may take so many `seconds` for a completion."""
+
+    name: Annotated[str, Pattern(r"[A-Za-z_]\w{0,63}")]
+    check: Literal["exact", "format", "regex", "python"]
+    weight: float
+    pattern: Annotated[str, Pattern(".{1,4096}")] | None = None
+    file: Annotated[str, Pattern(r"rewards/[A-Za-z_]\w{0,63}\.py")] | None = None
+    function: Annotated[str, Pattern(r"[A-Za-z_]\w{0,254}")] = "reward"
+    seconds: Annotated[float, Range(0, 86_400)] = 5.0
+
+
+@dataclass(frozen=True)
+class Grpo:
+    """Training on completions that the model writes, by their rewards: `group` completions of a prompt.
+
+    `prompt` and `completion`: tokens of the longest. `temperature` divides logits. A rollout is trained on `iterations`
+    times. Ratios are clipped to 1 - clip_low .. 1 + clip_high. `kl`: weight of the divergence from the weights that
+    the run began with. `loss`: how tokens are averaged. `scale`: what advantages are divided by.
+    """
+
+    group: Annotated[int, Range(2, 1024)]
+    prompt: Count
+    completion: Count
+    temperature: Annotated[float, Range(0, 100)]
+    iterations: Count
+    clip_low: Share
+    clip_high: Annotated[float, Range(0, 1000)]
+    kl: Annotated[float, Range(0, 1000)]
+    loss: Literal["grpo", "dapo", "dr_grpo"]
+    scale: Literal["group", "batch", "none"]
+    rewards: tuple[Reward, ...]
+
+
+@dataclass(frozen=True)
 class Initial:
     """The checkpoint that a run's weights begin with. `path` is relative to the folder of the spec, `sha256` is that of
     its manifest. `model_type` and `context` are those of the published model that it once was, if it was one."""
@@ -170,6 +206,7 @@ class Train:
     initial: Initial | None = None
     within: Within | None = None
     health: Health | None = None
+    grpo: Grpo | None = None
 
     @property
     def first_step(self) -> int:
