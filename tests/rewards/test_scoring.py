@@ -1,0 +1,300 @@
+"""Rewards that are code: functions in the convention of TRL, expressions, and what becomes of those that go wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.contract import Reward
+from runtime.rewards import process
+from runtime.rewards.errors import RewardError
+from runtime.rewards.scoring import Case, Rewards
+
+CASES = [Case("1 + 1 =", "\\boxed{2}", {"answer": "2", "level": 1}), Case("2 + 2 =", "5", {"answer": 4, "tags": ["a"]})]
+LENGTHS = "def reward(prompts, completions, **columns):\n    return [len(each) for each in completions]\n"
+
+
+def function(name: str = "own", **more: Any) -> Reward:
+    return Reward(name, "python", 1.0, file=f"rewards/{name}.py", **more)
+
+
+@contextmanager
+def started(text: str, **more: Any) -> Iterator[Rewards]:
+    with Rewards((function(**more),), {"own": text}) as rewards:
+        yield rewards
+
+
+def refusal(text: str, cases: list[Case] = CASES, **more: Any) -> str:
+    with pytest.raises(RewardError) as caught, started(text, **more) as rewards:
+        rewards.score(cases)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------- what is scored
+
+
+def test_all_checks_score_all_cases(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.py"
+    file.write_text(LENGTHS, "utf-8")
+    named = (
+        Reward("right", "exact", 1.0),
+        Reward("shape", "format", 0.5),
+        Reward("digit", "regex", 0.1, pattern=r"^\d$"),
+        function("length"),
+    )
+    with Rewards(named, {"length": file}) as rewards:
+        cases = [*CASES, Case("", "<think></think><answer>4</answer>", {"answer": 4.0})]
+        found = rewards.score(cases)
+        assert found.dtype == np.float64
+        assert found.tolist() == [[1, 0, 0, 9], [0, 0, 1, 1], [1, 1, 0, 33]]
+        assert rewards.score([]).shape == (0, 4)
+        assert np.array_equal(rewards.score(cases[::-1]), found[::-1])
+
+
+def test_a_function_is_called_as_trl_calls_it() -> None:
+    """Columns are lists with an entry a completion, null where a row has none."""
+    text = """
+def reward(prompts, completions, answer, level, tags, **columns):
+    assert prompts == ["1 + 1 =", "2 + 2 ="] and completions == ["\\\\boxed{2}", "5"], (prompts, completions)
+    assert (answer, level, tags, columns) == (["2", 4], [1, None], [None, ["a"]], {}), (answer, level, tags, columns)
+    yield 1
+    yield 0.1
+"""
+    with started(text) as rewards:
+        assert rewards.score(CASES).tolist() == [[1.0], [0.1]]
+
+
+def test_where_rows_have_messages_so_has_the_function() -> None:
+    text = """
+def reward(prompts, completions, **_):
+    return [len(c[0]["content"]) + len(p) for p, c in zip(prompts, completions)]
+"""
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
+    with started(text) as rewards:
+        assert rewards.score([Case("<x><y>", "abc", {}, messages)]).tolist() == [[5.0]]
+
+
+def test_numbers_of_libraries_are_numbers() -> None:
+    text = "import numpy as np\ndef reward(completions, **_): return np.array([len(c) for c in completions]) / 3"
+    with started(text) as rewards:
+        assert rewards.score(CASES)[:, 0].tolist() == [9 / 3, 1 / 3]
+
+
+def test_what_is_printed_and_read_leaves_the_answers_alone() -> None:
+    text = """
+import os, subprocess, sys
+print('{"values": [7, 7]}', flush=True)
+def reward(completions, **_):
+    print('{"values": [8, 8]}', flush=True)
+    os.write(1, b'{"values": [9, 9]}\\n' * 10_000)
+    print("x" * 1_000_000, file=sys.stderr)
+    subprocess.run([sys.executable, "-c", "print('{}')"])
+    return [len(sys.stdin.read()), 1]
+"""
+    with started(text) as rewards:
+        assert rewards.score(CASES).tolist() == rewards.score(CASES).tolist() == [[0.0], [1.0]]
+
+
+def test_large_questions_are_answered() -> None:
+    cases = [Case("p" * 100_000, f"{at}" * 50_000, {"answer": "é" * 1000}) for at in range(100, 200)]
+    with started(LENGTHS) as rewards:
+        assert (rewards.score(cases) == 150_000).all()
+
+
+def test_the_environment_is_clean_and_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SECRET_KEY", "x")
+    (tmp_path / "beside.py").write_text("SEVEN = 7", "utf-8")
+    file = tmp_path / "own.py"
+    file.write_text(
+        """
+import os, sys
+import beside
+found = [float(name in os.environ) for name in ("SECRET_KEY", "PATH")]
+found += [float("torch" in sys.modules), float(os.environ["CUDA_VISIBLE_DEVICES"] == ""), beside.SEVEN]
+found += [float(os.path.samefile(".", os.path.dirname(__file__)))]
+def reward(completions, **_):
+    return found
+""",
+        "utf-8",
+    )
+    with Rewards((function(),), {"own": file}) as rewards:
+        assert rewards.score([CASES[0]] * 6)[:, 0].tolist() == [0, 1, 0, 1, 7, 1]
+
+
+def test_the_trainer_imports_nothing_of_it() -> None:
+    code = "import sys, runtime.rewards.scoring; sys.exit(bool({'torch', 'reward', 'tokenizers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rewards_are_computed_at_the_same_time() -> None:
+    text = "import time\ndef reward(completions, **_):\n    time.sleep(1)\n    return [1] * len(completions)"
+    names = [f"r{at}" for at in range(6)]
+    with Rewards(tuple(map(function, names)), dict.fromkeys(names, text)) as rewards:
+        start = time.monotonic()
+        assert (rewards.score(CASES) == 1).all()
+        assert time.monotonic() - start < 5
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return [1.0]", "`reward` returns 1 values for 2 completions\n = hint: return a number for each completion"),
+        ("return [1, float('nan')]", "`reward` returns nan for completion 1, which is no finite number"),
+        ("return [float('inf'), 1]", "`reward` returns inf for completion 0"),
+        ("return [None, 1]", "`reward` returns None for completion 0"),
+        ("return ['1', 1]", "`reward` returns '1' for completion 0"),
+        ("return 1.0", "`reward` returns no list, but float\n = hint: return a list of numbers"),
+        ("return 'ab'", "`reward` returns no list, but str"),
+        ("return 10 ** 400, 1", "for completion 0, which is no finite number"),
+        (
+            "raise ValueError('no\\x1b[31m luck')",
+            ":2: `reward` fails: ValueError: no\\x1b[31m luck\n = hint: correct it",
+        ),
+        ("return [helper(x) for x in completions]", ":2: `reward` fails: NameError: name 'helper' is not defined"),
+        ("import sys; sys.exit(0)", ":2: `reward` fails: SystemExit: 0"),
+        ("return reward(prompts, completions)", "`reward` fails: RecursionError"),
+        ("import os; os._exit(3)", "its process ended with code 3"),
+        ("import os; print('last words', flush=True); os._exit(0)", "its process ended with code 0: last words"),
+        ("import os; os.kill(os.getpid(), 11)", "its process was killed by SIGSEGV"),
+        ("return [bytearray(1 << 33)]", "it needs more than 4 GiB of memory"),
+    ],
+)
+def test_what_goes_wrong_names_the_reward_and_the_place(body: str, said: str) -> None:
+    message = refusal(f"def reward(prompts, completions, **_):\n    {body}\n")
+    assert message.startswith("reward `own`: ") and said in message and "\n = hint: " in message
+    assert message.startswith("reward `own`: rewards/own.py:") or "memory" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def reward(:\n", "rewards/own.py:1:12: cannot be imported: invalid syntax"),
+        ("import nowhere_to_be_found\n", "rewards/own.py:1: cannot be imported: ModuleNotFoundError: No module named"),
+        ("raise SystemExit\n", "rewards/own.py:1: cannot be imported: SystemExit"),
+        ("def score(completions, **_): ...\n", 'has no function `reward`\n = hint: write `function = "score"`'),
+        ("reward = 3\n", "has no function `reward`\n = hint: write `def reward` there"),
+        (
+            "def reward(completions): return []\n",
+            "`reward` does not take what it is given, answer, level, tags, prompts, completions: got an unexpected "
+            "keyword argument 'answer'\n = hint: write `def reward(prompts, completions, **columns)`",
+        ),
+        ("def reward(completions, price, **_): return []\n", "missing a required argument: 'price'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(text: str, said: str) -> None:
+    message = refusal(text)
+    assert message.startswith("reward `own`: rewards/own.py:") and said in message
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["while True: pass", "import time; time.sleep(99)", "import re; re.search('(a+)+$', 'a' * 40 + 'b')"],
+)
+def test_a_function_that_runs_too_long_is_ended(body: str) -> None:
+    start = time.monotonic()
+    message = refusal(f"def reward(prompts, completions, **_):\n    {body}\n", seconds=0.5)
+    assert time.monotonic() - start < 20
+    assert message == (
+        "reward `own`: rewards/own.py: takes more than 0.5 s for 2 completions\n"
+        " = hint: make it quicker, or write `seconds = 1`"
+    )
+
+
+def test_an_import_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "START_S", 0.5)
+    assert "takes more than 0.5 s to be imported" in refusal("while True: pass")
+
+
+def test_a_pattern_that_backtracks_without_end_is_ended() -> None:
+    reward = Reward("shape", "regex", 1.0, pattern="(a+)+$", seconds=0.5)
+    with Rewards((reward,), {}) as rewards:
+        assert rewards.score([Case("", "caaa", {}), Case("", "ab", {})]).tolist() == [[1], [0]]
+        with pytest.raises(
+            RewardError, match=r"reward `shape`: pattern '\(a\+\)\+\$': takes more than 0\.5 s for 1 compl"
+        ):
+            rewards.score([Case("", "a" * 40 + "b", {})])
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    with pytest.raises(RewardError, match=r"reward `shape`: the pattern is no regular expression: .*position 0"):
+        Rewards((Reward("shape", "regex", 1.0, pattern="(a"),), {})
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "cannot be read: No such file"), (b"\xff", "not UTF-8")])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "own.py"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RewardError) as caught:
+        Rewards((function(),), {"own": path})
+    assert str(caught.value).startswith(f"reward `own`: {path}: {said}")
+
+
+def test_a_row_without_an_answer_is_refused_by_exact() -> None:
+    with Rewards((Reward("right", "exact", 1.0),), {}) as rewards, pytest.raises(RewardError) as caught:
+        rewards.score([CASES[0], Case("", "x", {"label": 3})])
+    assert "reward `right`: " in str(caught.value) and 'answer = "solution"' in str(caught.value)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+def ended(pid: int) -> bool:
+    end = time.monotonic() + 20
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not alive(pid)
+
+
+STARTS = """
+import os, subprocess
+def reward(completions, **_):
+    return [os.getpid(), subprocess.Popen(["sleep", "600"]).pid]
+"""
+
+
+def test_what_a_function_has_started_ends_with_it() -> None:
+    with started(STARTS) as rewards:
+        pids = [int(pid) for pid in rewards.score(CASES)[:, 0]]
+        assert all(map(alive, pids))
+    assert all(map(ended, pids))
+    rewards.close()  # once more
+
+
+def test_it_ends_with_a_trainer_that_is_killed() -> None:
+    code = f"""
+import os
+from tests.rewards.test_scoring import CASES, started
+with started({STARTS!r}) as rewards:
+    print(int(rewards.score(CASES)[0, 0]), flush=True)
+    os.kill(os.getpid(), 9)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+    assert found.returncode == -9, found.stderr
+    assert ended(int(found.stdout))
+
+
+def test_the_function_of_the_documentation_scores() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reinforcement.md").read_text("utf-8")
+    text = page.partition("```python\n")[2].partition("```")[0]
+    with started(text, function="short") as rewards:
+        assert rewards.score([*CASES, Case("", "x" * 200, {"answer": ""})]).tolist() == [[1], [1], [0]]
