@@ -11,10 +11,8 @@ standard output has for each the length of the answer, eight bytes, and the answ
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
-import signal
 import struct
 import subprocess
 import sys
@@ -38,6 +36,7 @@ from runtime.data.files import open_regular, sync_folder, write_synced
 from runtime.data.pieces import Journal, journaled
 from runtime.data.readers import Batch, SourceFile, batches, documents
 from runtime.data.store import BUILDING, key_of
+from runtime.limits import end_with_parent
 from runtime.outcome import death_text
 
 FORMAT = 1  # of NAMES, the rules and the hashes
@@ -264,7 +263,7 @@ def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def main() -> int:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    end_with_parent()
     lines: Iterator[bytes] = iter(sys.stdin.buffer)
     with suppress(KeyboardInterrupt, BrokenPipeError):
         judge = partial(judged, Filters(**json.loads(next(lines, b"{}"))))

@@ -17,7 +17,6 @@ without loss is ~id (runtime/data/chat.py).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
@@ -37,6 +36,7 @@ from runtime.data.chat import RowEncoder, Settings, place_of
 from runtime.data.errors import DataError
 from runtime.data.readers import SourceFile
 from runtime.data.words import Encoder
+from runtime.limits import end_with_parent, limit, too_much_memory
 
 Ids = npt.NDArray[np.int64]
 Encode = Callable[[list[str]], tuple[list[list[int]], dict[str, int]]]  # texts → ids of each, and what else to say
@@ -158,7 +158,7 @@ class Given:
         if code == -signal.SIGXCPU:
             return f"it takes more than {CPU_S:g} s of processor time"
         if "memory allocation" in said or code == -signal.SIGKILL:
-            return f"it needs more than {DATA_BYTES / 2**30:.3g} GiB of memory"
+            return too_much_memory(DATA_BYTES)
         last = (said.strip().splitlines() or [""])[-1][:MAX_SHOWN]
         return f"the tokenizers library ended with code {code}{': ' if last else ''}{last}"
 
@@ -173,7 +173,7 @@ def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 def main(argv: list[str]) -> int:
     cpu_s, data_bytes = float(argv[0]), int(argv[1])
-    _end_with_parent()
+    end_with_parent()
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     length, end, settings = json.loads(stdin.readline())
     try:
@@ -191,7 +191,7 @@ def main(argv: list[str]) -> int:
     except (KeyboardInterrupt, BrokenPipeError):
         return 1
     except MemoryError:
-        _answer(stdout, {"error": f"it needs more than {data_bytes / 2**30:.3g} GiB of memory"})
+        _answer(stdout, {"error": too_much_memory(data_bytes)})
         return 1
     except BaseException as error:  # a panic of the library is no Exception
         said = str(error) if isinstance(error, DataError) else f"the tokenizers library fails: {str(error)[:MAX_SHOWN]}"
@@ -219,23 +219,13 @@ def _allow(cpu_s: float, data_bytes: int, num_bytes: int) -> None:
     """Limits for a batch of so many bytes."""
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     seconds = int(used + cpu_s * (1 + num_bytes / 2**20)) + 1
-    _limit(resource.RLIMIT_CPU, seconds)
-    _limit(resource.RLIMIT_DATA, data_bytes + DATA_BYTES_PER_BYTE * num_bytes)
-
-
-def _limit(which: int, soft: int) -> None:
-    _, hard = resource.getrlimit(which)
-    resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    limit(resource.RLIMIT_CPU, seconds)
+    limit(resource.RLIMIT_DATA, data_bytes + DATA_BYTES_PER_BYTE * num_bytes)
 
 
 def _answer(stdout: IO[bytes], answer: dict[str, Any], ids: bytes = b"") -> None:
     stdout.write(json.dumps(answer).encode() + b"\n" + ids)
     stdout.flush()
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":

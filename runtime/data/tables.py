@@ -11,7 +11,6 @@ the reason. A text has at most BYTES bytes, and the process MEMORY bytes; null i
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -25,6 +24,7 @@ from typing import IO, Any
 from runtime.data.errors import DataError
 from runtime.data.extra import extra
 from runtime.data.files import open_regular
+from runtime.limits import end_with_parent, limit, too_much_memory
 
 LENGTH = struct.Struct("<I")
 END, FAULT = 2**32 - 1, 2**32 - 2
@@ -74,12 +74,9 @@ def _texts(path: Path, answer: IO[bytes], process: subprocess.Popen[bytes]) -> I
         except UnicodeDecodeError:
             raise DataError(f"{path}: row {row:,} is not UTF-8") from None
     code = process.wait()
-    reason = {-signal.SIGXCPU: "it takes too much processor time", -signal.SIGKILL: _too_much(DATA_BYTES)}.get(code)
+    killed = {-signal.SIGXCPU: "it takes too much processor time", -signal.SIGKILL: too_much_memory(DATA_BYTES)}
+    reason = killed.get(code)
     raise DataError(f"{path}: cannot be read behind row {row:,}: {reason or f'its reader ended with code {code}'}")
-
-
-def _too_much(data_bytes: int) -> str:
-    return f"it needs more than {data_bytes / 2**30:.3g} GiB of memory"
 
 
 # ---------------------------------------------------------------- the process
@@ -91,11 +88,10 @@ class _FaultError(Exception):
 
 def main(argv: list[str]) -> int:
     kind, column, most, data_bytes = argv[0], argv[1], int(argv[2]), int(argv[3])
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    end_with_parent()
     out = sys.stdout.buffer
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_DATA, data_bytes)
-    _limit(resource.RLIMIT_CPU, int(CPU_S * (1 + os.fstat(0).st_size / 2**20)))
+    limit(resource.RLIMIT_DATA, data_bytes)
+    limit(resource.RLIMIT_CPU, int(CPU_S * (1 + os.fstat(0).st_size / 2**20)))
     try:
         for row, value in enumerate(_values(kind, column), 1):
             content = b"" if value is None else value
@@ -107,16 +103,11 @@ def main(argv: list[str]) -> int:
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(1)
     except MemoryError:
-        _say(out, _too_much(data_bytes))
+        _say(out, too_much_memory(data_bytes))
     except Exception as error:  # pyarrow raises ArrowInvalid, OSError, and others for what it cannot read
         said = f"{error}".splitlines() or [type(error).__name__]
         _say(out, said[0] if isinstance(error, _FaultError) else f"cannot be read as {kind}: {said[0]}")
     return 0
-
-
-def _limit(which: int, soft: int) -> None:
-    _, hard = resource.getrlimit(which)
-    resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
 def _say(out: IO[bytes], text: str) -> None:
