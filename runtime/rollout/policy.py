@@ -21,7 +21,7 @@ from runtime.comm.transport import Sums
 from runtime.contract import Grpo, Plan
 from runtime.micro_batches import NO_TARGET, Indices
 from runtime.policy_weights import advantages, token_weights
-from runtime.rewards import Case
+from runtime.rewards.scoring import Case
 from runtime.rollout.generator import Generator, RolloutError, Rollouts, all_reduce
 
 Floats = npt.NDArray[np.float64]
