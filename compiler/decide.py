@@ -67,7 +67,7 @@ def lower_spec(
     counts = ramp.micro_batches(spec)
     scheduler = Scheduler(spec, lowering, progress)
     schedules = {f"train_{n}": scheduler.schedule(n) for n in counts}
-    if spec.train.validate is not None:
+    if spec.train.validate is not None or spec.train.grpo is not None:  # completions are made by forwards, too
         n = counts[-1]
         schedules[f"evaluate_{n}"] = forward_only(plan.stage_placement, plan.mesh.pp, n)
     programs = {name: lowering.program(each, name.startswith("evaluate")) for name, each in schedules.items()}

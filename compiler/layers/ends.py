@@ -12,10 +12,13 @@ from typing import Any
 from compiler import ir
 from compiler.layers import hyper
 from compiler.layers.builder import Constant, Place, index, segment
+from dsl.schema import Grpo
 
 EMBED_PARAMETERS = {"table": "embedding"}
 FINAL_NORM_PARAMETERS = {"norm": "final_norm"} | hyper.paths("final")
 HEAD_PARAMETERS = {"head": "head"}
+SAMPLED = ("old", "advantage", "weight", "reference")  # of a sampled token, for the policy loss; the last for its KL
+LOGP = "logp"  # of targets, which the trainer reads of each micro-batch
 
 
 def embed(ops: Any, p: Any, tokens_T: Any, *, factor: float = 1.0) -> tuple[Any, ...]:
@@ -72,6 +75,27 @@ def head(ops: Any, p: Any, h_TD: Any, targets_T: Any, *, factor: float = 1.0, ca
     return (ops.cross_entropy(_logits(ops, p, h_TD, factor, cap), targets_T),)
 
 
+def policy_head(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    targets_T: Any,
+    old_T: Any,
+    advantage_T: Any,
+    weight_T: Any,
+    reference_T: Any = None,
+    *,
+    low: float,
+    high: float,
+    kl: float,
+    factor: float = 1.0,
+    cap: float = 0.0,
+) -> tuple[Any, ...]:
+    """The policy loss, which weights sum over the valid targets, and the log-probability of each target."""
+    told = old_T, advantage_T, weight_T, reference_T, low, high, kl
+    return tuple(ops.policy_loss(_logits(ops, p, h_TD, factor, cap), targets_T, *told))
+
+
 def _logits(ops: Any, p: Any, h_TD: Any, factor: float, cap: float) -> Any:
     """The logits. Their factor is applied to the hidden state, which has fewer elements."""
     logits_TV = ops.linear(h_TD if factor == 1 else ops.scale(h_TD, factor), p.head)
@@ -86,14 +110,24 @@ def head_part(
     return (ops.place_parts(lse_T, picked_T, rank, ranks),)
 
 
+def sampled(grpo: Grpo | None) -> tuple[str, ...]:
+    """What the head reads of each sampled token beside its target: nothing in a run that learns from text."""
+    return () if grpo is None else SAMPLED if grpo.kl else SAMPLED[:-1]
+
+
 def build_head(place: Place) -> ir.Segment:
     params = vocabulary_rows(place, "head")
     inputs: tuple[ir.Input, ...] = (place.input("h", place.T, place.D), index("targets", place.T))
-    model = place.model
+    model, grpo = place.model, place.spec.train.grpo
+    temperature = grpo.temperature if grpo else 1.0  # cap·tanh(x / cap) / t = (cap/t)·tanh((x/t) / (cap/t))
     constants = {
-        **({"factor": model.logit_scale} if model.logit_scale != 1 else {}),
-        **({"cap": model.logit_cap} if model.logit_cap is not None else {}),
+        **({"factor": model.logit_scale / temperature} if model.logit_scale != temperature else {}),
+        **({"cap": model.logit_cap / temperature} if model.logit_cap is not None else {}),
     }
+    if grpo:
+        given = (ir.Input(name, (place.T,), place.wide_dtype, grad=False) for name in sampled(grpo))
+        outputs, bounds = ("loss", ir.Output(LOGP, grad=False)), {"low": grpo.clip_low, "high": grpo.clip_high}
+        return segment("head", policy_head, params, (*inputs, *given), outputs, **bounds, kl=grpo.kl, **constants)
     if place.part:
         inputs, ranks = (*inputs, index("rank", 1)), {"ranks": place.ways}
         return segment("head", head_part, params, inputs, ("parts",), **ranks, **constants)

@@ -14,6 +14,7 @@ from compiler.dtypes import flat_tensors
 from compiler.ir.segment import SUM
 from compiler.layers import LAYERS, Place, indexer, qk_clip
 from compiler.layers.attention import norms_together
+from compiler.layers.ends import LOGP, sampled
 from compiler.layers.hyper import following
 from compiler.layers.stream import is_changed
 from compiler.layers.value_dtypes import back, to_experts
@@ -136,7 +137,8 @@ def _head(place: Place, block: str, h: str, targets: str, loss: str) -> tuple[St
     """Head and loss; where tensor ranks have parts of the vocabulary, each has the logits of all rows for its part."""
     site = f"{block}head"
     if not place.spec.splits_vocabulary:
-        return (_use(place, "head", site, "", (h, targets), (loss,)),)
+        grpo = place.spec.train.grpo
+        return (_use(place, "head", site, "", (h, targets, *sampled(grpo)), (loss, *((LOGP,) if grpo else ()))),)
     rows, parts, all_parts = f"{h}_rows", f"{loss}_part", f"{loss}_parts"
     return (
         gather(place, site, h, rows),

@@ -6,7 +6,7 @@ Stage 0 begins with the embedding; the last stage ends with the final norm, the 
 from __future__ import annotations
 
 from compiler import ir
-from compiler.layers import Place, qk_clip
+from compiler.layers import Place, ends, qk_clip
 from compiler.plan.blocks import CutModel, Step
 from compiler.plan.layer_runs import Runs
 from compiler.plan.splitting import Splitting
@@ -53,8 +53,6 @@ def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
 ROWS = ("row_tokens", "row_mtp_tokens")  # of the rows that a rank has, where it reads all in a part of the vocabulary
 OF_LAYERS = ("sequence_loss", "index_loss")
 LOGITS = "logits"  # of a record: the largest of each head, of which a step has the largest; of all others sums
-SAMPLED = ("old", "advantage", "weight", "reference")  # what the policy loss reads of each sampled token
-TELLS = ("logp",)  # outputs of segments that the trainer reads of each micro-batch
 PARTS = ("part_targets", "part_mtp_targets", "tensor_rank")  # what a head reads that has a part of the vocabulary
 
 
@@ -65,7 +63,7 @@ def _hidden(spec: Spec, value: str) -> ir.Buffer:
 
 def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
     """The data tensors a stage reads, each once."""
-    data = ("tokens", "starts", "positions", "targets", "mtp_tokens", "mtp_targets", *ROWS, *PARTS, *SAMPLED)
+    data = ("tokens", "starts", "positions", "targets", "mtp_tokens", "mtp_targets", *ROWS, *PARTS, *ends.SAMPLED)
     found = (
         ir.Buffer(value, argument.shape, argument.dtype)
         for use in steps
@@ -96,7 +94,7 @@ def _tells(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
         for use in steps
         if isinstance(use, ir.Use)
         for value, output in zip(use.outputs, use.segment.outputs, strict=True)
-        if output.name in TELLS
+        if output.name == ends.LOGP
     )
 
 

@@ -120,9 +120,10 @@ def check_programs(plan: Plan, programs: Mapping[str, Program]) -> None:
     sequences = plan.mesh.dp * plan.train.micro_batch
     for _, size in plan.batches:
         demand(f"train_{size // sequences}" in programs, f"batches: there is no program of {size} sequences")
-    if plan.train.validate:
-        largest = plan.batches[-1][1]
-        demand(f"evaluate_{largest // sequences}" in programs, "train.validate: there is no program for it")
+    largest = plan.batches[-1][1]
+    for name, given in {"validate": plan.train.validate, "grpo": plan.train.grpo}.items():
+        there = f"evaluate_{largest // sequences}" in programs
+        demand(given is None or there, f"train.{name}: there is no program for it")
     for name, program in programs.items():
         fits = len(program.ranks) == plan.mesh.pp and name.endswith(f"_{program.micro_batches}")
         demand(fits and program.placement == plan.placement, f"program/{name}.json: its sizes")

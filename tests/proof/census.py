@@ -17,7 +17,7 @@ from compiler.ir import Plan, Program
 from compiler.proof import ProofError, prove
 from tests.proof.executor import Symbols, outcomes
 from tests.proof.mutants import mutant
-from tests.proof.programs import AGAIN, FAMILY, SPLIT, family_program
+from tests.proof.programs import AGAIN, FAMILY, REWARDED, SPLIT, family_program
 
 LEAST = 0.99
 
@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     total = Tally()
-    for (name, ranks, micro_batches), found in census(args.count, args.seed, (*FAMILY, *SPLIT, *AGAIN)):
+    for (name, ranks, micro_batches), found in census(args.count, args.seed, (*FAMILY, *SPLIT, *AGAIN, *REWARDED)):
         print(f"{name:14} P={ranks} N={micro_batches}: {found}", flush=True)
         total += found
     print(f"in all: {total}: {total.rejected / total.different:.2%}")

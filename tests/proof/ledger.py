@@ -8,7 +8,7 @@ from math import prod
 from compiler.dtypes import ITEMSIZE
 from compiler.ir import Body, Buffer, Instruction, Message, Program
 
-Name = tuple[str, ...]  # of a value: (stage, micro-batch, name); of a send under way: ("sent", message)
+Name = tuple[str, ...]  # of a value: (stage, micro-batch, name); under way: ("sent", message); ("told", …)
 
 
 def peak_bytes(program: Program, rank: int, rows: int) -> int:
@@ -78,6 +78,8 @@ def _apply(
     elif i.kind == "send":
         produced = Message(f"{'F' if i.phase == 'F' else 'B'}{stage}", micro_batch)
         root["sent", str(produced)] = root[name(i.reads[0])]
+    elif i.kind == "tell":
+        root["told", stage, str(micro_batch), i.site] = root[name(i.reads[0])]
     elif i.kind == "receive":
         producer = f"F{int(stage) - 1}" if i.phase == "F" else f"B{int(stage) + 1}"
         root[name(i.writes[0].name)] = root.pop(("sent" if stays else "posted", str(Message(producer, micro_batch))))

@@ -16,7 +16,7 @@ from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
 from dsl.schema import LayerRange, Spec
 from dsl.schema import Schedule as Named
 from tests.schedules.offloading import offloading
-from tests.training.specs import spec
+from tests.training.specs import spec, with_rewards, without_mtp
 
 PLACED_BY = {  # stage placement → a schedule of the language that has it
     BIDIRECTIONAL: Named(name="dualpipe"),
@@ -86,6 +86,9 @@ DEGREES = {
 # likewise, where the backward of every layer runs its forward again
 AGAIN = (("again 1f1b", 2, 5), ("again zbv", 2, 5), ("again dualpipe", 2, 4))
 
+# likewise, of a run that learns from rewards: its heads tell the log-probabilities of each micro-batch
+REWARDED = (("rewards 1f1b", 2, 5), ("rewards zbv", 2, 5), ("rewards dualpipe", 2, 4))
+
 # likewise, with copies to the host, under which ranks hold four fifths of what they would
 OFFLOADED = (("offload gpipe", 2, 4), ("offload zbh2", 2, 5), ("offload zbv", 2, 5), ("offload dualpipev", 2, 5))
 
@@ -126,7 +129,10 @@ def dualpipe_program(num_ranks: int, num_micro_batches: int) -> Program:
 
 @cache
 def family_program(name: str, num_ranks: int, num_micro_batches: int, zero: int = 0) -> tuple[Program, Plan]:
-    """A named schedule's program and plan; of one in SPLIT, AGAIN or OFFLOADED, those of its model, or with copies."""
+    """A named schedule's program and plan; of one in SPLIT, AGAIN, REWARDED or OFFLOADED, those of its model, or with
+    copies."""
+    if name.startswith("rewards "):
+        return _rewarded_program(name.removeprefix("rewards "), num_ranks, num_micro_batches)
     if name.startswith("again "):
         return _again_program(name.removeprefix("again "), num_ranks, num_micro_batches)
     if name.startswith("offload "):
@@ -143,6 +149,13 @@ def _again_program(name: str, num_ranks: int, num_micro_batches: int) -> tuple[P
     """A named schedule's program and plan, of layers that are run again, rows to experts among it."""
     schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
     plan = make_plan(small_spec(num_ranks, schedule.stage_placement).model_copy(update={"recompute": ("layer",)}))
+    return Lowering(plan).program(schedule), plan
+
+
+def _rewarded_program(name: str, num_ranks: int, num_micro_batches: int) -> tuple[Program, Plan]:
+    """A named schedule's program and plan, of sampled tokens and those of a reference."""
+    schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
+    plan = make_plan(with_rewards(without_mtp(small_spec(num_ranks, schedule.stage_placement)), kl=0.1))
     return Lowering(plan).program(schedule), plan
 
 

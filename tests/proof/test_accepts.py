@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from compiler.ir import Plan, Program, Use
-from compiler.proof import Certificate, prove
+from compiler.ir import Body, Plan, Program, Use
+from compiler.proof import Certificate, ProofError, prove
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.forward import forward_only
 from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.stage_placement import BIDIRECTIONAL
 from tests.proof.ledger import peak_bytes
-from tests.proof.programs import FAMILY, dualpipe_program, family_program, lowered, small_plan
+from tests.proof.programs import FAMILY, REWARDED, dualpipe_program, family_program, lowered, small_plan
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])
@@ -71,6 +72,29 @@ def test_peak_bytes_of_the_family(name: str, ranks: int, micro_batches: int) -> 
     for each in (program, evaluation(plan, micro_batches)):
         certificate = prove(each, plan, 36)
         assert certificate.peak_bytes == tuple(peak_bytes(each, rank, 36) for rank in range(ranks))
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_batches"), REWARDED)
+def test_what_is_told_is_held_to_the_end(name: str, ranks: int, micro_batches: int) -> None:
+    """By the rank of the last stage, of every micro-batch; again against the ledger."""
+    program, plan = family_program(name, ranks, micro_batches)
+    peaks = prove(program, plan, 36).peak_bytes
+    assert peaks == tuple(peak_bytes(program, rank, 36) for rank in range(ranks))
+    last = [plan.stage_placement.rank_of(ranks, micro_batches, len(plan.stages) - 1, k) for k in range(micro_batches)]
+    silent = replace(plan, stages=tuple(replace(stage, tells=()) for stage in plan.stages))
+    quiet = replace(program, bodies=tuple(tuple(map(without_tells, bodies)) for bodies in program.bodies))
+    with pytest.raises(ProofError, match=r"tell F .*logp.* runs 0 times instead of once"):
+        prove(quiet, plan, 36)
+    for rank, (more, fewer) in enumerate(zip(peaks, prove(quiet, silent, 36).peak_bytes, strict=True)):
+        others = last.count(rank) - 1  # that of the last micro-batch is there at the peak anyway
+        assert 0 < more - fewer <= others * LOGP_BYTES if others > 0 else more == fewer
+
+
+LOGP_BYTES = 12 * 8  # of the tokens of a micro-batch
+
+
+def without_tells(body: Body) -> Body:
+    return replace(body, instructions=tuple(i for i in body.instructions if i.kind != "tell"))
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])

@@ -20,6 +20,7 @@ from tests.proof.programs import (
     DIVIDED,
     FAMILY,
     OFFLOADED,
+    REWARDED,
     SPLIT,
     dualpipe_program,
     family_program,
@@ -65,6 +66,12 @@ def test_mutants_of_layers_that_are_run_again_are_rejected() -> None:
         found += each
     assert found.different == found.rejected == 60 * len(AGAIN), found.missed
     assert found.accepted >= 0.6 * found.equivalent
+
+
+@pytest.mark.parametrize("which", range(len(REWARDED)))
+def test_mutants_of_what_is_told_are_rejected(which: int) -> None:
+    ((_, found),) = census(60, 1 + which, REWARDED[which : which + 1])
+    hold(found)
 
 
 @pytest.mark.parametrize("which", range(len(OFFLOADED)))

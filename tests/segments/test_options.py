@@ -12,6 +12,7 @@ from dsl.schema.model import Act
 from tests.segments.running import assert_equal, by_autograd, by_segment, load
 from tests.segments.specs import DENSE, gqa, moe, spec
 from tests.segments.test_segments import SOURCES, arguments, check, segment_of
+from tests.training.specs import with_rewards
 
 
 @pytest.mark.parametrize("norm", ["post", "sandwich"])
@@ -41,6 +42,25 @@ def test_factors_and_a_bound_at_the_ends() -> None:
         by_segment(s, load(s), arguments(s, 31)) for s in (segment_of("embed", spec()), segment_of("embed", of))
     )
     assert torch.equal(scaled.outputs["y"], 3.5 * plain.outputs["y"])
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.3])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_a_head_that_learns_from_rewards(kl: float, temperature: float) -> None:
+    """Whatever divides and bounds the logits, the loss is of those that the log-probabilities are of."""
+    for keys in ({}, {"logit_scale": 0.6}, {"logit_scale": 0.25, "logit_cap": 0.5}):
+        of = with_rewards(spec(mtp=False, **keys), kl=kl, temperature=temperature, clip_high=0.4)
+        segment = segment_of("head", of)
+        assert [each.name for each in segment.inputs][4:] == ["weight", *(["reference"] if kl else [])]
+        check(segment)
+        given = arguments(segment, 31)
+        scale, cap = keys.get("logit_scale", 1.0), keys.get("logit_cap")
+        logits_TV = scale * given["h"] @ given["head"].T
+        logits_TV = logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
+        targets_T = given["targets"]
+        logp_T = (logits_TV / temperature).log_softmax(dim=1).gather(1, targets_T.clamp(min=0)[:, None])[:, 0]
+        found_T = by_segment(segment, load(segment), given).outputs["logp"]
+        torch.testing.assert_close(found_T, logp_T.masked_fill(targets_T < 0, 0), rtol=1e-12, atol=1e-12)
 
 
 ACTIVATIONS = [{"activation": each} for each in get_args(Act) if each != "swiglu"]

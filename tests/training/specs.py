@@ -20,6 +20,7 @@ from dsl.schema import (
     Device,
     Ema,
     Gqa,
+    Grpo,
     Hca,
     HeadDim,
     HyperConnections,
@@ -32,7 +33,9 @@ from dsl.schema import (
     Mtp,
     Parallel,
     Phase,
+    Prompts,
     RatePhase,
+    Reward,
     Rope,
     Schedule,
     Spec,
@@ -307,3 +310,18 @@ def with_host_state(spec: Spec, offload: tuple[str, ...] = (), decay: float = 0.
     validate = Validate(every=5, ema=True)
     train = spec.train.model_copy(update={"ema": Ema(decay=decay), "validate": validate})
     return spec.model_copy(update={"offload": offload, "train": train})
+
+
+def with_rewards(spec: Spec, **keys: object) -> Spec:
+    """A spec that learns from rewards. `keys`: of `grpo`; prompts and completions fill up the sequence unless given."""
+    assert not spec.model.mtp, "a model that predicts one token"
+    longest, rewards = spec.train.sequence // 2, (Reward(name="right", check="exact"),)
+    usual = {"group": 2, "prompt": spec.train.sequence - longest, "completion": longest, "rewards": rewards}
+    train = spec.train.model_copy(update={"validate": None, "grpo": Grpo.model_validate(usual | keys)})
+    data = spec.data.model_copy(update={"prompts": Prompts()})
+    return spec.model_copy(update={"train": train, "data": data})
+
+
+def without_mtp(spec: Spec) -> Spec:
+    """A spec whose model predicts the next token alone."""
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"mtp": None})})
