@@ -58,8 +58,11 @@ class Position:
             index += 1
         return np.array(found)
 
-    def after(self, drawn: npt.NDArray[np.int64], sequence: int) -> Position:
-        """The position when the samples `drawn`, of `sequence` tokens each, have been trained on."""
+    def after(self, drawn: npt.NDArray[np.int64], sequence: int, *, comes_again: bool = False) -> Position:
+        """The position when the samples `drawn`, of `sequence` tokens each, have been trained on. `comes_again`: the
+        next step has the same."""
+        if comes_again:
+            return replace(self, samples=self.samples + len(drawn), tokens=self.tokens + len(drawn) * sequence)
         following = int(drawn[-1]) + 1
         order, cuts = self.order, self.cuts
         over = not isinstance(order, Order) or not cuts or following // order.windows != cuts[0].epoch

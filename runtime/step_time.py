@@ -22,10 +22,14 @@ from torch import Tensor
 
 # message: of the pipeline · exchange: between expert, tensor and context ranks, and of weights that data ranks divide ·
 # sum: over the world, of gradients, and weights that are gathered behind the update · data: samples that were not there
-# in time · checkpoint: what a save keeps the training · other: between steps
-Part = Literal["compute", "message", "exchange", "sum", "data", "validation", "checkpoint", "other"]
+# in time · generation and reward: all of a rollout, and of its scores, in runs that have them · checkpoint: what a save
+# keeps the training · other: between steps
+Part = Literal[
+    "compute", "message", "exchange", "sum", "data", "generation", "reward", "validation", "checkpoint", "other"
+]
 PARTS: tuple[Part, ...] = get_args(Part)
 COMMUNICATION: tuple[Part, ...] = ("message", "exchange", "sum")
+OF_ROLLOUTS: tuple[Part, ...] = ("generation", "reward")
 NUMBERS = len(PARTS) + 1  # of a rank: its seconds by parts, and bytes
 
 P = ParamSpec("P")
@@ -100,7 +104,10 @@ class StepTime:
         self._counted = self._sent
         of_ranks = [numbers[at : at + NUMBERS] for at in range(0, len(numbers), NUMBERS)]
         ranks = [dict(zip(PARTS, each[:-1], strict=True)) for each in of_ranks]
-        parts = [part for part in PARTS if self._on_cpu or part not in COMMUNICATION]
+        left_out = () if self._on_cpu else COMMUNICATION
+        if not any(each[part] for each in ranks for part in OF_ROLLOUTS):
+            left_out += OF_ROLLOUTS
+        parts = [part for part in PARTS if part not in left_out]
         return {
             "spent_s": {part: round(sum(each[part] for each in ranks) / len(ranks), 6) for part in parts},
             "spent_most_s": {part: round(max(each[part] for each in ranks), 6) for part in parts},

@@ -15,18 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime import contract, optimizer, qk_clip, records
+from runtime import optimizer, qk_clip, records
 from runtime.average import MovingAverage
 from runtime.build import Build
-from runtime.comm import nodes
 from runtime.comm.connect import Endpoint
-from runtime.comm.exchange import Exchange, LocalExchange, RankExchange
-from runtime.comm.host_reads import HostReads
-from runtime.comm.transport import Links, Wanted, Work
+from runtime.comm.transport import Wanted, Work
 from runtime.contract import Collective, Program
-from runtime.contract.mesh import Columns, columns_with
 from runtime.data.samples import BlendSamples
-from runtime.executor import Board, Executor
+from runtime.executor import Board
+from runtime.executor_of import executor_of
 from runtime.feed import Feed
 from runtime.health.rerun import Place, computed_again
 from runtime.health.watch import Watch
@@ -39,8 +36,6 @@ from runtime.position import Position
 from runtime.quantised import quantised_weights
 from runtime.rate import batch_at, learning_rate, value_at
 from runtime.rollout.policy import Policy
-from runtime.sharding import Sharding
-from runtime.split_rows import Choices, Sequences, SplitRows
 from runtime.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
 from runtime.step_time import StepTime
 from runtime.trace import Span
@@ -100,44 +95,8 @@ class Trainer:
         self.watch = Watch(plan.train)
         self.program, self.actions = "", list[Span]()  # what was run last, and when
         self.reducing: dict[str, Work] = {}  # reductions that were started, by bucket
-        self.executor = self._executor(self.links)
+        self.executor = executor_of(plan, rank, self.state, self.links, board, self.time)
         self.policy: Policy | None = None  # of a run that learns from rewards
-
-    def _executor(self, links: Links) -> Executor:
-        mesh, edges, here = self.plan.mesh, self.plan.edges, self.pp_rank
-        world = {r: r * mesh.columns + self.column for r in range(mesh.pp)}
-
-        def group(kind: Columns) -> tuple[int, ...]:
-            return tuple(here * mesh.columns + column for column in columns_with(self.column, kind, mesh))
-
-        return Executor(
-            rank=here,
-            parameters=self.state.parameters,
-            gradients=self.state.gradients,
-            edges_in={a: links.edge(world[a], self.rank) for a, b in edges if b == here},
-            edges_out={b: links.edge(self.rank, world[b]) for a, b in edges if a == here},
-            exchange=self._exchange(group("block"), links),
-            sharding=Sharding(self.state, links),
-            tensor_rows=SplitRows(links, self.rank, group("tensor")),
-            sequences=Sequences(links, self.rank, group("context"), self.plan.train.micro_batch),
-            choices=Choices(links, self.rank, group("sequence")),
-            message=_message(self.plan.message),
-            device=self.device,
-            board=self.board,
-            time=self.time,
-        )
-
-    def _exchange(self, members: tuple[int, ...], links: Links) -> Exchange:
-        plan, alignment = self.plan, self.plan.row_alignment
-        if len(members) == 1:
-            return LocalExchange({layer.site: layer for layer in self.layers}, alignment)
-        reads = HostReads(self.device)
-        if plan.mesh.node:
-            tokens = plan.train.micro_batch * plan.train.sequence // (plan.mesh.cp * plan.mesh.tp)
-            return nodes.exchange_of(self.rank, members, plan.mesh.node, links, reads, alignment, tokens)
-        rows, counts = links.swap("expert", members), links.swap("counts", members)
-        assert rows and counts, "a group of several ranks has both"
-        return RankExchange(rows, counts, len(members), reads, alignment)
 
     def ledger(self) -> Ledger:
         """What measures the memory of a step."""
@@ -148,6 +107,16 @@ class Trainer:
     @property
     def sequence(self) -> int:
         return self.plan.train.sequence
+
+    @property
+    def is_between_rollouts(self) -> bool:
+        """Whether the next step has other samples than the last one: a run can end and go on here."""
+        return self.policy is None or not self.policy.comes_again(self.step - 1)
+
+    @property
+    def steps_of_rollout(self) -> range:
+        """The steps up to this one that had the samples of the last one, if the next one has others."""
+        return range(self.step + 1 - (self.policy.iterations if self.policy else 1), self.step + 1)
 
     def train_step(self) -> dict[str, Any]:
         """One optimizer step; its metrics, equal on every rank. Raises BadStepError before any weight is touched."""
@@ -172,7 +141,7 @@ class Trainer:
         """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
         self.drawn = self._draw(self.position)
         if self.policy:
-            self.policy.roll_out(self.drawn)
+            self.policy.roll_out(self.step, self.drawn)
         for bucket in self.state.buckets:
             bucket.gradients.zero_()
         return self._run("train", self.train_source, self.drawn)
@@ -188,7 +157,9 @@ class Trainer:
         norm = math.sqrt(square)
         skipped = self.watch.check(self.step + 1, losses["loss"], norm, (int(self.drawn[0]), int(self.drawn[-1]) + 1))
         tokens_before = self.position.tokens
-        self.step, self.position = self.step + 1, self.position.after(self.drawn, self.sequence)
+        comes_again = self.policy is not None and self.policy.comes_again(self.step)
+        self.step += 1
+        self.position = self.position.after(self.drawn, self.sequence, comes_again=comes_again)
         rate = learning_rate(self.plan.train.rate, self.position.tokens)
         self.settle()
         factors = qk_clip.factors_of(self.plan.clipped, sums["logits"], self.clip) if self.clip else {}
@@ -403,7 +374,3 @@ class Trainer:
             if layer.bias in self.state.biases and layer.bias_rate is not None:
                 rate = value_at(layer.bias_rate, tokens_seen)
                 optimizer.balance(self.state.biases[layer.bias], load, rate)
-
-
-def _message(message: contract.Message | None) -> tuple[tuple[int, ...], torch.dtype]:
-    return (message.shape, DTYPES[message.dtype]) if message else ((0,), torch.float32)

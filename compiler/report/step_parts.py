@@ -17,6 +17,8 @@ PARTS = (
     ("exchange", "p3", "exchanges"),
     ("sum", "p1", "sums over ranks"),
     ("data", "p2", "data"),
+    ("generation", "m2", "generation"),
+    ("reward", "m3", "rewards"),
     ("validation", "p5", "validation"),
     ("checkpoint", "m4", "checkpoint"),
     ("other", "p6", "between steps"),

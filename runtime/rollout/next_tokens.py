@@ -1,13 +1,13 @@
 """The emitted forward of a rank on the next tokens of several sequences: its own code, with other functions for the ops
 that see more than one row.
 
-A forward of training computes whole sequences, T = B·S rows. Here a lane, in the place of a micro-batch, has the next
-tokens of some sequences, one behind the other; what attention has seen of them before is kept in a cache. All other ops
-are those of training, on fewer rows. On CPUs a row of any of them has the same bits whatever rows are beside it, and
+A forward of training computes whole sequences, T = B·S rows. Here it has the next tokens of some sequences, one behind
+the other; what attention has seen of them before is kept in a cache. All other ops are those of training, on other
+rows. On CPUs a row of any of them has the same bits whatever rows are beside it, and
 attention in C++ reads the cache as it would read the rows of a whole sequence: so what comes out has the bits of
 training (tests/rollout/test_rows.py).
 
-T rows of a lane · S positions of a sequence of training · H heads · G heads of keys and values · C width of a head.
+T rows · S positions of a sequence of training · H heads · G heads of keys and values · C width of a head.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOTHING = ("sequence_balance", "balance_scores", "counted_balance", "counted_bal
 
 @dataclass(frozen=True)
 class Next:
-    """The next `count` tokens of the sequence in a slot of a lane, behind `start` others."""
+    """The next `count` tokens of the sequence in a slot, behind `start` others."""
 
     slot: int
     start: int
@@ -41,7 +41,7 @@ class Next:
 
 @dataclass
 class _Kept:
-    """What one attention of a lane has seen: a row for each token of each slot, of two tensors."""
+    """What one attention has seen: a row for each token of each slot, of two tensors."""
 
     first: Tensor  # [slots, S, width]
     second: Tensor
@@ -58,19 +58,18 @@ class _Kept:
 class NextTokens:
     """The bodies of a rank's forwards on the next tokens of sequences.
 
-    `slots`: of each lane; `sequence`: positions that a slot has. Before a program runs, `lanes` says what each lane
-    has; behind it, `logits` has those of the lanes whose last stage is here, [T, V].
+    `slots`: sequences that there are at most; `sequence`: positions of each. Before a program runs, `next` says what it
+    has; behind it, `logits` are those [T, V] where the last stage is, else None.
     """
 
     build: Build
     pp_rank: int
     slots: int
     sequence: int
-    lanes: Sequence[Sequence[Next]] = ()
-    logits: dict[int, Tensor] = field(default_factory=dict)
-    _kept: dict[tuple[int, int, int], _Kept] = field(default_factory=dict)  # by stage, lane and number of the attention
+    next: Sequence[Next] = ()
+    logits: Tensor | None = None
+    _kept: dict[tuple[int, int], _Kept] = field(default_factory=dict)  # by stage and number of the attention
     _stage: int = 0
-    _lane: int = 0
     _calls: int = 0  # of attention, in the body that runs
 
     def bodies(self) -> Mapping[str, Body]:
@@ -80,9 +79,9 @@ class NextTokens:
         return {name: self._beginning(body, int(name[1:])) for name, body in module.BODIES.items() if name[0] == "E"}
 
     def _beginning(self, body: Body, stage: int) -> Body:
-        def begin(c: Any, p: Any, g: Any, lane: int) -> None:
-            self._stage, self._lane, self._calls = stage, lane, 0
-            body(c, p, g, lane)
+        def begin(c: Any, p: Any, g: Any, micro_batch: int) -> None:
+            self._stage, self._calls = stage, 0
+            body(c, p, g, micro_batch)
 
         return begin
 
@@ -104,14 +103,14 @@ class NextTokens:
     # ---- attention
 
     def _attend(self, q: Tensor, first: Tensor, second: Tensor, width: int, attend: Callable[..., Tensor]) -> Tensor:
-        """o [T, width] of the rows of all sequences of the lane. `attend`: q, first and second of one sequence, and how
+        """o [T, width] of the rows of all sequences. `attend`: q, first and second of one sequence, and how
         many tokens it has -> o."""
-        key = self._stage, self._lane, self._calls
+        key = self._stage, self._calls
         self._calls += 1
         if key not in self._kept:
             self._kept[key] = _Kept(*(x.new_zeros(self.slots, self.sequence, x.shape[1]) for x in (first, second)))
         kept, o, row = self._kept[key], q.new_zeros((len(q), width)), 0
-        for at in self.lanes[self._lane]:
+        for at in self.next:
             rows = slice(row, row + at.count)
             seen = kept.put(at, first[rows], second[rows])
             o[rows] = attend(q[rows], *seen, at.start + at.count)
@@ -158,7 +157,7 @@ class NextTokens:
 
     def _rotate(self, x: Tensor, sequence: int, *how: Any) -> Tensor:
         """x [T, H·C] -> y [T, H·C], each row turned by its position in its sequence."""
-        positions = [torch.arange(at.start, at.start + at.count) for at in self.lanes[self._lane]]
+        positions = [torch.arange(at.start, at.start + at.count) for at in self.next]
         more = len(x) - sum(map(len, positions))
         positions_T = torch.cat([*positions, torch.zeros(more, dtype=torch.int64)]).to(x.device, torch.int32)
         return OPS["rotate"](x, sequence, *how[:10], None, positions_T)
@@ -167,7 +166,7 @@ class NextTokens:
 
     def _take_logits(self, results: int, logits_TV: Tensor, *_: Any) -> tuple[Tensor, ...]:
         """Keep the logits; a loss of zero, and as many results as its op has."""
-        self.logits[self._lane] = logits_TV
+        self.logits = logits_TV
         return (logits_TV.new_zeros(()),) * results
 
     def _no_loss(self, x: Tensor, *_: Any) -> Tensor:

@@ -3,12 +3,13 @@
 Shao et al., "DeepSeekMath" (GRPO), arXiv 2402.03300; Yu et al., "DAPO", arXiv 2503.14476; Liu et al., "Understanding
 R1-Zero-like training" (Dr. GRPO), arXiv 2503.20783.
 
-N sequences of a step, `group` of each prompt, one after the other · S positions of a sequence.
+N sequences of a step, `group` of each prompt, one after the other · C tokens of the longest completion · R rewards · S
+positions of a sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,116 +19,178 @@ import torch
 from torch import Tensor
 
 from runtime.comm.transport import Sums
-from runtime.contract import Grpo, Plan
+from runtime.contract import Plan
 from runtime.micro_batches import NO_TARGET, Indices
 from runtime.policy_weights import advantages, token_weights
+from runtime.rewards.errors import RewardError
 from runtime.rewards.scoring import Case
 from runtime.rollout.generator import Generator, RolloutError, Rollouts, all_reduce
+from runtime.state import State
+from runtime.step_time import StepTime
 
 Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+SAMPLED = ("old", "advantage", "weight", "reference")  # of each sampled token: what the head reads besides targets
+COUNTS = ("tokens", "different", "clipped", "kl", "reference_kl")  # of sampled tokens, over the world
 
 
 class Prompts(Protocol):
-    """Prompts by the number of their draw, the same for every rank count."""
+    """Prompts by the number of their draw, the same on every rank."""
 
-    def prompt(self, index: int) -> npt.NDArray[np.int64]: ...
+    def prompt(self, index: int) -> Ids: ...
 
-    def case(self, index: int, completion: npt.NDArray[np.int64]) -> Case: ...
+    def case(self, index: int, completion: Ids) -> Case: ...
 
 
 class Scorer(Protocol):
-    """What gives completions their rewards."""
+    """What gives completions their rewards: [cases, rewards]."""
 
     def score(self, cases: Sequence[Case]) -> Floats: ...
+
+    def close(self) -> None: ...
+
+
+class Reference:
+    """The weights that the run began with, in the memory of the host; made before a step is trained."""
+
+    def __init__(self, state: State, sums: Sums) -> None:
+        self._sums = sums
+        self._now = [*(bucket.parameters for bucket in state.held), *state.untrained.values()]
+        self._kept = [each.to("cpu", copy=True) for each in self._now]
+
+    def swap(self) -> None:
+        """Exchange these weights with those that the run has. Afterwards all ranks have exchanged theirs."""
+        for now, kept in zip(self._now, self._kept, strict=True):
+            before = now.to("cpu", copy=True)
+            now.copy_(kept)
+            kept.copy_(before)
+        self._sums.all_reduce(torch.zeros(1, dtype=torch.float64))
 
 
 @dataclass
 class Scored:
-    """The rollouts of a step with what they earned. `first`: the number of the first sequence."""
+    """The rollouts of a step with what they earned. `drawn`: the numbers of their sequences."""
 
-    first: int
+    drawn: Indices
     rollouts: Rollouts
     rewards_NR: Floats
     advantage_N: Floats
     weight_N: Floats  # of each token of a completion
+    reference_NC: Floats | None  # log-probabilities by the reference
 
 
 class Policy:
-    """The rollouts of one rank, as all ranks have them. `scorer`: on the first pipeline rank of each column."""
+    """The rollouts of a run, as each rank has them. `scorer`: on the first pipeline rank of each column, else None."""
 
-    def __init__(self, plan: Plan, rank: int, generator: Generator, sums: Sums, prompts: Prompts, scorer: Scorer) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        generator: Generator,
+        prompts: Prompts,
+        scorer: Scorer | None,
+        sums: Sums,
+        time: StepTime,
+        reference: Reference | None = None,
+    ) -> None:
         assert plan.train.grpo is not None
-        self._plan, self._grpo, self._sums = plan, plan.train.grpo, sums
-        self._pp_rank, self._column = divmod(rank, plan.mesh.columns)
-        self._generator, self._prompts, self._scorer = generator, prompts, scorer
+        self._plan, self._grpo, self._sums, self._time = plan, plan.train.grpo, sums, time
+        self._column = rank % plan.mesh.columns
+        self._generator, self._prompts, self._scorer, self._reference = generator, prompts, scorer, reference
         self._scored: Scored | None = None
+        self._generated_at = -1  # the step
         self._is_first = False  # whether the weights are those that generated
         self._counted = np.zeros(len(COUNTS))
 
     @property
-    def grpo(self) -> Grpo:
-        return self._grpo
+    def iterations(self) -> int:
+        """Steps on the same completions."""
+        return self._grpo.iterations
+
+    def close(self) -> None:
+        """End the processes of rewards."""
+        if self._scorer:
+            self._scorer.close()
 
     # ---- rollouts
 
-    def roll_out(self, drawn: Indices) -> None:
+    def comes_again(self, step: int) -> bool:
+        """Whether the step that follows step number `step`, from 0 on, trains on the same completions."""
+        return (step + 1) % self._grpo.iterations > 0
+
+    def roll_out(self, step: int, drawn: Indices) -> None:
         """Have the rollouts of the sequences `drawn`: those that are there, or new ones by the weights as they are."""
-        self._is_first = self._scored is None or self._scored.first != int(drawn[0])
-        if not self._is_first:
-            return
+        if self._scored is None or not np.array_equal(self._scored.drawn, drawn):
+            self._scored, self._generated_at = self._new(drawn), step
+        self._is_first = self._generated_at == step  # as it is where a step is computed again
+
+    def _new(self, drawn: Indices) -> Scored:
         group = self._grpo.group
-        prompts = [self._prompts.prompt(int(i)) for i in drawn[::group] // group]
-        given = [prompts[i // group] for i in range(len(drawn))]
+        prompts = [self._prompts.prompt(int(i) // group) for i in drawn]
         columns = self._of_columns(len(drawn))
-        rollouts = self._generator.generate(given, drawn.tolist(), columns.tolist())
-        rewards_NR = self._rewards(drawn, rollouts, columns)
-        totals_N = rewards_NR @ np.array([each.weight for each in self._grpo.rewards])
-        advantage_N = advantages(totals_N, group, self._grpo.scale)
+        with self._time.whole("generation"):
+            rollouts = self._generator.generate(prompts, drawn.tolist(), columns.tolist())
+        reference_NC = None
+        if self._reference:
+            with self._time.whole("generation"):
+                self._reference.swap()
+                reference_NC = self._generator.log_probabilities(rollouts, columns.tolist())
+                self._reference.swap()
+        with self._time.whole("reward"):
+            rewards_NR = self._rewards(drawn, rollouts, columns)
+        advantage_N = advantages(rewards_NR @ self._weights_R, group, self._grpo.scale)
         weight_N = token_weights(rollouts.lengths_N, self._grpo.loss, self._grpo.completion)
-        self._scored = Scored(int(drawn[0]), rollouts, rewards_NR, advantage_N, weight_N)
+        return Scored(drawn, rollouts, rewards_NR, advantage_N, weight_N, reference_NC)
 
-    def _of_columns(self, num: int) -> npt.NDArray[np.int64]:
-        """The column that has each sequence."""
-        size, ranks = self._plan.train.micro_batch, self._plan.mesh.dp
-        return np.arange(num) // size % ranks
+    @property
+    def _weights_R(self) -> Floats:
+        return np.array([each.weight for each in self._grpo.rewards])
 
-    def _rewards(self, drawn: Indices, rollouts: Rollouts, columns: npt.NDArray[np.int64]) -> Floats:
-        """The rewards of all sequences: each column scores its own."""
-        rewards_NR = np.zeros((len(drawn), len(self._grpo.rewards)))
-        if self._pp_rank == 0:
+    def _of_columns(self, num: int) -> Indices:
+        """The column that has each sequence of a step."""
+        return np.arange(num) // self._plan.train.micro_batch % self._plan.mesh.dp
+
+    def _rewards(self, drawn: Indices, rollouts: Rollouts, columns: Indices) -> Floats:
+        """The rewards of all sequences: each column scores its own. Raises RewardError on all ranks."""
+        rewards_NR, error = np.zeros((len(drawn), len(self._grpo.rewards))), None
+        if self._scorer is not None:
             mine = np.flatnonzero(columns == self._column)
-            tokens = (rollouts.tokens_NC[i, : rollouts.lengths_N[i]] for i in mine)
-            cases = [self._prompts.case(int(drawn[i]) // self._grpo.group, t) for i, t in zip(mine, tokens, strict=True)]
-            rewards_NR[mine] = self._scorer.score(cases)
+            try:
+                rewards_NR[mine] = self._scorer.score([self._case(drawn, rollouts, i) for i in mine])
+            except RewardError as raised:
+                error, rewards_NR[0, 0] = raised, np.nan
         all_reduce(self._sums, torch.from_numpy(rewards_NR))
+        if error:
+            raise error
+        if np.isnan(rewards_NR).any():
+            raise RewardError("another rank cannot score completions: its log says why")
         return rewards_NR
+
+    def _case(self, drawn: Indices, rollouts: Rollouts, i: int) -> Case:
+        completion = rollouts.tokens_NC[i, : rollouts.lengths_N[i]]
+        return self._prompts.case(int(drawn[i]) // self._grpo.group, completion)
 
     # ---- what training reads
 
-    @property
-    def scored(self) -> Scored:
-        assert self._scored is not None, "rollouts come before training"
-        return self._scored
-
     def micro_batches(self, device: torch.device) -> dict[str, Tensor]:
         """What the micro-batches of this column read, by name: [micro-batch, token]."""
-        made, S = self.scored, self._plan.train.sequence
-        size, num = self._plan.train.micro_batch, len(made.advantage_N)
-        mine = np.arange(num).reshape(-1, self._plan.mesh.dp, size)[:, self._column].reshape(-1)
+        made, S, size = self._made, self._plan.train.sequence, self._plan.train.micro_batch
+        mine = np.arange(len(made.drawn)).reshape(-1, self._plan.mesh.dp, size)[:, self._column].reshape(-1)
         tokens, targets = np.zeros((len(mine), S), np.int64), np.full((len(mine), S), NO_TARGET)
-        old, advantage, weight = (np.zeros((len(mine), S)) for _ in range(3))
+        sampled = {"old": made.rollouts.logp_NC, "advantage": made.advantage_N[:, None]}
+        sampled |= {"weight": made.weight_N[:, None]}
+        if made.reference_NC is not None:
+            sampled["reference"] = made.reference_NC
+        real = {name: np.zeros((len(mine), S)) for name in sampled}
         for row, i in enumerate(mine):
             prompt, length = made.rollouts.prompts[i], int(made.rollouts.lengths_N[i])
-            completion = made.rollouts.tokens_NC[i, :length]
-            tokens[row, : len(prompt) + length] = np.concatenate([prompt, completion])
-            predicting = slice(len(prompt) - 1, len(prompt) - 1 + length)
-            targets[row, predicting] = completion
-            old[row, predicting] = made.rollouts.logp_NC[i, :length]
-            advantage[row, predicting], weight[row, predicting] = made.advantage_N[i], made.weight_N[i]
-        whole = {"tokens": tokens, "targets": targets}
-        real = {"old": old, "advantage": advantage, "weight": weight}
+            completion, first = made.rollouts.tokens_NC[i, :length], len(prompt) - 1
+            tokens[row, : first + 1 + length] = np.concatenate([prompt, completion])
+            targets[row, first : first + length] = completion
+            for name, values_NC in sampled.items():
+                real[name][row, first : first + length] = values_NC[i, :length]
         dtype = torch.float64 if self._plan.precision.compute == "float64" else torch.float32
-        found = {name: torch.from_numpy(each) for name, each in whole.items()}
+        found = {name: torch.from_numpy(each) for name, each in {"tokens": tokens, "targets": targets}.items()}
         found |= {name: torch.from_numpy(each).to(dtype) for name, each in real.items()}
         return {name: each.view(-1, size * S).to(device) for name, each in found.items()}
 
@@ -139,40 +202,57 @@ class Policy:
         and a bit differs."""
         counted, worst = np.zeros(len(COUNTS)), ""
         for a, logp_T in told.items():
-            is_target = data["targets"][a] >= 0
-            new, old, advantage = (x[is_target].double() for x in (logp_T, data["old"][a], data["advantage"][a]))
-            change = new - old
-            ratio = change.exp()
-            low, high = 1 - self._grpo.clip_low, 1 + self._grpo.clip_high
-            clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
-            counted += [len(new), int((new != old).sum()), int(clipped.sum()), float((ratio - 1 - change).sum())]
-            if len(new) and (difference := change.abs().max().item()) and not worst:
-                worst = f"micro-batch {a}, by {difference:.3g} nats"
+            new, counts = self._counts(logp_T, {name: each[a] for name, each in data.items()})
+            counted += counts
+            if counts[1] and not worst:
+                worst = f": micro-batch {a}, by {new:.3g} nats at most"
         all_reduce(self._sums, torch.from_numpy(counted))
         self._counted = counted
         if self._is_first and counted[1]:
             raise RolloutError(
-                f"{counted[1]:,.0f} of {counted[0]:,.0f} log-probabilities of generation differ from those of training"
-                + (f": {worst}" if worst else "")
+                f"{counted[1]:,.0f} of {counted[0]:,.0f} log-probabilities of generation have other bits in training"
+                + worst
             )
+
+    def _counts(self, logp_T: Tensor, data: Mapping[str, Tensor]) -> tuple[float, Iterable[float]]:
+        """The largest difference of the log-probabilities of a micro-batch, and its counts."""
+        is_target = data["targets"] >= 0
+        new, old, advantage = (each[is_target].double() for each in (logp_T, data["old"], data["advantage"]))
+        change, low, high = new - old, 1 - self._grpo.clip_low, 1 + self._grpo.clip_high
+        ratio = change.exp()
+        clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
+        apart = data["reference"][is_target].double() - new if "reference" in data else torch.zeros_like(new)
+        largest = change.abs().max().item() if len(new) else 0.0
+        counts = len(new), (new != old).sum(), clipped.sum(), _divergence(change), _divergence(apart)
+        return largest, [float(each) for each in counts]
 
     def row(self) -> dict[str, Any]:
         """What the row of a step says of its rollouts."""
-        made, grpo = self.scored, self._grpo
+        made = self._made
         lengths_N = made.rollouts.lengths_N
-        tokens, _, clipped, kl = self._counted
-        by_name = {f"reward_{each.name}": float(made.rewards_NR[:, r].mean()) for r, each in enumerate(grpo.rewards)}
-        weights = np.array([each.weight for each in grpo.rewards])
-        whole = lengths_N == grpo.completion
+        tokens, _, clipped, kl, reference_kl = self._counted
+        means = {each.name: float(made.rewards_NR[:, r].mean()) for r, each in enumerate(self._grpo.rewards)}
+        totals_N = made.rewards_NR @ self._weights_R
+        alike = totals_N.reshape(-1, self._grpo.group).std(axis=1) == 0
         return {
-            "reward": float((made.rewards_NR @ weights).mean()),
-            **(by_name if len(by_name) > 1 else {}),
+            "reward": float(totals_N.mean()),
+            "rewards": means,
+            "reward_alike": float(alike.mean()),
             "completion_tokens": float(lengths_N.mean()),
-            "longest_completions": float(whole.mean()),
+            "completion_longest": float((lengths_N == self._grpo.completion).mean()),
             "entropy": float(made.rollouts.entropy_NC.sum() / lengths_N.sum()),
             "policy_kl": kl / max(tokens, 1),
             "clipped": clipped / max(tokens, 1),
+            **({"reference_kl": reference_kl / max(tokens, 1)} if made.reference_NC is not None else {}),
         }
 
+    @property
+    def _made(self) -> Scored:
+        assert self._scored is not None, "rollouts come before training"
+        return self._scored
 
-COUNTS = ("tokens", "different", "clipped", "kl")  # of the tokens of completions, over the world
+
+def _divergence(apart: Tensor) -> Tensor:
+    """The sum over tokens of the estimate of the KL divergence: exp(x) − x − 1 of the differences x (Schulman,
+    "Approximating KL divergence", 2020)."""
+    return (apart.exp() - apart - 1).sum()

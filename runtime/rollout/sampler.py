@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-
 NEVER = -1000.0  # behind the largest logit: its exponential is 0
 
 

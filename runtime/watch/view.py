@@ -28,6 +28,8 @@ PARTS = {
     "exchange": "exchanges",
     "sum": "sums",
     "data": "data",
+    "generation": "generation",
+    "reward": "rewards",
     "validation": "validation",
     "checkpoint": "checkpoint",
     "other": "other",

@@ -93,7 +93,7 @@ def generate(build: Build, rank: int, board: Board, slots: int) -> dict[str, Ten
     num = lanes * mesh.dp * size
     of_column = np.arange(num).reshape(lanes, mesh.dp, size)
     columns = np.broadcast_to(np.arange(mesh.dp)[:, None], of_column.shape).reshape(-1)
-    limits = Limits(plan.train.sequence // 2, END, slots or size)
+    limits = Limits(plan.train.sequence // 2, END, slots or lanes * size)
     generator = Generator(
         build, rank, trainer.executor, build.programs[program], trainer.links.sums, limits, Sampler(SEED)
     )
