@@ -113,11 +113,18 @@ CODES = {
     "E0950": "an indexer reads the latent of queries, and rotates as many columns as a head of attention",
     "E0951": "what alone is trained is there, and is all that is",
     "E0952": "logits are clipped by queries and keys that are trained, and not normed",
+    # learning from rewards
+    "E0960": "completions are written to prompts, and prompts are for completions",
+    "E0961": "prompts are rows of files of one source, in the tokens of a tokenizer.json",
+    "E0962": "a step has whole groups of completions, and steps on the same completions have one size",
+    "E0963": "a prompt and its completion fit into a sequence",
+    "E0964": "a reward has what its check reads, and nothing else; some reward counts",
     # what is right, and cannot be compiled and trained yet
     "E1001": "training runs in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4",
     "E1006": "training in mxfp8, nvfp4 and other formats without kernels runs on CPUs",
     "E1005": "a tokenizer is trained, or is a file",
     "E1007": "attention that is compressed, or a module, sees all documents of a sequence",
+    "E1008": "completions are generated on CPUs, in 16 bits or more, by whole layers of mla or gqa",
 }
 
 # Rules that no longer hold. Their codes are never given to other rules.

@@ -95,6 +95,8 @@ def _written(item: Diagnostic, span: Span) -> Edit | None:
     given = GIVEN.fullmatch(text)
     if given and re.search(rf"(?:^|[^\w]){re.escape(given[1])}\s*=\s*$", before) and item.code not in EXAMPLES:
         return Edit(span, given[2])
+    if given and given[1] == span.text and (block := _with_block(span)) != span:
+        return Edit(block, text)  # a value in the place of a block: `mtp = none`
     other = re.search(r"(\w+)\s*=\s*$", before)
     if given and other and item.code == "E0301" and ALTERNATIVES.get(given[1]) == other[1]:  # `steps = 5 tokens`
         return Edit(Span(span.source, span.start - len(other[0]), span.end), text)

@@ -47,7 +47,7 @@ UNITS = {
 # Rules that look at more than their rows say, or that are no rows: code → the keys it is about.
 ABOUT = {
     "E0704": ("train.rate",),
-    "E0708": ("model", "data", "adapter", *(f"train.{key}" for key in ("optimizer", "seed", "initial", "ema", "grpo"))),
+    "E0708": ("model", "data", "adapter", *(f"train.{key}" for key in ("optimizer", "seed", "initial", "ema"))),
     "E0812": ("cluster.node.device.memory",),
     "E0910": (*(f"model.attention.{key}" for key in ("query_rank", "kv_rank", "heads")), "model.layers.ffn.inner"),
     "E0920": ("precision.high",),
@@ -61,6 +61,7 @@ ABOUT = {
     "E1001": ("precision",),
     "E1006": ("precision", "precision.linear"),
     "E1005": ("data.tokenizer",),
+    "E1008": ("train.grpo",),
 }
 
 

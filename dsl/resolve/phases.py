@@ -22,7 +22,8 @@ from dsl.syntax import Attribute, Block, Statement, Word
 
 SEPARATOR = "."  # of RUN.PHASE
 WHOLE = ("data", "adapter", "metrics")  # keys of a run that no phase changes, but for the weights of sources
-WHOLE_OF_TRAIN = ("optimizer", "seed", "initial", "ema", "grpo")
+WHOLE_OF_TRAIN = ("optimizer", "seed", "initial", "ema")
+GRPO = "grpo"
 # Keys of a model that say how it is trained, or with which rotation, and not which weights it has.
 _RECIPE = frozenset({"name", "init_std", "rope", "balance", "weight"})
 
@@ -147,6 +148,10 @@ def _check(context: Context, phases: Sequence[Block]) -> None:
         for each in own:
             message = f"`{each.key.text}` is that of the whole run, and no phase changes it"
             context.complain("E0708", message, each.key.span, "move it out of the phase")
+        own = [each for block in (context.run, phase) for each in _inside(block, "train") if each.key.text == GRPO]
+        if any(isinstance(each, Block) for each in own):
+            hint = "make the phase a run of its own, whose `initial` is the run before"
+            context.complain("E1008", "a run that learns from rewards has no phases", phase.head, hint)
 
 
 def _of_the_run(statement: Statement) -> Iterator[Attribute | Block]:

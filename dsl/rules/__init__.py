@@ -21,6 +21,7 @@ from dsl.rules import (
     precision,
     recompute,
     resources,
+    rewards,
     tensor,
     training,
 )
@@ -242,6 +243,33 @@ RULES: tuple[Row, ...] = (
     ((*TENSOR, "precision"), tensor.products_are_split),
     ((*TENSOR, "train.optimizer"), tensor.matrices_are_updated_whole),
     (("train.optimizer.qk_clip", "adapter", *ATTENTIONS), model.logits_are_clipped),
+    (("train.grpo", "data.prompts"), rewards.completions_have_prompts),
+    (
+        (
+            *("data.prompts", "data.source", "data.sources", "data.tokenizer", "data.chat", "data.documents"),
+            *("data.column", "data.fim", "data.filters"),
+        ),
+        data.prompts_are_rows,
+    ),
+    (
+        ("train.grpo.group", "train.grpo.iterations", "train.batch", "train.micro_batch", "parallel.data"),
+        rewards.steps_have_whole_groups,
+    ),
+    (("train.grpo.prompt", "train.grpo.completion", "train.sequence"), rewards.completions_fit),
+    (("train.grpo.rewards",), rewards.rewards_have_what_they_check),
+    (("train.grpo", "model.mtp", *ATTENTIONS, f"{LAYERS}.ffn"), rewards.models_generate),
+    (
+        (
+            *("train.grpo", *TENSOR, "parallel.context", "parallel.route", *EXPERT, *WORLD[-3:]),
+            *("precision.combine", f"{LAYERS}.ffn"),
+        ),
+        rewards.ranks_generate,
+    ),
+    (("train.grpo", "cluster.node.device", "cluster.more"), rewards.devices_generate),
+    (
+        (*(f"train.{key}" for key in ("grpo", "validate", "ema", "optimizer.qk_clip")), "recompute", "precision"),
+        rewards.options_generate,
+    ),
     (WORLD, parallel.ranks_are_of_one_kind),
     (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
     (("cluster.node.device", "cluster.more"), resources.devices_have_a_pace),

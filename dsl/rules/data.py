@@ -34,6 +34,37 @@ def conversations_can_be_read(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0931", message, "data.documents", hint, note)
 
 
+def prompts_are_rows(spec: Spec) -> Iterator[Finding]:
+    """Prompts are rows of files, in the tokens of the model, and what is about documents or conversations is not about
+    them."""
+    data = spec.data
+    if data.prompts is None:
+        return
+    note = (("the prompts", "data.prompts"),)
+    if data.chat is not None:  # what else conversations do not go with, is said of these
+        yield Finding("E0961", "rows are prompts or conversations, and not both", "data.chat", "remove `chat`", note)
+        return
+    found: list[tuple[str, str, str]] = []
+    if not isinstance(data.tokenizer, str):
+        message = "prompts are in the tokens of the model that completes them, not of a tokenizer that is trained"
+        found.append(("data.tokenizer", message, 'write `tokenizer = "tokenizer.json"`, the file of that model'))
+    if data.source == STDLIB:
+        found.append(("data.source", f"{STDLIB} holds no prompts", 'write `source = "prompts.jsonl"`'))
+    if data.sources:
+        found.append(("data.sources", "prompts are of one source", 'write `source = "prompts.jsonl"`'))
+    if data.documents == "masked":
+        found.append(("data.documents", "`documents` is about text: a prompt never sees another", "leave it out"))
+    if data.column != "text":
+        message = "`column` is where a document is in its row; where a prompt is, `prompts` says"
+        found.append(("data.column", message, f'remove `column`, and write `prompts {{ prompt = "{data.column}" }}`'))
+    if data.fim:
+        found.append(("data.fim", "fill-in-the-middle is of documents, and these are prompts", "remove `fim`"))
+    if data.filters not in (None, Filters()):
+        found.append(("data.filters", "filters are of documents, and these are prompts", "remove `filters`"))
+    for at, message, hint in found:
+        yield Finding("E0961", message, at, hint, note)
+
+
 def middles_have_tokens(spec: Spec) -> Iterator[Finding]:
     """Fill-in-the-middle takes documents, and three tokens of a tokenizer."""
     data = spec.data

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from compiler.plan import make_plan
+from dsl import schema
 from dsl.load import check, load
 from dsl.resolve.fields import fields_of
 from dsl.rules import JOINT, JOINT_CODES, RULES
@@ -65,12 +66,18 @@ def variants() -> list[Spec]:
     few = quick.train.batch.model_copy(update={"start": 3, "end": 7})
     moe = quick.model.layers[1].ffn.model_copy(update={"groups": 3, "top_groups": 5})
     layers = (quick.model.layers[0], quick.model.layers[1].model_copy(update={"ffn": moe, "first": 2}))
+    reward = schema.Reward(name="own", check="regex", pattern="(a")
+    grpo = schema.Grpo(group=3, prompt=100, completion=100, iterations=2, rewards=(reward,))
+    prompts = schema.Prompts()
     return [
         v3,
         quick,
         quick.model_copy(update={"parallel": odd}),
         quick.model_copy(update={"train": quick.train.model_copy(update={"batch": few})}),
         quick.model_copy(update={"model": quick.model.model_copy(update={"layers": layers})}),
+        quick.model_copy(update={"train": quick.train.model_copy(update={"grpo": grpo, "batch": few})}),
+        quick.model_copy(update={"data": quick.data.model_copy(update={"prompts": prompts})}),
+        v3.model_copy(update={"train": v3.train.model_copy(update={"grpo": grpo})}),
     ]
 
 

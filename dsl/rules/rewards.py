@@ -1,0 +1,206 @@
+"""Learning from rewards: what completions are written to, how they are counted and rewarded, and what cannot generate
+them yet."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from math import gcd, lcm
+
+from dsl import ramp
+from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
+from dsl.rules.precision import ALL_ROLES, ROLES
+from dsl.schema import AnyAttention, Custom, Gqa, Mla, Moe, Reward, Spec
+
+# A key of a reward → the checks that read it, and what to write where it must be given.
+KEYS_OF_CHECKS = {
+    "pattern": (("regex",), 'pattern = "^<think>"'),
+    "file": (("python",), 'file = "reward.py"'),
+    "function": (("python",), ""),
+    "seconds": (("python", "regex"), ""),
+}
+
+
+def completions_have_prompts(spec: Spec) -> Iterator[Finding]:
+    """Completions are written to prompts, and nothing else reads these."""
+    if spec.train.grpo is not None and spec.data.prompts is None:
+        message = "completions are written to prompts, and `data` does not say that its rows are some"
+        note = (("the completions", "train.grpo"),)
+        yield Finding("E0960", message, "data", "add `prompts { }` to `data`", note)
+    if spec.train.grpo is None and spec.data.prompts is not None:
+        message = "completions are written to prompts, and `train` has no `grpo` that says which are good"
+        hint = (
+            "add `grpo { group = 8, prompt = 256, completion = 256, rewards { correct { check = exact } } }` to `train`"
+        )
+        yield Finding("E0960", message, "data.prompts", hint)
+
+
+def steps_have_whole_groups(spec: Spec) -> Iterator[Finding]:
+    """A step has all completions of each of its prompts; those that are trained on again are those of a whole step."""
+    grpo, batch, micro_batch = spec.train.grpo, spec.train.batch, spec.train.micro_batch
+    if grpo is None or batch.end < batch.start:
+        return
+    if grpo.iterations > 1 and batch.end > batch.start:
+        message = f"iterations = {grpo.iterations}: steps on the same completions have one size, and the batch grows"
+        note = (("the iterations", "train.grpo.iterations"),)
+        yield Finding("E0962", message, "train.batch", f"write `batch = {batch.end}`", note)
+    quantum = ramp.quantum_of(spec.parallel, micro_batch)
+    sizes = [*range(batch.start, batch.end, quantum)[: ramp.MAX_SIZES], batch.end]
+    size = next((each for each in sizes if each % grpo.group), None)
+    if size is None:
+        return
+    message = f"a step of {size:,} sequences does not have whole groups of {grpo.group} completions"
+    group = nearest_divisor(gcd(*sizes), grpo.group)
+    whole = nearest_multiple(size, lcm(grpo.group, spec.parallel.data * micro_batch))
+    ways = [f"write `group = {group}`"] if group > 1 else []
+    ways += [f"write `batch = {whole}`"] if batch.start == batch.end else []
+    hint = ", or ".join((ways[0], *(way.removeprefix("write ") for way in ways[1:]))) if ways else "grow it by more"
+    yield Finding("E0962", message, "train.grpo.group", hint, (("the batch", "train.batch"),))
+
+
+def completions_fit(spec: Spec) -> Iterator[Finding]:
+    """The longest prompt and the longest completion are a sequence together."""
+    grpo, sequence = spec.train.grpo, spec.train.sequence
+    if grpo is None or grpo.prompt + grpo.completion <= sequence:
+        return
+    both = grpo.prompt + grpo.completion
+    message = (
+        f"a prompt of {grpo.prompt:,} tokens and a completion of {grpo.completion:,} have {both:,}, "
+        f"and a sequence {sequence:,}"
+    )
+    hint = f"write `sequence = {both}`"
+    if grpo.prompt < sequence:
+        hint = f"write `completion = {sequence - grpo.prompt}`, or `sequence = {both}`"
+    yield Finding("E0963", message, "train.grpo.completion", hint, (("the sequence", "train.sequence"),))
+
+
+def rewards_have_what_they_check(spec: Spec) -> Iterator[Finding]:
+    """A reward has the keys that its check reads, and no others; some reward counts."""
+    if spec.train.grpo is None:
+        return
+    rewards = spec.train.grpo.rewards
+    for each in rewards:
+        yield from _keys_of(each, f"train.grpo.rewards.{each.name}")
+    if not any(each.weight for each in rewards):
+        message, hint = "no reward has a weight other than 0, so nothing is learnt", "write `weight = 1` in one of them"
+        yield Finding("E0964", message, f"train.grpo.rewards.{rewards[0].name}.weight", hint)
+
+
+def _keys_of(reward: Reward, path: str) -> Iterator[Finding]:
+    for key, (checks, example) in KEYS_OF_CHECKS.items():
+        value = getattr(reward, key)
+        if example and value is None and reward.check in checks:
+            message = f"`check = {reward.check}` reads a {key}, and `{reward.name}` has none"
+            yield Finding("E0964", message, f"{path}.check", f"add `{example}`")
+        elif value != Reward.model_fields[key].default and reward.check not in checks:
+            message = f"`check = {reward.check}` reads no {key}"
+            hint = f"remove `{key}`, or write `check = {checks[0]}`"
+            yield Finding("E0964", message, f"{path}.{key}", hint, (("the check", f"{path}.check"),))
+    if reward.check == "regex" and reward.pattern is not None and (why := _unreadable(reward.pattern)):
+        message = f"`pattern` is no regular expression of Python: {why}"
+        yield Finding(
+            "E0964",
+            message,
+            f"{path}.pattern",
+            r"correct it; a sign that is meant as it stands has a backslash in front, as in `\(`",
+        )
+
+
+def _unreadable(pattern: str) -> str:
+    """Why Python does not compile an expression; "" if it does."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what later versions of Python may read otherwise
+            re.compile(pattern)
+    except (re.error, OverflowError) as error:
+        return str(error)
+    except RecursionError:
+        return "it is nested too deep"
+    return ""
+
+
+# ---------------------------------------------------------------- what cannot be generated yet
+
+
+def models_generate(spec: Spec) -> Iterator[Finding]:
+    """Generation keeps the keys and values of all tokens so far; each of the other parts of a model sees one token."""
+    model = spec.model
+    if spec.train.grpo is None:
+        return
+    if model.mtp is not None:
+        yield _later("mtp: rewards are of the next token", "model.mtp", "write `mtp = none`")
+    for path, attention in model.attentions:
+        yield from _attention(path, attention)
+    for index, span in enumerate(model.layers):
+        if isinstance(span.ffn, Custom):
+            message = "ffn custom: modules are traced for whole sequences"
+            yield _later(message, f"model.layers.{index}.ffn", "write `ffn dense { … }` or `ffn moe { … }`")
+
+
+def _attention(path: str, attention: AnyAttention) -> Iterator[Finding]:
+    if not isinstance(attention, Mla | Gqa):
+        message = f"attention {attention.kind}: completions are generated with the keys and values of mla or gqa"
+        yield _later(message, path, "write `attention gqa { … }` or `attention mla { … }`")
+        return
+    where = "completions are generated with attention to all tokens before"
+    if isinstance(attention, Mla):
+        if attention.indexer is not None:
+            yield _later(f"indexer: {where}", f"{path}.indexer", "write `indexer = none`")
+        return
+    if attention.window is not None:
+        yield _later(f"window = {attention.window:,}: {where}", f"{path}.window", "write `window = none`")
+    if attention.sinks:
+        yield _later(f"sinks: {where}, and to nothing else", f"{path}.sinks", "write `sinks = false`")
+    if attention.softcap is not None:
+        message = f"softcap = {attention.softcap:g}: completions are generated with logits as they are"
+        yield _later(message, f"{path}.softcap", "write `softcap = none`")
+
+
+def ranks_generate(spec: Spec) -> Iterator[Finding]:
+    """A rank has whole heads and sequences, and sends each row to its expert."""
+    if spec.train.grpo is None:
+        return
+    for key in ("tensor", "context", "expert_tensor"):
+        degree = getattr(spec.parallel, key)
+        if degree > 1:
+            message = f"{key} = {degree}: a rank generates with whole sequences and whole products"
+            yield _later(message, f"parallel.{key}", f"write `{key} = 1`")
+    if spec.by_nodes and any(isinstance(span.ffn, Moe) for span in spec.model.layers):
+        message = "expert groups fill several nodes: rows of completions go to their experts one by one"
+        yield _later(message, "parallel.route", "write `route = flat` in `parallel`")
+
+
+def devices_generate(spec: Spec) -> Iterator[Finding]:
+    """Ops in C++ give a row the same bits beside any others."""
+    for index, device in enumerate(spec.cluster.devices if spec.train.grpo is not None else ()):
+        if device.bf16 is not None:
+            message = f"device {device.name}: completions are generated on CPUs"
+            yield _later(message, f"cluster.{'more.' * index}node.device", "train on a cluster of `device cpu { … }`")
+
+
+def options_generate(spec: Spec) -> Iterator[Finding]:
+    """What a run may do besides, and does not together with rewards."""
+    train = spec.train
+    if train.grpo is None:
+        return
+    if train.validate is not None:
+        message = "validate: a loss on text is not measured beside rewards"
+        yield _later(message, "train.validate", "write `validate = none`")
+    if train.ema is not None:
+        yield _later("ema: no average is kept beside rewards", "train.ema", "write `ema = none`")
+    if train.optimizer.qk_clip is not None:
+        message = f"qk_clip = {train.optimizer.qk_clip:g}: logits are not clipped beside rewards"
+        yield _later(message, "train.optimizer.qk_clip", "write `qk_clip = none`")
+    if "logits" in spec.recompute:
+        kept = ", ".join(name for name in spec.recompute if name != "logits")
+        message = "recompute names logits, and the loss of completions reads them all"
+        yield _later(message, "recompute", f"write `recompute = [{kept}]`")
+    narrow = [role for role in ALL_ROLES if getattr(spec.precision, role) in ROLES]
+    if narrow:
+        message = f"{narrow[0]} = {getattr(spec.precision, narrow[0])}: completions are generated in fp64, fp32 or bf16"
+        yield _later(message, "precision", "write `precision = bf16`")
+
+
+def _later(message: str, at: str, hint: str) -> Finding:
+    return Finding("E1008", message, at, hint, (("the completions", "train.grpo"),))
