@@ -106,7 +106,7 @@ def loop_of(
     from runtime.device import check_ranks, choose
     from runtime.loop import Loop
     from runtime.native.library import missing
-    from runtime.resume import beginning, order_of
+    from runtime.positions import beginning, order_of
 
     try:
         device = choose(options.device, place.local_world if place else build.plan.mesh.world)

@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,13 @@ from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest
 from runtime.contract import MoeLayer, Plan
-from runtime.data.blend import Blend, Share
-from runtime.data.errors import DataError
-from runtime.data.order import Order
-from runtime.data.samples import RowSamples
 from runtime.health import record
 from runtime.health.judge import Recent
-from runtime.micro_batches import EXTRA_TOKENS
 from runtime.native import library
 from runtime.outcome import printable
 from runtime.phases import begins_with, check_is_not_over, going_back
 from runtime.position import Position
-from runtime.rate import batch_at, last_step, tokens_after, tokens_to_train
+from runtime.positions import course, order_of, position_in
 from runtime.run_copy import program_digest
 from runtime.snapshot import AVERAGE
 from runtime.strict_json import tree
@@ -91,41 +85,6 @@ def _more(plan: Plan) -> dict[str, Any]:
     return adapter | ({"experts": digests} if digests else {})
 
 
-def order_of(build: Build, corpus: Path) -> Order | Blend:
-    """The order in which this build draws the training samples of a prepared corpus. Of conversations, windows are
-    rows, each counted as one token, so that it does not depend on the sequence; or they are sequences of packed rows.
-
-    Raises DataError where no row is left to train on, or the text has no piece of the length that a phase reads.
-    """
-    meta, train = json.loads((corpus / "meta.json").read_text("utf-8")), build.plan.train
-    if (chat := build.plan.data.chat) is not None:
-        rows = RowSamples(
-            corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed, long=chat.long, pack=chat.pack
-        )
-        return Order(train.sequence if chat.pack else 1, rows.num_windows, train.seed)
-    if sources := build.plan.data.sources:
-        orders = (_order(build, meta["sources"][each.name]["train"]["tokens"]) for each in sources)
-        shares = (Share(each.name, each.weight, order.whole) for each, order in zip(sources, orders, strict=True))
-        within = train.within
-        samples = None if within is None or within.is_last else tokens_to_train(build.plan) // train.sequence
-        return Blend(tuple(shares), samples=samples, phase=within.number if within else 0)
-    return _order(build, meta["splits"]["train"]["tokens"])
-
-
-def _order(build: Build, tokens: int) -> Order:
-    """The order of samples of one text of so many tokens."""
-    train, within = build.plan.train, build.plan.train.within
-    if within is None:
-        return Order(train.sequence, max(1, (tokens - EXTRA_TOKENS) // train.sequence), train.seed)
-    pieces = (tokens - EXTRA_TOKENS) // within.longest
-    if not pieces:
-        needed = within.longest + EXTRA_TOKENS
-        raise DataError(f"{tokens:,} tokens are fewer than one sample of the longest phase, {needed:,}: give more text")
-    end = None if within.is_last else within.first_token + tokens_to_train(build.plan)
-    windows = pieces * (within.longest // train.sequence)
-    return Order(train.sequence, windows, train.seed, within.longest, within.first_token, end)
-
-
 def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     """The newest good checkpoint of `folder`. CheckpointError if there is none, or if this build may not go on.
 
@@ -157,7 +116,7 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     with _named(checkpoint):
         _check_loads(was.get("loads"), build.plan.moe_layers)
         recent = Recent.from_json(was.get("health"))
-        position, notes = _position(
+        position, notes = position_in(
             checkpoint, build, order_of(build, corpus), same_text=was.get("data") == now["data"]
         )
     notes += ["the checkpoint has no moving average of the weights: it begins with them"] * (averages and not averaged)
@@ -170,7 +129,7 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     elif was.get("build") != now["build"] and was.get("programs") != now["programs"]:
         differs = differs or ["the build"]
     if was.get("data") != now["data"] or any(_OF_THE_DATA.fullmatch(path) for path, _ in changed):
-        notes += _course(checkpoint.step, position, build.plan)
+        notes += course(checkpoint.step, position, build.plan)
     if differs:
         notes.append(not_bit_for_bit(differs))
     notes = [f"going on from {checkpoint.path}", *notes]
@@ -216,84 +175,6 @@ def _named(checkpoint: Checkpoint) -> Iterator[None]:
         yield
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path / MANIFEST}: {error}") from None
-
-
-# ---------------------------------------------------------------- where it was in the data
-
-
-def beginning(order: Order | Blend) -> Position:
-    """Where a run begins that does not go on from a checkpoint."""
-    if isinstance(order, Blend):
-        return Position().blended(order, partial(Position.under, same_text=True))
-    return Position(order=order)
-
-
-def _position(
-    checkpoint: Checkpoint, build: Build, order: Order | Blend, *, same_text: bool
-) -> tuple[Position, list[str]]:
-    """Where this build goes on in the data, and what is to be said of windows that are cut anew."""
-    if isinstance(order, Blend):
-        return _blended(Position.from_json(checkpoint.meta.get("position")), order, same_text=same_text)
-    if (value := checkpoint.meta.get("position")) is None:  # of a version that did not record it
-        train = build.plan.train
-        done = tokens_after(build.plan.batches, order.sequence, checkpoint.step - train.first_step)
-        tokens = train.first_token + done
-        samples = tokens // order.sequence
-        note = f"this checkpoint does not say which samples it has seen: taken as {samples:,}, as if by this build"
-        return Position(samples, tokens, samples, (), order), [note]
-    was = Position.from_json(value)
-    if not isinstance(was.order, Order):
-        if isinstance(was.order, Blend):
-            return was.under(order, same_text=same_text), ["the samples are of one source, which begins"]
-        raise ValueError("does not say in which order samples were drawn")
-    is_chat = build.plan.data.chat is not None
-    if is_chat and was.order.sequence != order.sequence:
-        note = "rows are packed otherwise: the run goes on at the same share of the epoch"
-        return was.at_same_share(order), [note]
-    same_rows = same_text and not (is_chat and was.order.windows != order.windows)  # others are cut, dropped or no loss
-    position = was.under(order, same_text=same_rows)
-    if was.order == order or not position.cuts:
-        return position, []
-    if is_chat:
-        return position, [f"rows of epoch {position.cuts[0].epoch + 1:,} that are still to come have another order"]
-    lost = position.unavoidable()
-    how = "as few as windows of whole sequences can"
-    if lost is not None:
-        how = f"{lost[0]:,} tokens are skipped and {lost[1]:,} repeated"
-        how += ", the fewest that whole windows can" if any(lost) else ""
-    text = f"windows of {was.order.sequence:,} tokens are cut anew into {order.sequence:,}: of the rest of epoch"
-    return position, [f"{text} {position.cuts[0].epoch + 1:,} {how}; its order is another"]
-
-
-def _blended(was: Position, order: Blend, *, same_text: bool) -> tuple[Position, list[str]]:
-    """Where a build of several sources goes on, and what is to be said of their weights."""
-    found = was.blended(order, partial(Position.under, same_text=same_text))
-    shares = was.order.shares if isinstance(was.order, Blend) else ()
-    before = {share.name: share.weight for share in shares}
-    weights = {share.name: share.weight for share in order.shares}
-    if before == weights:
-        return found, []
-    told = ", ".join(f"{name} {before.get(name, 0)} → {weights.get(name, 0)}" for name in {**before, **weights})
-    return found, [f"weights of sources: {told}; each source goes on with its next sample"]
-
-
-def _course(step: int, position: Position, plan: Plan) -> list[str]:
-    """What comes next in the data, and where the run ends."""
-    batches, train = plan.batches, plan.train
-    trained = position.tokens - train.first_token
-    size = batch_at(batches, train.sequence, trained)
-    drawn = position.draw(size)
-    total = tokens_to_train(plan)
-    end = last_step(batches, train.sequence, step, trained, total)
-    ends = "phase" if train.within and not train.within.is_last else "run"
-    exact = not position.cuts and not position.skip
-    done = f"{position.samples:,} samples ({position.tokens:,} tokens) were trained on"
-    following = f"{size:,} of samples {int(drawn[0]):,} to {int(drawn[-1]):,}" + ", which follow" * exact
-    return [
-        f"{done}; step {step + 1:,} takes {following}",
-        "rate, phases and the growth of the batch go by tokens; "
-        f"the {ends} ends at {train.first_token + total:,} tokens, after step {end:,}",
-    ]
 
 
 def _check_loads(loads: Any, layers: Sequence[MoeLayer]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from runtime.contract import Chat
+from runtime.contract import Chat, Prompts
 from runtime.data import tokenizer, tokenizer_files
 from runtime.data.errors import DataError
 from runtime.data.readers import LINE_SUFFIXES, SourceFile, json_lines
@@ -38,41 +38,46 @@ NAME_IT = f"write `template`, or put {tokenizer_files.TEMPLATE} beside the token
 
 @dataclass(frozen=True)
 class Settings:
-    """The chat template of a run, where it is from, and the special tokens by their names."""
+    """The chat template of a run, where it is from, and the special tokens by their names. `prompts`: where these are
+    in rows (runtime/data/prompts.py); None: rows are conversations."""
 
     template: str | None
     path: str | None
     tokens: Mapping[str, str]
+    prompts: Prompts | None = None
 
     @property
     def digest(self) -> str:
         """sha256 of what decides the tokens of rows."""
-        return hashlib.sha256(json.dumps([self.template, dict(self.tokens)], sort_keys=True).encode()).hexdigest()
+        parts = [self.template, dict(self.tokens), *([asdict(self.prompts)] if self.prompts else [])]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def read_settings(chat: Chat, tokenizer_path: Path, folder: Path) -> Settings:
+def read_settings(data: Chat | Prompts, tokenizer_path: Path, folder: Path) -> Settings:
     """The template that a spec in `folder` names, or that of the tokenizer's folder, and its special tokens.
 
     Raises DataError where a file is named or there, and cannot be used.
     """
+    prompts = data if isinstance(data, Prompts) else None
+    named = data.template if isinstance(data, Chat) else None
     config_path, tokens = (
         tokenizer_path.with_name(tokenizer_files.CONFIG),
         tokenizer_files.special_tokens(tokenizer_path),
     )
     beside = tokenizer_path.with_name(tokenizer_files.TEMPLATE)
-    if chat.template is not None or beside.is_file():
-        path = folder / chat.template if chat.template is not None else beside
-        return Settings(tokenizer_files.read_text(path, MAX_TEMPLATE_BYTES), str(path), tokens)
+    if named is not None or beside.is_file():
+        path = folder / named if named is not None else beside
+        return Settings(tokenizer_files.read_text(path, MAX_TEMPLATE_BYTES), str(path), tokens, prompts)
     template = tokenizer_files.config(tokenizer_path).get("chat_template")
     if isinstance(template, list):  # several, by name
-        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
-        template = named.get("default")
+        by_name = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        template = by_name.get("default")
     if template is not None and not isinstance(template, str):
         raise DataError(f'{config_path}: "chat_template" is no text')
-    return Settings(template, str(config_path) if template else None, tokens)
+    return Settings(template, str(config_path) if template else None, tokens, prompts)
 
 
 # ---------------------------------------------------------------- rows
@@ -101,24 +106,23 @@ def row_fault(row: object) -> str:
     if not isinstance(row, dict):
         return 'expected an object with "messages", or with "prompt" and "completion"'
     if "messages" in row:
-        fault = _messages_fault("messages", row["messages"])
+        fault = messages_fault("messages", row["messages"])
     elif "prompt" in row and "completion" in row:
         kinds = {isinstance(row[name], str) for name in ("prompt", "completion")}
         if kinds == {True}:
             return ""
         if len(kinds) > 1:
             return '"prompt" and "completion" are both texts, or both lists of messages'
-        fault = _messages_fault("prompt", row["prompt"]) or _messages_fault("completion", row["completion"])
+        fault = messages_fault("prompt", row["prompt"]) or messages_fault("completion", row["completion"])
     elif "text" in row:
         return 'a row with "text" is a document, not a conversation: remove `chat` from `data`'
     else:
         return 'expected "messages", or "prompt" and "completion"'
-    if not fault and not isinstance(row.get("chat_template_kwargs") or {}, dict):
-        fault = '"chat_template_kwargs" is not an object'
-    return fault or _tools_fault(row.get("tools"))
+    return fault or more_fault(row)
 
 
-def _messages_fault(name: str, found: object) -> str:
+def messages_fault(name: str, found: object) -> str:
+    """Why a value under a name is no list of messages, or ""."""
     if not isinstance(found, list) or not found:
         return f'"{name}" is not a list of messages'
     if all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in found):
@@ -126,9 +130,12 @@ def _messages_fault(name: str, found: object) -> str:
     return f'a message of "{name}" is no object with a string under "role"'
 
 
-def _tools_fault(found: object) -> str:
+def more_fault(row: Mapping[str, Any]) -> str:
+    """Why a row's `chat_template_kwargs` or `tools` cannot be given to a template, or ""."""
+    if not isinstance(row.get("chat_template_kwargs") or {}, dict):
+        return '"chat_template_kwargs" is not an object'
     try:
-        tools = _tools(found)
+        tools = _tools(row.get("tools"))
     except (ValueError, RecursionError):
         return '"tools" is a text that is not JSON'
     if tools is None or (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):

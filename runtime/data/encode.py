@@ -15,11 +15,13 @@ import numpy.typing as npt
 import tokenizers
 
 from runtime.data import tokenizer, tokenizer_files
-from runtime.data.chat import Settings, rows
+from runtime.data.chat import Settings
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular, write_synced
 from runtime.data.given import Given
 from runtime.data.pieces import Journal, journaled
+from runtime.data.prompt_shards import PromptWriter
+from runtime.data.prompts import reader_of
 from runtime.data.readers import Batch, SourceFile, batches, documents
 from runtime.data.row_shards import RowReader, RowWriter
 from runtime.data.shards import Reader, Writer
@@ -156,7 +158,7 @@ def _read_piece(content: bytes) -> Piece:
 
 
 def files_beside(path: Path, chat: Settings | None) -> dict[str, str]:
-    """The files beside a user's tokenizer.json. Of conversations the chat template is that of the run."""
+    """The files beside a user's tokenizer.json. Of rows, conversations or prompts, the chat template is the run's."""
     files = tokenizer_files.beside(path)
     return files if chat is None or chat.template is None else files | {tokenizer_files.TEMPLATE: chat.template}
 
@@ -170,9 +172,9 @@ def check_vocab(path: Path, size: int, vocab: int) -> None:
 def again(folder: Path, meta: Meta) -> Tokens:
     """The tokens of the same text in a verified folder that divides it otherwise: nothing is encoded."""
     was = Split(**meta["split"])
-    is_chat = "chat" in meta
+    is_chat, ends = "chat" in meta, "prompts" not in meta  # a prompt has no end token behind it
     sides = [
-        _rows(folder / name) if is_chat else (ids[:-1] for ids in _documents(Reader(folder / name)))
+        _rows(folder / name) if is_chat else (ids[:-1] if ends else ids for ids in _documents(Reader(folder / name)))
         for name in ("train", "validation")
     ]
     with open_regular(folder / TOKENIZER) as stream:
@@ -215,15 +217,20 @@ def _sample(files: tuple[SourceFile, ...], divided: Split, seed: int, progress: 
 
 
 class _Side:
-    """One shard while it is written, and what it holds. `rows`: of conversations."""
+    """One shard while it is written, and what it holds. `end`: the token that is put behind a document."""
 
-    def __init__(self, folder: Path, name: str, vocab: int, *, rows: bool) -> None:
-        self.writer = RowWriter(folder / name, vocab) if rows else Writer(folder / name, vocab)
+    def __init__(self, folder: Path, name: str, vocab: int, end: int, chat: Settings | None) -> None:
+        self._end = end
+        kind = Writer if chat is None else RowWriter if chat.prompts is None else PromptWriter
+        self.writer: Writer | RowWriter | PromptWriter = kind(folder / name, vocab)
         self.documents: dict[str, int] = {}  # of each file
         self.num_bytes = 0
 
     def add(self, file: SourceFile, text: str, ids: Ids) -> None:
-        self.writer.add(ids)
+        if isinstance(self.writer, PromptWriter):
+            self.writer.add(ids, text)
+        else:
+            self.writer.add(ids if isinstance(self.writer, RowWriter) else np.append(ids, self._end))
         self.documents[file.name] = self.documents.get(file.name, 0) + 1
         self.num_bytes += len(text.encode())
 
@@ -244,31 +251,45 @@ def write_shards(
     progress: Progress,
     chat: Settings | None = None,
 ) -> dict[str, Any]:
-    """Writes the tokenizer and both shards; returns what meta.json says of them. `chat`: of rows, else None."""
+    """Writes the tokenizer and both shards; returns what meta.json says of them. `chat`: of conversations and prompts,
+    else None."""
     for name, text in {TOKENIZER: tokens.json, **tokens.beside}.items():
         write_synced(folder / name, text)
     vocab, end = tokens.facts["vocab"], tokens.facts["end_of_document"]
-    train, validation = (_Side(folder, name, vocab, rows=chat is not None) for name in ("train", "validation"))
+    train, validation = (_Side(folder, name, vocab, end, chat) for name in ("train", "validation"))
     total = max(1, sum(file.path.stat().st_size for file in files))
     done = unaligned = 0
     with train.writer, validation.writer:
-        for batch, (found, more) in tokens.encoded(batches(files, documents if chat is None else rows)):
+        for batch, (found, more) in tokens.encoded(batches(files, reader_of(chat))):
             unaligned += more
             for (file, text), ids in zip(batch, found, strict=True):
                 side = validation if divided.is_held(file, text) else train
-                side.add(file, text, np.append(ids, end) if chat is None else ids)
+                side.add(file, text, ids)
                 done += len(text)
             progress(tokens.phase, min(done, total - 1), total)
     progress(tokens.phase, total, total)
-    facts = {} if chat is None else {"chat": {"settings": chat.digest, "unaligned": unaligned}}
-    reader_of: type[Reader | RowReader] = Reader if chat is None else RowReader
-    return facts | {
+    return _facts_of_rows(files, train, validation, chat, unaligned) | {
         "tokenizer": tokens.facts,
         "splits": {"train": train.facts(), "validation": validation.facts()},
         "held_out": list(_held_out(files, train, validation)),
-        "unigram_nats": unigram_nats(reader_of(folder / "train"), reader_of(folder / "validation"), vocab),
+        "unigram_nats": _unigram_nats(folder, vocab, chat),
         "unigram_smoothing": "add one to the count of every token",
     }
+
+
+def _facts_of_rows(
+    files: Sequence[SourceFile], train: _Side, validation: _Side, chat: Settings | None, unaligned: int
+) -> dict[str, Any]:
+    """What meta.json says where rows are conversations or prompts. Raises DataError where there is no prompt."""
+    if chat is None:
+        return {}
+    if chat.prompts is None:
+        return {"chat": {"settings": chat.digest, "unaligned": unaligned}}
+    if not train.documents:
+        raise DataError(f"{files[0].path}: no prompts: a prompt is a line of .jsonl, or a row of .parquet or .arrow")
+    sides = {"train": train.writer, "validation": validation.writer}
+    unanswered = {name: writer.unanswered for name, writer in sides.items() if isinstance(writer, PromptWriter)}
+    return {"prompts": {"settings": chat.digest, "unanswered": unanswered}}
 
 
 def _held_out(files: tuple[SourceFile, ...], train: _Side, validation: _Side) -> Iterator[str]:
@@ -277,6 +298,14 @@ def _held_out(files: tuple[SourceFile, ...], train: _Side, validation: _Side) ->
         if held := validation.documents.get(file.name, 0):
             trained_on = train.documents.get(file.name, 0)
             yield f"{file.name} ({held} of {held + trained_on} documents)" if trained_on else file.name
+
+
+def _unigram_nats(folder: Path, vocab: int, chat: Settings | None) -> float | None:
+    """What `unigram_nats` gives of the shards of a folder; None of prompts, which no loss is on."""
+    if chat is not None and chat.prompts is not None:
+        return None
+    kind: type[Reader | RowReader] = Reader if chat is None else RowReader
+    return unigram_nats(kind(folder / "train"), kind(folder / "validation"), vocab)
 
 
 def unigram_nats(train: Reader | RowReader, validation: Reader | RowReader, vocab: int) -> float | None:

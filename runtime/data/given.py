@@ -10,7 +10,7 @@ Its standard input has a line of JSON: the length of tokenizer.json, the token t
 chat settings, or null where texts are documents. Then come the bytes of tokenizer.json, and a line for each batch: a
 JSON list of texts. Its standard output has a line of JSON for each: first {"json", "sha256", "vocab",
 "end_of_document"}, then {"sizes": tokens of each text}, followed by the ids as i32; or {"error": why not}, and its end.
-For conversations there is {"unaligned": rows whose prompt has other tokens by itself} beside the sizes, and a token
+For rows there is {"unaligned": rows whose prompt has other tokens by itself} beside the sizes, and a token
 without loss is ~id (runtime/data/chat.py).
 """
 
@@ -32,8 +32,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from runtime.data import tokenizer, tokenizer_files
-from runtime.data.chat import RowEncoder, Settings, place_of
+from runtime.data.chat import RowEncoder, Settings
 from runtime.data.errors import DataError
+from runtime.data.prompts import PromptEncoder, place_of
 from runtime.data.readers import SourceFile
 from runtime.data.words import Encoder
 from runtime.limits import end_with_parent, limit, too_much_memory
@@ -89,7 +90,7 @@ class Given:
             if len(documents) == 1:
                 file, text = documents[0]
                 if self._chat is not None:
-                    raise DataError(f"{place_of(file, text)}: {ended}") from None
+                    raise DataError(f"{place_of(self._chat, file, text)}: {ended}") from None
                 raise DataError(f"{self.path}: cannot encode {file.path}: {ended}") from None
         ids: list[Ids] = []
         for document in documents:  # which of them it is
@@ -206,7 +207,7 @@ def _documents(bpe: Tokenizer) -> Encode:
 
 
 def _conversations(bpe: Tokenizer, settings: dict[str, Any]) -> Encode:
-    encoder = RowEncoder(bpe, settings)
+    encoder = (PromptEncoder if settings["prompts"] else RowEncoder)(bpe, settings)
 
     def encode(texts: list[str]) -> tuple[list[list[int]], dict[str, int]]:
         rows = encoder.encode(texts)

@@ -20,7 +20,7 @@ from typing import Any
 import tokenizers
 
 from runtime.contract import DataRequest, Filters, TrainedTokenizer
-from runtime.data import chat, corpus, encode, filters, store, streams, token_files, tokenizer, tokenizer_files
+from runtime.data import chat, corpus, encode, filters, prompts, store, streams, token_files, tokenizer, tokenizer_files
 from runtime.data.chat import Settings
 from runtime.data.encode import Progress, Tokens
 from runtime.data.errors import DataError
@@ -28,7 +28,7 @@ from runtime.data.files import write_synced
 from runtime.data.filters import Filtered
 from runtime.data.infill import OF_TRAINED, Rate
 from runtime.data.pieces import Journal
-from runtime.data.readers import COLUMN, SUFFIXES, SourceFile, documents
+from runtime.data.readers import COLUMN, SUFFIXES, SourceFile
 from runtime.data.split import Split, split
 from runtime.data.store import Meta, key_of
 from runtime.data.token_files import TokenTask
@@ -190,6 +190,7 @@ def asked_for(request: DataRequest) -> Meta:
     asked: dict[str, Any] = {**named, "tokenizer": choice, "validation": float(data.validation)}
     asked |= {} if data.column == COLUMN else {"column": data.column}
     asked |= {} if data.chat is None else {"chat": {"template": data.chat.template}}
+    asked |= {} if data.prompts is None else {"prompts": asdict(data.prompts)}
     asked |= {"end_id": data.end_id} if data.end_id is not None else {}
     rates = {each.name: each.fim for each in data.sources} if data.sources else {"": data.fim}
     asked |= {"fim": rates} if any(rates.values()) else {}
@@ -214,7 +215,7 @@ class Task:
     text_key: str
     key: str
     progress: Progress
-    chat: Settings | None = None  # lines are conversations
+    chat: Settings | None = None  # rows are conversations, or prompts
     jobs: int = 1  # processes that encode
     special: tuple[str, ...] = ()  # tokens of a tokenizer that is trained, beside its own
     fim: Rate | None = None
@@ -225,7 +226,7 @@ class Task:
     def divided(self) -> Split:
         """How the documents are divided that pass the filters."""
         assert self.filters is None or self.filtered is not None, "documents are filtered before they are divided"
-        return split(self.files, self.fraction, self.seed, documents if self.chat is None else chat.rows)
+        return split(self.files, self.fraction, self.seed, prompts.reader_of(self.chat))
 
     def passed(self, where: Path, guard: Guard, say: Say) -> Task:
         """The task of the documents that pass the filters, which are found once for all tasks of `where`. Raises
@@ -300,10 +301,10 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
         raise DataError(f"tokenizer = train({wanted.vocab}): more tokens than the model's vocab = {request.vocab}")
     settings: Settings | None = None
     suffixes: Sequence[str] = SUFFIXES
-    if request.data.chat is not None:
-        assert isinstance(wanted, str), "a rule of specs: conversations are in the tokens of a tokenizer.json"
-        settings = chat.read_settings(request.data.chat, spec_folder / wanted, spec_folder)
-        suffixes = chat.SUFFIXES
+    if (rows := request.data.chat or request.data.prompts) is not None:
+        assert isinstance(wanted, str), "a rule of specs: these rows are in the tokens of a tokenizer.json"
+        settings = chat.read_settings(rows, spec_folder / wanted, spec_folder)
+        suffixes = chat.SUFFIXES if settings.prompts is None else prompts.SUFFIXES
     assert request.data.source is not None
     if wanted is None:
         raise DataError(
@@ -328,6 +329,7 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
         special = OF_TRAINED if request.data.fim else ()
         named = [{"train": wanted.vocab}, *division, *special]
     of_chat = [] if settings is None else [{"chat": settings.digest, "format": chat.FORMAT}]
+    of_chat += [] if settings is None or settings.prompts is None else [{"prompts": prompts.FORMAT}]
     text = corpus.digest(found.files)
     wished = request.data.filters
     chosen = None if wished is None else (filters.key(wished, text), wished)

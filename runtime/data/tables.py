@@ -1,16 +1,18 @@
-"""A column of texts of a parquet or Arrow file, read in a process with limits: `python -P -m runtime.data.tables KIND
-COLUMN BYTES MEMORY`.
+"""A column of texts of a parquet or Arrow file, or its rows as JSON, read in a process with limits: `python -P -m
+runtime.data.tables KIND BYTES MEMORY [COLUMN]`.
 
 A page of a few bytes may be a billion rows, and readers of such files are C++ that trusts sizes. So the process has
 limits on its memory and its processor time, and what ends it becomes a DataError that names the file. Its standard
 input is the file. Its standard output has each text behind its length, u32 little-endian, and at last END, or FAULT and
-the reason. A text has at most BYTES bytes, and the process MEMORY bytes; null is an empty text.
+the reason. A text has at most BYTES bytes, and the process MEMORY bytes; null is an empty text. Without a COLUMN each
+text is a row, an object of JSON.
 
 `datasets` writes Arrow streams (`save_to_disk`); an Arrow file, which begins with ARROW1, is read as well.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -18,6 +20,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import date, time
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,8 +41,18 @@ MAX_SAID = 2000  # characters of a reason
 
 def texts_of_table(path: Path, column: str, most: int) -> Iterator[str]:
     """The texts of a column, of at most so many bytes each. Raises DataError for a file that cannot be read."""
+    return _answers(path, most, column)
+
+
+def rows_of_table(path: Path, most: int) -> Iterator[str]:
+    """The rows as JSON, of at most so many bytes each: an object with a value for each column, times and decimals as
+    texts. Raises DataError for a file that cannot be read, or that holds bytes."""
+    return _answers(path, most)
+
+
+def _answers(path: Path, most: int, *column: str) -> Iterator[str]:
     extra("pyarrow", f"{path}: to read {path.suffix}")
-    words = [path.suffix.removeprefix("."), column, str(most), str(DATA_BYTES)]
+    words = [path.suffix.removeprefix("."), str(most), str(DATA_BYTES), *column]
     with (
         open_regular(path) as stream,
         subprocess.Popen(
@@ -87,7 +100,7 @@ class _FaultError(Exception):
 
 
 def main(argv: list[str]) -> int:
-    kind, column, most, data_bytes = argv[0], argv[1], int(argv[2]), int(argv[3])
+    kind, most, data_bytes, column = argv[0], int(argv[1]), int(argv[2]), next(iter(argv[3:]), None)
     end_with_parent()
     out = sys.stdout.buffer
     limit(resource.RLIMIT_DATA, data_bytes)
@@ -115,27 +128,60 @@ def _say(out: IO[bytes], text: str) -> None:
     out.flush()
 
 
-def _values(kind: str, column: str) -> Iterator[bytes | None]:
+def _values(kind: str, column: str | None) -> Iterator[bytes | None]:
     import pyarrow
 
     source = pyarrow.PythonFile(open(0, "rb", closefd=False), mode="r")  # noqa: SIM115  # it lasts as long as we do
     batches = _parquet(source, column) if kind == "parquet" else _arrow(source, column)
-    for values in batches:
+    if column is None:
+        yield from _rows(batches)
+        return
+    for batch in batches:
+        values = _plain(batch.column(batch.schema.get_field_index(column)))
         for begin in range(0, len(values), ROWS):
             part = values.slice(begin, ROWS)
             yield from part.cast(BYTES_OF[f"{part.type}"]).to_pylist()
 
 
-def _parquet(source: Any, column: str) -> Iterator[Any]:
+def _rows(batches: Iterator[Any]) -> Iterator[bytes]:
+    """The rows of batches, as JSON."""
+    row = 0
+    for batch in batches:
+        for begin in range(0, len(batch), ROWS):
+            part = batch.slice(begin, ROWS)
+            try:
+                found = part.to_pylist()
+            except UnicodeDecodeError:
+                raise _FaultError(f"a text of rows {row + 1:,} to {row + len(part):,} is not UTF-8") from None
+            for each in found:
+                row += 1
+                yield b"{%s}" % b", ".join(_json(row, name, value) for name, value in each.items())
+
+
+def _json(row: int, name: str, value: object) -> bytes:
+    """A value of an object with its name."""
+    try:
+        return f"{json.dumps(name)}: {json.dumps(value, default=_text)}".encode()
+    except TypeError:
+        raise _FaultError(f'row {row:,}: column "{name}" holds bytes, as of an image: leave it out') from None
+
+
+def _text(value: object) -> str:
+    """The text that stands for a value that JSON has not. TypeError for bytes."""
+    if isinstance(value, bytes):
+        raise TypeError
+    return value.isoformat() if isinstance(value, date | time) else str(value)
+
+
+def _parquet(source: Any, column: str | None) -> Iterator[Any]:
     from pyarrow import parquet
 
     file = parquet.ParquetFile(source, pre_buffer=False)
     _check(file.schema_arrow, column)
-    for batch in file.iter_batches(ROWS, columns=[column], use_threads=False):
-        yield _plain(batch.column(0))
+    yield from file.iter_batches(ROWS, columns=None if column is None else [column], use_threads=False)
 
 
-def _arrow(source: Any, column: str) -> Iterator[Any]:
+def _arrow(source: Any, column: str | None) -> Iterator[Any]:
     from pyarrow import ipc
 
     is_file = source.read(6) == b"ARROW1"
@@ -145,14 +191,19 @@ def _arrow(source: Any, column: str) -> Iterator[Any]:
     batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
     for batch in batches:
         batch.validate(full=True)  # offsets that point beyond their buffer
-        values = batch.column(batch.schema.get_field_index(column))
-        for begin in range(0, len(values), ROWS):
-            yield _plain(values.slice(begin, ROWS))
+        for begin in range(0, len(batch), ROWS):
+            yield batch.slice(begin, ROWS)
 
 
-def _check(schema: Any, column: str) -> None:
-    """Raise _FaultError unless there is one column of the name, of texts."""
+def _check(schema: Any, column: str | None) -> None:
+    """Raise _FaultError unless there is one column of the name, of texts; for rows, unless names are those of one
+    column each."""
     from pyarrow import types
+
+    if column is None:
+        if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+            raise _FaultError(f'several columns "{twice[0]}"')
+        return
 
     def holds_texts(field: Any) -> bool:
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type

@@ -14,7 +14,8 @@ from runtime.build import Build
 from runtime.health.judge import BadStepError, Verdict
 from runtime.health.record import identity, record
 from runtime.position import Position
-from runtime.resume import order_of, text_of
+from runtime.positions import order_of
+from runtime.resume import text_of
 from tests.cli.forms import FORMS, faults
 from tests.runs.place import DENSE, FOUR_RANKS, ONE_RANK, Place, bits, saved, untimed
 from tests.runs.sick import (

@@ -28,8 +28,8 @@ from runtime.contract import RatePhase
 from runtime.data.samples import Samples
 from runtime.micro_batches import EXTRA_TOKENS
 from runtime.position import Position
+from runtime.positions import order_of
 from runtime.rate import learning_rate
-from runtime.resume import order_of
 from tests.reference.config import Config
 from tests.reference.model import Reference
 from tests.reference.training import AdamW, Recipe, balance_, clip_

@@ -16,7 +16,8 @@ from runtime.health.judge import BadStepError, Verdict
 from runtime.launch.heartbeat import Board
 from runtime.loop import Loop
 from runtime.position import Position
-from runtime.resume import find, order_of, skipping
+from runtime.positions import order_of
+from runtime.resume import find, skipping
 from runtime.trainer import Trainer
 from tests.runs.place import FOUR_RANKS, ONE_RANK, Place, bits, saved, untimed
 
