@@ -228,8 +228,6 @@ class Trainer:
         program = self.programs[self.program]
         self.executor.data = data = self._data(kind, source, samples)
         targets, mtp_targets = self._collect(program.prologue, {"targets": self._count_targets})["targets"]
-        if self.policy:  # the weights of tokens say how their losses are averaged
-            targets = torch.ones_like(targets)
         counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": torch.tensor(size, device=self.device)}
         self.executor.constants = self._tangents(counts)
         self.executor.records = {}
@@ -342,7 +340,10 @@ class Trainer:
         self.feed.read_ahead(samples, partial(self._load, "train", self.train_source, samples))
 
     def _count_targets(self) -> Tensor:
-        """Valid targets of the head and of MTP that this rank's column has; the first pipeline rank counts them."""
+        """Valid targets of the head and of MTP that this rank's column has; the first pipeline rank counts them. Where
+        weights of tokens say how losses are averaged, 1 in all."""
+        if self.policy:
+            return torch.tensor([self.rank == 0, 0], dtype=torch.int64, device=self.device)
         if self.pp_rank > 0:
             return torch.zeros(2, dtype=torch.int64, device=self.device)
         return torch.stack([(self.executor.data[n] >= 0).sum() for n in ("targets", "mtp_targets")])

@@ -96,7 +96,7 @@ class Policy:
         assert plan.train.grpo is not None
         self._plan, self._grpo, self._sums, self._time = plan, plan.train.grpo, sums, time
         self._column = rank % plan.mesh.columns
-        self._generator, self._prompts, self._scorer, self._reference = generator, prompts, scorer, reference
+        self.generator, self._prompts, self._scorer, self._reference = generator, prompts, scorer, reference
         self._scored: Scored | None = None
         self._generated_at = -1  # the step
         self._is_first = False  # whether the weights are those that generated
@@ -106,6 +106,11 @@ class Policy:
     def iterations(self) -> int:
         """Steps on the same completions."""
         return self._grpo.iterations
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """Those of the last step."""
+        return self._made.rollouts
 
     def close(self) -> None:
         """End the processes of rewards."""
@@ -129,12 +134,12 @@ class Policy:
         prompts = [self._prompts.prompt(int(i) // group) for i in drawn]
         columns = self._of_columns(len(drawn))
         with self._time.whole("generation"):
-            rollouts = self._generator.generate(prompts, drawn.tolist(), columns.tolist())
+            rollouts = self.generator.generate(prompts, drawn.tolist(), columns.tolist())
         reference_NC = None
         if self._reference:
             with self._time.whole("generation"):
                 self._reference.swap()
-                reference_NC = self._generator.log_probabilities(rollouts, columns.tolist())
+                reference_NC = self.generator.log_probabilities(rollouts, columns.tolist())
                 self._reference.swap()
         with self._time.whole("reward"):
             rewards_NR = self._rewards(drawn, rollouts, columns)
