@@ -153,7 +153,7 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
             found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.device)
             loop, notes = replace(loop, resume=found.checkpoint, position=found.position), [*found.notes]
             loop = replace(loop, recent=found.recent)
-        if not goes_on or loop.build.plan.frozen:
+        if not goes_on or loop.build.plan.keeps_first_weights:
             initial, more = initial_weights(loop.build.plan, options.data)
             loop, notes = replace(loop, initial=initial), [*notes, *more]
     except EarlierPhaseError as error:

@@ -24,7 +24,8 @@ from runtime.checkpoint.retention import LOSS
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
 from runtime.contract import node_kind
 from runtime.data.blend import Blend
-from runtime.data.samples import AnySamples, RowSamples, samples_of
+from runtime.data.prompt_samples import PromptSamples, open_prompts
+from runtime.data.samples import AnySamples, RowSamples, Survey, samples_of
 from runtime.device import check, divide, take
 from runtime.events import Events
 from runtime.health import record, replicas
@@ -41,6 +42,7 @@ from runtime.profile import WARM_UP, Profile
 from runtime.progress import Progress
 from runtime.rate import last_step, tokens_to_train
 from runtime.resume import origin, text_of
+from runtime.rollout.begin import begin_rollouts
 from runtime.saves import Saves
 from runtime.slots import Slots, host, name_of, take_core
 from runtime.snapshot import AVERAGE
@@ -75,6 +77,12 @@ class Loop:
 
     @property
     def total(self) -> int:
+        """The last step. Where several train on the same completions a run ends with the last of them."""
+        again = self.build.plan.train.grpo.iterations if self.build.plan.train.grpo else 1
+        return -(-self._last_step // again) * again
+
+    @property
+    def _last_step(self) -> int:
         if self.profile is not None:
             return (self.resume.step if self.resume else 0) + WARM_UP + self.profile
         train, step = self.build.plan.train, self.resume.step if self.resume else 0
@@ -99,15 +107,17 @@ class Loop:
         return Progress(self.run, self.total, meta.get("unigram_nats"))
 
     def say_rows(self, say: Callable[[str], None]) -> None:
-        """Say which conversations are not trained on as they are."""
-        samples = self._samples("train")
-        for text in samples.survey.notes() if isinstance(samples, RowSamples) else ():
+        """Say which conversations or prompts are not trained on as they are."""
+        samples = self._prompts() or self._samples("train")
+        found = samples.survey if isinstance(samples, RowSamples) else samples
+        for text in found.notes() if isinstance(found, PromptSamples | Survey) else ():
             say(f"data: {text}")
 
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
         """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""
         train, health = self.build.plan.train, self.build.plan.train.health
-        samples, validation = self._samples("train"), self._validation()
+        prompts = self._prompts()
+        samples, validation = None if prompts else self._samples("train"), self._validation()
         plan, number = self.build.plan, self._device_number(rank, world)
         device, core = take(self.device, number), ""
         if self.slots and self.slots.fixed and self.device == "cpu":
@@ -122,9 +132,12 @@ class Loop:
             board.set_action("load initial weights")
             put = snapshot.put_untrained if plan.adapter else snapshot.put_weights
             put(trainer.state, self.initial.read, self.initial.shapes)
+        policy = begin_rollouts(trainer, prompts) if prompts else None
         if self.resume is not None:
             board.set_action("load checkpoint")
             _restore(trainer, self.resume)
+        if policy:
+            trainer.policy = policy
 
         def say(text: str) -> None:
             to_stderr(text)  # the rank's log
@@ -140,6 +153,8 @@ class Loop:
             for split in (samples, validation):
                 if isinstance(split, RowSamples):
                     events.write("rows", split=split.split, **split.survey.facts)
+            if prompts:
+                events.write("rows", split="train", **prompts.facts)
         if len(by_carrier := channels_of(trainer.links)) > 1:
             events.write("channels", rank=rank, **by_carrier)
         saves = Saves(trainer, world, self.run, self._about(), events, say, self._places())
@@ -169,8 +184,9 @@ class Loop:
             trace.write(trainer.step, trainer.program, trainer.actions, wanted=last and self.slots is not None)
             if saves.poll() and rank == 0:
                 board.request_stop(SIGTERM)  # the step behind which all end is agreed on as for a signal
-            stop = board.should_stop(trainer.step)
-            due = not self._saves_nothing and (last or saves.due(trainer.step))
+            stop = board.should_stop(trainer.step) and trainer.is_between_rollouts
+            due = not self._saves_nothing and trainer.is_between_rollouts
+            due = due and (last or any(map(saves.due, trainer.steps_of_rollout)))
             if health and health.hash and not self._saves_nothing and (due or trainer.step % health.hash == 0):
                 with self._all_end(trainer, world, saves):
                     self._compare(trainer, events)
@@ -189,6 +205,8 @@ class Loop:
                     by = "supervisor" if asked.rank < 0 else f"rank {asked.rank}"
                     events.write("stop", step=trainer.step, signal=Signals(asked.signal).name, received_by=by)
                 break
+        if policy:
+            policy.close()
         saves.finish(stopped=stop)
         if profile and trainer.step == total:
             profile.write(self.run)
@@ -247,11 +265,15 @@ class Loop:
 
     def _measured_step(self, trainer: Trainer) -> dict[str, Any]:
         """A step whose ledger is kept: on a CPU the first that a run trains of a build."""
+        trainer.roll_out()  # which the plan of a step does not have
         with trainer.ledger() as held:
             row = trainer.train_step()
         with suppress(OSError):  # a full disk does not end a run
             held.write(self.run, trainer.rank, trainer.step, trainer.program, run_copy.digest(self.build.files))
         return row
+
+    def _prompts(self) -> PromptSamples | None:
+        return open_prompts(self.build.plan, self.corpus) if self.build.plan.data.prompts else None
 
     def _samples(self, split: str) -> AnySamples:
         train, chat = self.build.plan.train, self.build.plan.data.chat

@@ -46,13 +46,14 @@ Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, and
 
 
 class Trainer:
-    """State of one rank. `train` and `validation` give samples; `endpoint`: its device, and how it talks."""
+    """State of one rank. `train` and `validation` give samples; None: nothing asks for them. `endpoint`: its device, and
+    how it talks."""
 
     def __init__(
         self,
         build: Build,
         rank: int,
-        train: Source,
+        train: Source | None,
         validation: Source | None,
         board: Board,
         endpoint: Endpoint = ON_CPU,
@@ -139,12 +140,16 @@ class Trainer:
 
     def accumulate(self) -> Sums:
         """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
-        self.drawn = self._draw(self.position)
-        if self.policy:
-            self.policy.roll_out(self.step, self.drawn)
+        self.roll_out()
         for bucket in self.state.buckets:
             bucket.gradients.zero_()
         return self._run("train", self.train_source, self.drawn)
+
+    def roll_out(self) -> None:
+        """Draw the samples of the step at hand; where they are completions, have those, which are made once."""
+        self.drawn = self._draw(self.position)
+        if self.policy:
+            self.policy.roll_out(self.step, self.drawn)
 
     def _draw(self, position: Position) -> Indices:
         """Indices of the samples of the step that begins there."""
@@ -221,7 +226,7 @@ class Trainer:
         losses = self._losses(total)
         return {name: losses[name] for name in ("loss", "mtp_loss") if name in losses}
 
-    def _run(self, kind: str, source: Source, samples: Indices) -> Sums:
+    def _run(self, kind: str, source: Source | None, samples: Indices) -> Sums:
         """Execute a program on the samples of these indices; sums of its records over all ranks."""
         size = len(samples)
         self.program = self._program_of(kind, size)
@@ -315,7 +320,7 @@ class Trainer:
                     each.make(self.state.parameters, self.plan.train.seed, self.step)
             self.quantised_at = self.step
 
-    def _data(self, kind: str, source: Source, samples: Indices) -> dict[str, Tensor]:
+    def _data(self, kind: str, source: Source | None, samples: Indices) -> dict[str, Tensor]:
         """What a step reads of its samples; that of training was read ahead."""
         if self.policy:
             return self.policy.micro_batches(self.device)
@@ -329,7 +334,8 @@ class Trainer:
     def _program_of(self, kind: str, size: int) -> str:
         return f"{kind}_{size // (self.plan.mesh.dp * self.plan.train.micro_batch)}"
 
-    def _load(self, kind: str, source: Source, samples: Indices) -> MicroBatches:
+    def _load(self, kind: str, source: Source | None, samples: Indices) -> MicroBatches:
+        assert source is not None
         order = self.programs[self._program_of(kind, len(samples))].order
         ordered = by_cost(source, samples, order) if order else samples
         return MicroBatches(self.plan, source, ordered, self.sequence, self.column, self.device)

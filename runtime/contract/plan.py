@@ -227,6 +227,11 @@ class Plan:
         return tuple(opening.ranks for opening in self.openings if opening.kind == "edge")
 
     @property
+    def keeps_first_weights(self) -> bool:
+        """Whether a rank has weights that the run began with beside those that it trains, or in their place."""
+        return bool(self.frozen) or (self.train.grpo is not None and self.train.grpo.kl > 0)
+
+    @property
     def data_request(self) -> DataRequest:
         return DataRequest(self.data, self.model.vocab, self.train.seed)
 

@@ -9,7 +9,7 @@ positions of a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -161,7 +161,7 @@ class Policy:
         if self._scorer is not None:
             mine = np.flatnonzero(columns == self._column)
             try:
-                rewards_NR[mine] = self._scorer.score([self._case(drawn, rollouts, i) for i in mine])
+                rewards_NR[mine] = self._scorer.score([self._case(drawn, rollouts, int(i)) for i in mine])
             except RewardError as raised:
                 error, rewards_NR[0, 0] = raised, np.nan
         all_reduce(self._sums, torch.from_numpy(rewards_NR))
@@ -187,7 +187,7 @@ class Policy:
         if made.reference_NC is not None:
             sampled["reference"] = made.reference_NC
         real = {name: np.zeros((len(mine), S)) for name in sampled}
-        for row, i in enumerate(mine):
+        for row, i in enumerate(mine.tolist()):
             prompt, length = made.rollouts.prompts[i], int(made.rollouts.lengths_N[i])
             completion, first = made.rollouts.tokens_NC[i, :length], len(prompt) - 1
             tokens[row, : first + 1 + length] = np.concatenate([prompt, completion])
@@ -208,7 +208,7 @@ class Policy:
         counted, worst = np.zeros(len(COUNTS)), ""
         for a, logp_T in told.items():
             new, counts = self._counts(logp_T, {name: each[a] for name, each in data.items()})
-            counted += counts
+            counted += np.array(counts)
             if counts[1] and not worst:
                 worst = f": micro-batch {a}, by {new:.3g} nats at most"
         all_reduce(self._sums, torch.from_numpy(counted))
@@ -219,7 +219,7 @@ class Policy:
                 + worst
             )
 
-    def _counts(self, logp_T: Tensor, data: Mapping[str, Tensor]) -> tuple[float, Iterable[float]]:
+    def _counts(self, logp_T: Tensor, data: Mapping[str, Tensor]) -> tuple[float, list[float]]:
         """The largest difference of the log-probabilities of a micro-batch, and its counts."""
         is_target = data["targets"] >= 0
         new, old, advantage = (each[is_target].double() for each in (logp_T, data["old"], data["advantage"]))

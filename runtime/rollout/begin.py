@@ -1,0 +1,30 @@
+"""What a rank needs for its rollouts: a generator on its executor, prompts, and rewards."""
+
+from __future__ import annotations
+
+from runtime.data.prompt_samples import PromptSamples
+from runtime.rewards.scoring import Rewards
+from runtime.rollout.generator import Generator, Limits
+from runtime.rollout.policy import Policy, Reference
+from runtime.rollout.sampler import Sampler
+from runtime.trainer import Trainer
+
+
+def begin_rollouts(trainer: Trainer, prompts: PromptSamples) -> Policy:
+    """The policy of a rank, whose weights are those that the run begins with; processes of rewards have begun.
+
+    Raises RewardError and RolloutError where they cannot.
+    """
+    plan, grpo, sums = trainer.plan, trainer.plan.train.grpo, trainer.links.sums
+    assert grpo is not None, "a run with prompts learns from rewards"
+    program = max(
+        (each for name, each in trainer.programs.items() if name.startswith("evaluate")),
+        key=lambda each: each.micro_batches,
+    )
+    limits = Limits(grpo.completion, prompts.end, plan.train.micro_batch)
+    sampler = Sampler(plan.train.seed)
+    generator = Generator(trainer.build, trainer.rank, trainer.executor, program, sums, limits, sampler)
+    texts = {each.name: trainer.build.files[each.file].decode() for each in grpo.rewards if each.file}
+    scorer = Rewards(grpo.rewards, texts) if trainer.pp_rank == 0 else None
+    reference = Reference(trainer.state, sums) if grpo.kl else None
+    return Policy(plan, trainer.rank, generator, prompts, scorer, sums, trainer.time, reference)
