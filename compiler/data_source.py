@@ -14,7 +14,6 @@ from compiler.emit import recipe
 from dsl.diagnostics import Diagnostic
 from dsl.schema import Data, Spec
 from dsl.source import Span
-from runtime.contract import Chat
 from runtime.data import corpus
 from runtime.data.errors import DataError
 
@@ -60,38 +59,40 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
     message, hint = _template_fault(spec.data, folder)
     if not message:
         return ()
-    at = origins.get("data.chat.template") or origins.get("data.chat")
+    at = origins.get("data.chat.template") or origins.get("data.chat") or origins.get("data.prompts")
     return (Diagnostic("D0102", message, at, hint, severity="warning"),)
 
 
 def _suffixes(data: Data) -> Sequence[str]:
     """What the names of files end in that are read."""
-    if data.chat is None:
+    if data.chat is None and data.prompts is None:
         return corpus.SUFFIXES
-    from runtime.data import chat  # with tokenizers, which documents need not wait for
+    from runtime.data import chat, prompts  # with tokenizers, which documents need not wait for
 
-    return chat.SUFFIXES
+    return prompts.SUFFIXES if data.prompts is not None else chat.SUFFIXES
 
 
 def _template_fault(data: Data, folder: Path) -> tuple[str, str]:
-    """Why the chat template cannot be used for the first row, and what to do; two empty texts where it can, or where
-    there is no tokenizer here."""
-    if data.chat is None or not isinstance(data.tokenizer, str) or not (folder / data.tokenizer).is_file():
+    """Why the first row cannot be read, or the chat template be used for it, and what to do; two empty texts where both
+    can, or where there is no tokenizer here."""
+    request = recipe.data(data)
+    rows = request.chat or request.prompts
+    if rows is None or not isinstance(data.tokenizer, str) or not (folder / data.tokenizer).is_file():
         return "", ""
-    assert data.source is not None, "a rule of specs: conversations are of one source"
+    assert data.source is not None, "a rule of specs: conversations and prompts are of one source"
     from runtime.data import chat
     from runtime.data.chat_template import Template  # with jinja2
+    from runtime.data.prompts import reader_of
 
     try:
-        settings = chat.read_settings(Chat(data.chat.template, data.chat.long), folder / data.tokenizer, folder)
-        first = next(
-            (row for file in corpus.find(data.source, folder, chat.SUFFIXES).files for row in chat.rows(file)), ""
-        )
+        settings = chat.read_settings(rows, folder / data.tokenizer, folder)
+        read, files = reader_of(settings), corpus.find(data.source, folder, _suffixes(data)).files
+        first = next((row for file in files for row in read(file)), "")
         row = json.loads(first) if first else {}
         if not ("messages" in row or isinstance(row.get("prompt"), list)):
             return "", ""
         if settings.template is None:
-            return chat.NO_TEMPLATE, chat.NAME_IT
+            return chat.NO_TEMPLATE, chat.NAME_IT if settings.prompts is None else chat.PUT_IT
         if not Template(settings.template, settings.tokens, settings.path).marks_assistant and "messages" in row:
             return f"{settings.path}: {chat.UNMARKED}", chat.MARK_IT
     except (DataError, OSError) as error:

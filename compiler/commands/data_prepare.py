@@ -91,6 +91,8 @@ def check_prefix(prefix: Path, spec: Spec) -> None:
         )
     if spec.data.chat is not None:
         raise DataError("--megatron: Megatron's files do not say which tokens of a conversation the loss is on")
+    if spec.data.prompts is not None:
+        raise DataError("--megatron: Megatron's files do not hold the answers of prompts")
     if not prefix.parent.is_dir():
         raise DataError(f"--megatron {prefix}: there is no folder {prefix.parent}")
     if not prefix.name or prefix.is_dir():
@@ -129,7 +131,7 @@ def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[Row]:
             if not counts["documents"] and split != "train":
                 continue
             epochs = None
-            if split == "train" and data.chat is None and counts["tokens"]:
+            if split == "train" and data.chat is None and data.prompts is None and counts["tokens"]:
                 epochs = sum(_tokens_of(name, phase) for phase in phases) / counts["tokens"]
             documents, tokens, num_bytes = (counts[each] for each in COUNTS)
             yield Row(name or f"{data.source}", split, documents, tokens, num_bytes, epochs)

@@ -89,6 +89,8 @@ def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
     them apart; otherwise they follow each other in one, as the run validates. `data`: its prepared data."""
     if data is None:
         raise InferenceError("the data of the run is not there", "name what to measure: --text GLOB or --tokens FILE")
+    if spec.data.prompts is not None:
+        raise InferenceError("the run has prompts and no text", "name what to measure: --text GLOB or --tokens FILE")
     try:
         if spec.data.chat is not None:
             rows = RowSamples(data, VALIDATION, spec.train.sequence, 0, seed=0, long=spec.data.chat.long)

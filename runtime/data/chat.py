@@ -30,7 +30,8 @@ MAX_TEMPLATE_BYTES = 1 << 20
 UNMARKED = "the chat template does not mark what the assistant says, so a row of `messages` has no loss"
 MARK_IT = "put {% generation %} … {% endgeneration %} around the assistant's content and its end token"
 NO_TEMPLATE = "there is no chat template"
-NAME_IT = f"write `template`, or put {tokenizer_files.TEMPLATE} beside the tokenizer.json"
+PUT_IT = f"put {tokenizer_files.TEMPLATE} beside the tokenizer.json"
+NAME_IT = f"write `template`, or {PUT_IT}"
 
 
 # ---------------------------------------------------------------- what a tokenizer's folder says
@@ -162,6 +163,8 @@ class Encoded:
 class RowEncoder:
     """Tokens of rows. Raises DataError where the settings have a template that is none."""
 
+    without_template = f"{NO_TEMPLATE}: {NAME_IT}"
+
     def __init__(self, bpe: Tokenizer, settings: Mapping[str, Any]) -> None:
         self._bpe, self._path = bpe, settings["path"]
         from runtime.data.chat_template import Template  # with jinja2, which only the process that encodes waits for
@@ -210,7 +213,7 @@ class RowEncoder:
         self, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any], *, prompt: bool
     ) -> tuple[str, list[tuple[int, int]]]:
         if self._template is None:
-            raise DataError(f"{NO_TEMPLATE}: {NAME_IT}")
+            raise DataError(self.without_template)
         names = row.get("chat_template_kwargs") or {}
         return self._template.render(messages, prompt=prompt, tools=_tools(row.get("tools")), **names)
 

@@ -29,12 +29,12 @@ def open_prompts(plan: Plan, folder: Path) -> PromptSamples:
     """The prompts that a run of `train.grpo` draws. `folder`: its prepared data, `Loop.corpus`.
 
         prompts = open_prompts(plan, loop.corpus)           # on each rank; ranks share nothing but the files
-        for note in prompts.notes(): say(f"data: {note}")   # once, before ranks begin
+        for note in prompts.survey.notes(): say(f"data: {note}")   # once, before ranks begin
         ids = prompts.prompt(i // group)                    # of the sequence with number i of the run
         case = prompts.case(i // group, completion)         # ids as they were generated, the end among them or not
         prompts.end                                         # the id that ends a completion
         prompts.epochs(position.next)                       # how often each prompt was drawn
-        prompts.order                                       # of `Position`, as runtime/positions.py takes it
+        prompts.survey.facts                                # of the event "rows"
 
     Raises DataError where no prompt is left, or where `check = exact` has no answer to compare with.
     """
@@ -53,6 +53,24 @@ def open_prompts(plan: Plan, folder: Path) -> PromptSamples:
     return PromptSamples(folder, grpo.prompt, grpo.group, plan.train.seed, meta["tokenizer"]["end_of_document"])
 
 
+class Survey:
+    """The prompts of one split, and which of them are drawn: those of at most `longest` tokens. `numbers`: of these."""
+
+    def __init__(self, folder: Path, split: str, longest: int) -> None:
+        self.reader, self._longest = PromptReader(folder / split), longest
+        self.numbers = np.flatnonzero(self.reader.sizes <= longest)
+        rows, samples = self.reader.num_prompts, len(self.numbers)
+        self.facts = {"rows": rows, "samples": samples, "padding": 0, "cut": 0, "dropped": rows - samples}
+        self.facts["without_loss"] = 0  # these are of conversations
+
+    def notes(self) -> list[str]:
+        """What is to be said of prompts that are left out; a sentence, or nothing."""
+        rows, dropped = (self.facts[name] for name in ("rows", "dropped"))
+        longest = f"the longest has {self.reader.sizes.max(initial=0):,}"
+        why = f"have more than `prompt = {self._longest}` tokens, and are left out; {longest}"
+        return [f"{dropped:,} of {rows:,} prompts {why}"] if dropped else []
+
+
 class PromptSamples:
     """The prompts of the training split of a prepared folder that have at most `longest` tokens.
 
@@ -62,57 +80,37 @@ class PromptSamples:
 
     def __init__(self, folder: Path, longest: int, group: int, seed: int, end: int) -> None:
         self.group, self.end = group, end
-        self._reader, self._longest = PromptReader(folder / "train"), longest
-        self.numbers = np.flatnonzero(self._reader.sizes <= longest)  # of the rows that are drawn
+        self.survey = Survey(folder, "train", longest)
+        num = len(self.survey.numbers)
+        if not num:
+            raise DataError(f"no prompt is left: {'; '.join(self.survey.notes())}")
+        self.order = Order(group, num * group, seed)  # of completions: an epoch has `group` of each prompt
+        self._drawn = Order(1, num, seed)
         path = folder / TOKENIZER
         self._bpe = tokenizer.parse(tokenizer.read(path), special_tokens(path).get("eos_token"))
-        if not len(self.numbers):
-            raise DataError(f"{folder / 'train'}: no prompt is left; {'; '.join(self.notes())}")
-        self._drawn = Order(1, len(self.numbers), seed)
 
     # ---- prompts by the number of their draw
 
     def number(self, index: int) -> int:
         """Which row of the split draw `index` is, from 0."""
-        return int(self.numbers[self._drawn.window(index)])
+        return int(self.survey.numbers[self._drawn.window(index)])
 
     def prompt(self, index: int) -> Ids:
         """The token ids of draw `index`."""
-        return self._reader.ids(self.number(index))
+        return self.survey.reader.ids(self.number(index))
 
     def case(self, index: int, completion: Ids) -> Case:
         """What rewards are given of a completion of draw `index`: its text up to the end token, without special tokens.
 
         The prompt of messages is what the chat template makes of them, special tokens written out.
         """
-        row = self._reader.row(self.number(index))
+        row = self.survey.reader.row(self.number(index))
         ends = np.flatnonzero(completion == self.end)
         text = self._bpe.decode(completion[: ends[0] if len(ends) else None].tolist(), skip_special_tokens=True)
         if isinstance(row["prompt"], str):
             return Case(row["prompt"], text, row["columns"])
         return Case(tokenizer.decode(self._bpe, self.prompt(index).tolist()), text, row["columns"], row["prompt"])
 
-    # ---- the run
-
-    @property
-    def order(self) -> Order:
-        """The order of the completions of a run: an epoch has `group` for each prompt."""
-        return Order(self.group, len(self.numbers) * self.group, self._drawn.seed)
-
     def epochs(self, sequences: int) -> float:
         """How often each prompt was drawn once a run has had so many completions."""
         return sequences / self.order.windows
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """What becomes of the rows, for events.jsonl."""
-        rows, samples = self._reader.num_prompts, len(self.numbers)
-        none = dict.fromkeys(("padding", "cut", "without_loss"), 0)
-        return {"rows": rows, "samples": samples, "dropped": rows - samples, **none}
-
-    def notes(self) -> list[str]:
-        """What is to be said of prompts that are left out; a sentence, or nothing."""
-        rows, dropped = (self.facts[name] for name in ("rows", "dropped"))
-        longest = f"the longest has {int(self._reader.sizes.max()):,}"
-        why = f"have more than `prompt = {self._longest}` tokens, and are left out; {longest}"
-        return [f"{dropped:,} of {rows:,} prompts {why}"] if dropped else []

@@ -137,6 +137,8 @@ class PromptEncoder(RowEncoder):
     """Tokens of prompts. A text has the special tokens that the tokenizer adds to texts, as in TRL; messages go through
     the chat template, to what begins the assistant's next turn."""
 
+    without_template = f"{chat.NO_TEMPLATE}: {chat.PUT_IT}"
+
     def _encoded(self, row: Mapping[str, Any]) -> Encoded:
         prompt, columns = row["prompt"], row["columns"]
         if isinstance(prompt, str):
