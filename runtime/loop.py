@@ -25,7 +25,7 @@ from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_o
 from runtime.contract import node_kind
 from runtime.data.blend import Blend
 from runtime.data.prompt_samples import PromptSamples, open_prompts
-from runtime.data.samples import AnySamples, RowSamples, Survey, samples_of
+from runtime.data.samples import AnySamples, RowSamples, samples_of
 from runtime.device import check, divide, take
 from runtime.events import Events
 from runtime.health import record, replicas
@@ -109,8 +109,7 @@ class Loop:
     def say_rows(self, say: Callable[[str], None]) -> None:
         """Say which conversations or prompts are not trained on as they are."""
         samples = self._prompts() or self._samples("train")
-        found = samples.survey if isinstance(samples, RowSamples) else samples
-        for text in found.notes() if isinstance(found, PromptSamples | Survey) else ():
+        for text in samples.survey.notes() if isinstance(samples, RowSamples | PromptSamples) else ():
             say(f"data: {text}")
 
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
@@ -154,7 +153,7 @@ class Loop:
                 if isinstance(split, RowSamples):
                     events.write("rows", split=split.split, **split.survey.facts)
             if prompts:
-                events.write("rows", split="train", **prompts.facts)
+                events.write("rows", split="train", **prompts.survey.facts)
         if len(by_carrier := channels_of(trainer.links)) > 1:
             events.write("channels", rank=rank, **by_carrier)
         saves = Saves(trainer, world, self.run, self._about(), events, say, self._places())
