@@ -12,7 +12,7 @@ from dsl.canonical import value_text
 from dsl.resolve import derive
 from dsl.resolve.fields import FieldType, fields_of, keys_of
 from dsl.resolve.merge import ALTERNATIVES, PHASE
-from dsl.resolve.phases import WHOLE, WHOLE_OF_TRAIN
+from dsl.resolve.phases import GRPO, WHOLE, WHOLE_OF_TRAIN
 from dsl.schema import Batch, LayerRange, Node, Spec, Tile, TrainTokenizer
 from dsl.syntax import KINDS, NAMED
 
@@ -118,8 +118,9 @@ def keys(cls: type[Node]) -> tuple[str, ...]:
 
 
 def keys_in(where: Inside) -> tuple[str, ...]:
-    """The keys of a block at its place: a phase has none of those that are of its whole run."""
-    whole = (WHOLE if where.cls is Spec else WHOLE_OF_TRAIN if where.path == "train" else ()) if where.of_phase else ()
+    """The keys of a block at its place: a phase has none of those of its whole run, or of runs without phases."""
+    of_train = (*WHOLE_OF_TRAIN, GRPO) if where.path == "train" else ()
+    whole = (WHOLE if where.cls is Spec else of_train) if where.of_phase else ()
     return tuple(name for name in keys(where.cls) if name not in whole)
 
 

@@ -55,14 +55,14 @@ def key_meant(
     alias = key if (key := vocabulary.key_in(word, place)) in keys else ""  # not of a block of another kind
     if alias in free:
         return {alias}, f"did you mean `{alias}`?", ()
+    home = _home(word, place, cls)
     elsewhere = "" if alias else vocabulary.said_elsewhere(word, value)
-    if elsewhere:
+    if elsewhere and not home:
         return set(), elsewhere, ()
     absent = [key for key in free if key in _required(cls) and not block.gives(key)]
     close = () if alias else nearest(word, absent) or nearest(word, free)
     if len(keys) <= 2 and keys[0] in free and edits(word, keys[0]) == 1:  # too short a word to be near: `fnn`
         close = (keys[0],)
-    home = _home(word, place, cls)
     if close:
         fitting = [key for key in close if _is_block(cls, key) in (isinstance(statement, Block), None)]
         form = "value" if isinstance(statement, Block) else "block"

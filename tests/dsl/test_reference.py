@@ -119,7 +119,7 @@ def test_derived_defaults_are_told() -> None:
     }
     of_others = {(cls, name) for cls, fields in DEFAULTS.items() for name in fields}
     of_data = {(schema.Data, name) for name in ("source", "tokenizer", "end_id")}
-    of_data |= {(schema.DataSource, name) for name in ("fim", "filters")}
+    of_data |= {*((schema.DataSource, name) for name in ("fim", "filters")), (schema.Prompts, "answer")}
     assert told == of_others | {(schema.Device, name) for name in PEAK_FIELDS} | of_data
 
 

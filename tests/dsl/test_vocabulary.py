@@ -70,6 +70,19 @@ def test_a_key_of_others_is_told_in_its_block_and_located_elsewhere() -> None:
     assert hints["wd"] == "did you mean `weight_decay`?"
 
 
+def test_keys_of_runs_that_learn_from_rewards_are_told() -> None:
+    words = {"num_generations": "group", "max_response_length": "completion", "epsilon_high": "clip_high"}
+    text = ", ".join(f"{word} = 8" for word in words)
+    hints = said(f"run a extends base {{ train {{ grpo {{ {text} }} }} }}")
+    assert {word: hints[word] for word in words} == {word: f"did you mean `{key}`?" for word, key in words.items()}
+    assert said("run a extends base { train { reward_funcs = 1 } }")["reward_funcs"].startswith(
+        "in `train.grpo`, write"
+    )
+    assert (
+        said("run a extends base { data { iterations = 8 } }")["iterations"] == "move it into `grpo { … }` of `train`"
+    )
+
+
 def test_what_the_language_has_not_is_said_to_be_so() -> None:
     attention = "attention gqa { heads = 4, kv_heads = 2, head_dim = 16, rope { theta = 10_000 }, KEYS }"
     words = ("norm_type", "dropout", "clip_qkv")

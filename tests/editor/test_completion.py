@@ -221,5 +221,5 @@ def test_every_key_of_every_block_is_proposed() -> None:
 
 
 def test_in_a_whole_spec_only_what_is_not_given_is_proposed() -> None:
-    assert labels(in_quickstart("    seed       = 1\n|")) == ["initial", "only", "ema", "health"]
+    assert labels(in_quickstart("    seed       = 1\n|")) == ["initial", "only", "ema", "health", "grpo"]
     assert labels(in_quickstart("{ |beta1 = 0.9,")) == ["beta1", "eps", "qk_clip"], "beta1 may become another key"
