@@ -350,16 +350,19 @@ class Reference(nn.Module):
         output = self(z_BZ[:, :S], z_BZ[:, 1 : S + 1] if self.mtp else None, starts_BS)
 
         main = cross_entropy(output.logits_BSV, targets_BS)
-        mtp = sequence = torch.zeros_like(main)
+        mtp = torch.zeros_like(main)
         if output.mtp_logits_BSV is not None:
             mtp = cross_entropy(output.mtp_logits_BSV, mtp_targets_BS)
-        for i, ffn in enumerate(self.config.layers):
-            if isinstance(ffn, Moe):
-                sequence = sequence + ffn.balance.sequence_loss * output.routings[f"layers.{i}"].balance_loss
         nats = [each.sizes.loss * part for each in indexers for part in each.nats]
         index = sum(nats, torch.zeros_like(main)) / (z_BZ.shape[0] * S)
         loads = {block: routing.load_E for block, routing in output.routings.items()}
-        return Losses(main, mtp, sequence, loads, index)
+        return Losses(main, mtp, self.sequence_loss(output), loads, index)
+
+    def sequence_loss(self, output: Output) -> Tensor:
+        """The balance losses of all layers, each with its weight."""
+        moes = [(f"layers.{i}", ffn) for i, ffn in enumerate(self.config.layers) if isinstance(ffn, Moe)]
+        parts = [ffn.balance.sequence_loss * output.routings[block].balance_loss for block, ffn in moes]
+        return sum(parts, output.logits_BSV.new_zeros(()))
 
     def load_logical(self, tensors: dict[str, Tensor]) -> None:
         """Takes copies of all parameters, router biases and tables, by logical name; refuses one that is missing or

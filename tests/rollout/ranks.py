@@ -28,7 +28,8 @@ from runtime.rollout.generator import Generator, Limits, Rollouts, log_probabili
 from runtime.rollout.next_tokens import replace_ops
 from runtime.rollout.sampler import Sampler
 from runtime.trainer import Trainer
-from tests.training.samples import RandomSamples, weight
+from tests.training.ranks import give_weights
+from tests.training.samples import RandomSamples
 
 END, SEED, FIRST = 3, 7, 100  # of the sequences, the first number
 
@@ -83,11 +84,7 @@ def generate(build: Build, rank: int, board: Board, slots: int) -> dict[str, Ten
     plan, mesh = build.plan, build.plan.mesh
     samples = RandomSamples(plan.model.vocab, plan.train.sequence)
     trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport="memory", checked=True))
-    for bucket in trainer.state.held:
-        for entry in bucket.entries:
-            bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
-    for name, bias in trainer.state.biases.items():
-        bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
+    give_weights(trainer)
     program = next(name for name in build.programs if name.startswith("evaluate"))
     size, lanes = plan.train.micro_batch, build.programs[program].micro_batches
     num = lanes * mesh.dp * size

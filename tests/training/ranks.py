@@ -141,16 +141,21 @@ def owned_everywhere(trainer: Trainer) -> None:
             recorded.sums.gather(bucket.gradients_name, bucket.peers, bucket.gradients, bucket.shares_of_peers)
 
 
-def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transport) -> dict[str, Tensor]:
-    plan = build.plan
-    samples = RandomSamples(plan.model.vocab, plan.train.sequence)
-    trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport=transport, checked=True))
-    Recorded(trainer)
+def give_weights(trainer: Trainer) -> None:
+    """Give a rank the weights and biases that its reference has."""
     for bucket in trainer.state.held:
         for entry in bucket.entries:
             bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     for name, bias in trainer.state.biases.items():
         bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
+
+
+def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transport) -> dict[str, Tensor]:
+    plan = build.plan
+    samples = RandomSamples(plan.model.vocab, plan.train.sequence)
+    trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport=transport, checked=True))
+    Recorded(trainer)
+    give_weights(trainer)
     for each in plan.tables:
         if (mine := trainer.state.tables.get(each.name)) is not None:
             mine.copy_(torch.from_numpy(table(each.name, each.shape, each.below)))
