@@ -57,7 +57,7 @@ class Executor:
     data: Mapping[str, Tensor] = field(default_factory=dict)  # name → [micro_batches, T]
     constants: Mapping[str, Tensor] = field(default_factory=dict)  # tangents of the losses
     records: dict[str, Tensor] = field(default_factory=dict)  # of this rank's micro-batches together
-    told: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # by name and micro-batch, of the last program
+    reported: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # by name and micro-batch, of the last program
     _values: dict[tuple[int, int], SimpleNamespace] = field(default_factory=dict)
     _posted: dict[tuple[int, str], Pending] = field(default_factory=dict)
     _sent: dict[tuple[int, str], Pending] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Executor:
 
         Returns what was run when: each call's label, its start (when the first message it awaits was there) and end.
         """
-        self.told.clear()
+        self.reported.clear()
         spans: list[Span] = []
         shape, dtype = self.message
         going = {(int(call.body[1:]), *call.micro_batches) for call in calls if call.body[0] == "O"}
@@ -139,7 +139,7 @@ class Executor:
 
     def tell(self, name: str, micro_batch: int, value: Tensor) -> None:
         """A value of a micro-batch that the trainer reads behind the program."""
-        self.told.setdefault(name, {})[micro_batch] = value
+        self.reported.setdefault(name, {})[micro_batch] = value
 
     @takes("message")
     def receive(self, peer: int, producer: str, micro_batch: int) -> Tensor:

@@ -124,4 +124,4 @@ class Ledger:
             pending += [] if name.startswith("counts") else exchanges
         yield from (p.result for p in pending)
         yield from self.executor._kept.values()
-        yield from (value for of_name in self.executor.told.values() for value in of_name.values())
+        yield from (value for of_name in self.executor.reported.values() for value in of_name.values())

@@ -1,7 +1,7 @@
-"""What the policy loss is told of a step's completions: the advantage of each, and the weight of its tokens.
+"""What the policy loss reads of a step's completions: the advantage of each, and the weight of its tokens.
 
-N completions, those of a prompt side by side: `group` of each. Both are functions of the whole step, so every rank finds
-the same. The names are those of TRL's `loss_type` and `scale_rewards`.
+N completions, those of a prompt side by side: `group` of each. Both are functions of the whole step, so every rank
+finds the same. The names are those of TRL's `loss_type` and `scale_rewards`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def advantages(rewards_N: Numbers, group: int, scale: Scale) -> Numbers:
 
 
 def token_weights(lengths_N: npt.NDArray[np.int64], loss: Loss, longest: int) -> Numbers:
-    """Tokens of each completion -> the weight of every token of it, so that the weighted sum over all tokens of the step
-    is the loss: `grpo` the mean over completions of the mean over tokens, `dapo` the mean over all tokens of the step
-    (arXiv 2503.14476), `dr_grpo` the sum over tokens, divided by N completions of the `longest` length there may be
-    (arXiv 2503.20783). A completion without tokens counts in N.
+    """Tokens of each completion -> the weight of every token of it, so that the weighted sum over all tokens of the
+    step is the loss: `grpo` the mean over completions of the mean over tokens, `dapo` the mean over all tokens of the
+    step (arXiv 2503.14476), `dr_grpo` the sum over tokens, divided by N completions of the `longest` length there may
+    be (arXiv 2503.20783). A completion without tokens counts in N.
     """
     count = len(lengths_N)
     if loss == "grpo":

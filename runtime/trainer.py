@@ -242,7 +242,7 @@ class Trainer:
             self._read_ahead()
         self.actions = self.executor.execute(self.bodies, program.ranks[self.pp_rank], self._reductions(program))
         if self.policy:
-            self.policy.compare(self.executor.told.get("logp", {}), data)
+            self.policy.compare(self.executor.reported.get("logp", {}), data)
         elif trains and self.feed.names is None:  # only the first step shows what one asks for
             self.feed.names = tuple(data)
             self._read_ahead()

@@ -104,7 +104,7 @@ class State:
     written: frozenset[tuple[int, str, bool]] = frozenset()  # by (stage, name, whether a backward made it again)
     sent: tuple[tuple[str, int], ...] = ()  # by the action that made the message; not yet released, or received here
     away: tuple[tuple[Name, int], ...] = ()  # on the host
-    told: tuple[tuple[Name, int], ...] = ()  # to the executor, which has it to the end
+    reported: tuple[tuple[Name, int], ...] = ()  # to the executor, which has it to the end
     storages: tuple[tuple[int, int, int], ...] = ()  # fixed bytes, bytes, holders
 
 
@@ -116,7 +116,7 @@ class Namespace:
     written: set[tuple[int, str, bool]] = field(default_factory=set)
     sent: dict[str, Storage] = field(default_factory=dict)
     away: dict[Name, Storage] = field(default_factory=dict)  # on the host, with the storage that it will have
-    told: dict[Name, Storage] = field(default_factory=dict)  # to the executor
+    reported: dict[Name, Storage] = field(default_factory=dict)  # to the executor
 
     @staticmethod
     def of(state: State) -> Namespace:
@@ -126,16 +126,16 @@ class Namespace:
             storage.name = storage.name if buffer.alias and storage.name else name[1]
         for name, at in state.away:
             storages[at].name = storages[at].name or name[1]
-        for name, at in state.told:
+        for name, at in state.reported:
             storages[at].name = storages[at].name or name[1]
         sent = {action: storages[at] for action, at in state.sent}
-        away, told = ({name: storages[at] for name, at in of} for of in (state.away, state.told))
-        return Namespace(live, set(state.written), sent, away, told)
+        away, reported = ({name: storages[at] for name, at in of} for of in (state.away, state.reported))
+        return Namespace(live, set(state.written), sent, away, reported)
 
     @property
     def held(self) -> tuple[Storage, ...]:
         """What takes memory of the device; one storage may be there several times."""
-        return (*(storage for _, storage in self.live.values()), *self.sent.values(), *self.told.values())
+        return (*(storage for _, storage in self.live.values()), *self.sent.values(), *self.reported.values())
 
     def state(self) -> State:
         storages = {id(storage): storage for storage in (*self.held, *self.away.values())}
@@ -145,7 +145,7 @@ class Namespace:
             frozenset(self.written),
             tuple((action, place[id(storage)]) for action, storage in self.sent.items()),
             tuple((name, place[id(storage)]) for name, storage in self.away.items()),
-            tuple((name, place[id(storage)]) for name, storage in self.told.items()),
+            tuple((name, place[id(storage)]) for name, storage in self.reported.items()),
             tuple((storage.fixed_bytes, storage.bytes, storage.holders) for storage in storages.values()),
         )
 

@@ -180,7 +180,7 @@ class RankValues:
             elif instruction.kind == "tell":
                 storage = names.live[action.stage, instruction.reads[0]][1]
                 memory.hold(storage)
-                names.told[action.stage, instruction.site] = storage
+                names.reported[action.stage, instruction.site] = storage
             elif instruction.kind == "receive":
                 self._check_message(action, instruction, instruction.writes[0])
                 if instruction.peer == self.rank:

@@ -201,12 +201,12 @@ class Policy:
 
     # ---- what training says
 
-    def compare(self, told: Mapping[int, Tensor], data: Mapping[str, Tensor]) -> None:
-        """Compare the log-probabilities of the forward of training with those of generation. `told`: of the
+    def compare(self, reported: Mapping[int, Tensor], data: Mapping[str, Tensor]) -> None:
+        """Compare the log-probabilities of the forward of training with those of generation. `reported`: of the
         micro-batches whose head is here. All ranks call it. RolloutError where the weights are those that generated
         and a bit differs."""
         counted, worst = np.zeros(len(COUNTS)), ""
-        for a, logp_T in told.items():
+        for a, logp_T in reported.items():
             new, counts = self._counts(logp_T, {name: each[a] for name, each in data.items()})
             counted += np.array(counts)
             if counts[1] and not worst:

@@ -32,12 +32,13 @@ from tests.training.samples import RandomSamples
 class Stale(Policy):
     """A policy whose completions were sampled by other weights, so that no bits are the same."""
 
-    told: Mapping[str, Tensor] = {}
+    reported: Mapping[str, Tensor] = {}
 
-    def compare(self, told: Mapping[int, Tensor], data: Mapping[str, Tensor]) -> None:
+    def compare(self, reported: Mapping[int, Tensor], data: Mapping[str, Tensor]) -> None:
         self._is_first = False
-        super().compare(told, data)
-        self.told = self.told or {f"logp/{a}": logp_T[data["targets"][a] >= 0] for a, logp_T in told.items()}
+        super().compare(reported, data)
+        if not self.reported:
+            self.reported = {f"logp/{a}": logp_T[data["targets"][a] >= 0] for a, logp_T in reported.items()}
 
 
 def policy_of(trainer: Trainer, rank: int, folder: Path) -> Stale:
@@ -61,7 +62,7 @@ def train(build: Build, rank: int, board: Board, given: Path) -> dict[str, Tenso
         sums = trainer.accumulate()
         if step == 0:
             owned_everywhere(trainer)
-            result |= logical(trainer, "gradient", "gradients") | policy.told
+            result |= logical(trainer, "gradient", "gradients") | policy.reported
             result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}
         row = trainer.apply(sums)
         rows.append([row.get(k, 0.0) for k in ("loss", "mtp_loss", "sequence_loss", "grad_norm")])
