@@ -305,7 +305,7 @@ def _fate(shown: Shown) -> str:
     return {
         "sample": "",
         "cut": f", cut at {shown.used:,}",
-        "dropped": "; it is longer than a sequence and left out",
+        "dropped": "; it is too long and left out",
         "without_loss": "; it has no loss in a sequence and is left out",
     }[shown.fate]
 
