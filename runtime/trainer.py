@@ -46,7 +46,7 @@ Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, and
 
 
 class Trainer:
-    """State of one rank. `train` and `validation` give samples; None: nothing asks for them. `endpoint`: its device, and
+    """State of one rank. `train` and `validation` give samples; None: nobody asks for any. `endpoint`: its device, and
     how it talks."""
 
     def __init__(

@@ -45,6 +45,7 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
         "energy": {"watts_per_device": p.energy.watts, "kwh_per_trillion_tokens": p.energy.kwh_per_trillion_tokens},
         "whole_run": {"tokens": p.whole.tokens, "steps": p.whole.steps, "seconds": p.whole.seconds},
         "goodput": _goodput(p),
+        "generation": {**asdict(p.generation), "share": p.generation_share} if p.generation else None,
         "order": _order(p.order_gain),
         "memory": _memory(p),
         "edits": edits(why),

@@ -17,6 +17,7 @@ from compiler.plan.row_counts import balanced_rows
 from compiler.predict.assumed import assumptions
 from compiler.predict.failures import Goodput, goodput_of
 from compiler.predict.flops import flops_per_token
+from compiler.predict.generation import generation_of
 from compiler.predict.interval import interval_of, rank_seconds
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_state import saved_bytes
@@ -127,13 +128,15 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
     spec, plan, each, step = found.spec, found.plan, found.rates, found.step
     steps = [step for stage in plan.stages for step in stage.steps]
     flops = flops_per_token(_of_one(spec, steps), spec.train.micro_batch * spec.train.sequence)
-    hours = step.seconds / step.tokens * TRILLION * plan.mesh.world / 3600
+    generation = generation_of(spec, found.lowering, ranks, max(1.0, found.shared))
+    generation_s = generation.seconds if generation else 0.0
+    hours = (step.seconds + generation_s) / step.tokens * TRILLION * plan.mesh.world / 3600
     counts = counted(spec, steps)
-    whole = whole_of(spec, step)
+    whole = whole_of(spec, step, generation_s)
     p, devices = spec.parallel, devices_of(spec)
     peak, prices = sum(n * (d.bf16 or 0) for n, d in devices), [d.price for _, d in devices]
     price = None if None in prices else sum(n * (d.price or 0) for n, d in devices) / plan.mesh.world
-    goodput = _goodput(found)
+    goodput = _goodput(found, step.seconds + generation_s)
     return Prediction(
         run=spec.name,
         model=spec.model.name,
@@ -162,16 +165,17 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         exchange=exchange_of(spec, each[0].experts),
         assumptions=assumptions(spec, plan, each, found.shared, ranks, share_of_keys(found), goodput),
         goodput=goodput,
+        generation=generation,
         devices_of_node=max(node.devices for _, node in spec.cluster.parts),
     )  # fmt: skip
 
 
-def _goodput(found: Timed) -> Goodput | None:
-    """What failures take from a run, and which checkpoints are best."""
+def _goodput(found: Timed, step_s: float) -> Goodput | None:
+    """What failures take from a run of steps of `step_s` seconds, and which checkpoints are best."""
     spec, plan = found.spec, found.plan
     copied = max(saved_bytes(spec, plan))
     seconds = max(one.host_time_s(copied) if spec.has_hosts else copied / one.memory_bytes for one in found.rates)
-    return goodput_of(spec, plan.replicas, found.step.seconds, seconds)
+    return goodput_of(spec, plan.replicas, step_s, seconds)
 
 
 def share_of_keys(found: Timed) -> float:
@@ -215,13 +219,16 @@ def mfu_of(flops: Flops, step: Step, peak: float) -> Flops:
     return Flops(flops.causal * step.tokens / peak_of_step, flops.full * step.tokens / peak_of_step)
 
 
-def whole_of(spec: Spec, step: Step) -> Whole:
-    """The whole run. A smaller batch saves what its micro-batches take on the busiest rank, and none of the bubble."""
+def whole_of(spec: Spec, step: Step, generation_s: float = 0.0) -> Whole:
+    """The whole run. A smaller batch saves what its micro-batches take on the busiest rank, and none of the bubble.
+
+    `generation_s`: of completions, beside the step.
+    """
     growth = ramp.of(spec)
     busiest = max(rank.busy_s for rank in step.ranks) / step.num_micro_batches
     quantum = spec.parallel.data * spec.train.micro_batch
     seconds = sum(
-        count * (step.seconds - (step.num_micro_batches - batch / quantum) * busiest)
+        count * (generation_s + step.seconds - (step.num_micro_batches - batch / quantum) * busiest)
         for batch, count in growth.phases(spec.train.tokens)
     )
     return Whole(spec.train.tokens, growth.steps_for(spec.train.tokens), seconds)

@@ -195,6 +195,19 @@ class OrderGain:
 
 
 @dataclass(frozen=True, slots=True)
+class Generation:
+    """What the completions of a step take, if each prompt and completion is as long as it may be."""
+
+    seconds: float  # of a step: those of a rollout, over the steps that train on it
+    rounds: int  # of a rollout; each gives every slot a token
+    round_s: float
+    slots: int  # sequences that a column writes at the same time
+    tokens: int  # of all completions
+    cache_bytes: int  # of keys and values, on the device that has most
+    fits: bool  # whether each device has room for them beside weights, gradients and state
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """What `dsc plan` says of a run."""
 
@@ -223,6 +236,7 @@ class Prediction:
     assumptions: tuple[str, ...]
     goodput: Goodput | None = None  # beside failures; None where nothing is known of them
     devices_of_node: int = 1
+    generation: Generation | None = None  # in a run that learns from rewards
     order_gain: OrderGain | None = None  # of `order = cost`; None without it, and where its data is not prepared
 
     @property
@@ -238,4 +252,10 @@ class Prediction:
     @property
     def fits(self) -> bool:
         """Whether every device has the memory."""
-        return all(rank.fits for rank in self.ranks)
+        return all(rank.fits for rank in self.ranks) and (self.generation is None or self.generation.fits)
+
+    @property
+    def generation_share(self) -> float:
+        """The share of a step that generates."""
+        generation_s = self.generation.seconds if self.generation else 0.0
+        return generation_s / (generation_s + self.step.seconds)

@@ -13,7 +13,7 @@ from compiler.picture.drawing import Screen
 from compiler.picture.palette import DARK
 from compiler.predict.failures import Goodput
 from compiler.predict.numbers import GIB, count, ranges, seconds, size, span
-from compiler.predict.prediction import Prediction, RankMemory, Step
+from compiler.predict.prediction import Generation, Prediction, RankMemory, Step
 from compiler.predict.ranking import table
 from compiler.predict.search import Ranking
 from compiler.predict.why_shown import Why, lines_of
@@ -138,6 +138,8 @@ def _headline(p: Prediction) -> Iterable[Text]:
     mfu = f"{p.mfu.causal:.1%} causal, {p.mfu.full:.1%} full" if p.mfu else unknown
     yield _fact("step", seconds(step.seconds), between)
     yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} a step")
+    if p.generation is not None:
+        yield from _generation(p, p.generation)
     yield _fact("MFU", mfu, "of the BF16 peak" if p.mfu else "add `bf16 = …TFLOPS` to the device")
     yield _fact("run", span(p.whole.seconds), f"{count(p.whole.tokens)} tokens in {plural(p.whole.steps, 'step')}")
     if p.order_gain is not None:
@@ -164,6 +166,15 @@ def _headline(p: Prediction) -> Iterable[Text]:
         most = max(rank.host_bytes for rank in p.ranks)
         note = f"of the memory of a node: at most {size(most)} for a device"
         yield _fact("host", size(p.host_bytes), note)
+
+
+def _generation(p: Prediction, found: Generation) -> Iterable[Text]:
+    """What completions take, and what they are written with."""
+    note = f"{p.generation_share:.0%} of it and the step: {plural(found.rounds, 'round')} of {seconds(found.round_s)}"
+    yield _fact("writing", seconds(found.seconds), f"{note}, if completions are as long as they may be")
+    cache = f"keys and values of {plural(found.slots, 'completion')} at a time"
+    over = "" if found.fits else ": more than weights and state leave free"
+    yield _fact("", size(found.cache_bytes), cache + over)
 
 
 def _goodput(p: Prediction, found: Goodput) -> Text:

@@ -131,6 +131,17 @@ class Grpo(Node):
             examples=["iterations = 1"],
         ),
     ] = 1
+    slots: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_SEQUENCE,
+            description="completions that a data rank writes at the same time, each with its keys and values; by default "
+            "all of a step",
+            examples=["slots = 64"],
+        ),
+        Quiet(),
+    ] = None
     clip_low: Annotated[
         float,
         Field(

@@ -134,7 +134,8 @@ class Grpo:
 
     `prompt` and `completion`: tokens of the longest. `temperature` divides logits. A rollout is trained on `iterations`
     times. Ratios are clipped to 1 - clip_low .. 1 + clip_high. `kl`: weight of the divergence from the weights that
-    the run began with. `loss`: how tokens are averaged. `scale`: what advantages are divided by.
+    the run began with. `loss`: how tokens are averaged. `scale`: what advantages are divided by. `slots`: completions
+    that a column writes at the same time; None: all of a step.
     """
 
     group: Annotated[int, Range(2, 1024)]
@@ -148,6 +149,7 @@ class Grpo:
     loss: Literal["grpo", "dapo", "dr_grpo"]
     scale: Literal["group", "batch", "none"]
     rewards: tuple[Reward, ...]
+    slots: Count | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ def begin_rollouts(trainer: Trainer, prompts: PromptSamples) -> Policy:
         (each for name, each in trainer.programs.items() if name.startswith("evaluate")),
         key=lambda each: each.micro_batches,
     )
-    limits = Limits(grpo.completion, prompts.end, plan.train.micro_batch)
+    of_column = program.micro_batches * plan.train.micro_batch
+    limits = Limits(grpo.completion, prompts.end, min(of_column, grpo.slots or of_column))
     sampler = Sampler(plan.train.seed)
     generator = Generator(trainer.build, trainer.rank, trainer.executor, program, sums, limits, sampler)
     texts = {each.name: trainer.build.files[each.file].decode() for each in grpo.rewards if each.file}

@@ -162,13 +162,14 @@ class Generator:
 
     @contextmanager
     def _own_data(self) -> Iterator[None]:
-        """While this lasts the executor may have other data, and messages of another size."""
+        """While this lasts the executor may have other data, and messages of another size, and there are caches."""
         executor = self._executor
         message, data = executor.message, executor.data
         try:
             yield
         finally:
             executor.message, executor.data, executor.records = message, data, {}
+            self._forward.forget()
 
     # ---- a round
 

@@ -78,6 +78,11 @@ class NextTokens:
         module = self.build.changed_module(f"stages.rank_{self.pp_rank}", lambda each: replace_ops(each, replaced))
         return {name: self._beginning(body, int(name[1:])) for name, body in module.BODIES.items() if name[0] == "E"}
 
+    def forget(self) -> None:
+        """Free what was kept of all sequences."""
+        self._kept.clear()
+        self.logits = None
+
     def _beginning(self, body: Body, stage: int) -> Body:
         def begin(c: Any, p: Any, g: Any, micro_batch: int) -> None:
             self._stage, self._calls = stage, 0
