@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.data.errors import DataError
-from runtime.data.prompts import ANSWER
 from runtime.data.shards import Reader, Tokens, Writer
+from runtime.rewards.scoring import ANSWER
 
 NEW_LINE = 10
 BLOCK = 64 << 20  # bytes
@@ -45,7 +45,7 @@ class PromptWriter:
 
     def add(self, ids: Tokens, row: str) -> None:
         """Append a prompt: its tokens, and what is kept of its row."""
-        if ANSWER not in json.loads(row)["columns"]:
+        if json.loads(row)["columns"].get(ANSWER) is None:
             self._first_unanswered = len(self.sizes) if not self._unanswered else self._first_unanswered
             self._unanswered += 1
         self._writer.add(ids)

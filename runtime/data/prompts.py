@@ -27,10 +27,10 @@ from runtime.data.readers import (
     json_lines,
     suffix_of,
 )
+from runtime.rewards.scoring import ANSWER
 
 FORMAT = 1  # of what is kept of rows, and the tokens that they become
 SUFFIXES = (*LINE_SUFFIXES, *TABLE_SUFFIXES)
-ANSWER = "answer"  # the column of what is kept
 # Where the answer of a row is, the first that is there: in rows for TRL, slime and verl.
 ANSWERS = (ANSWER, "solution", "ground_truth", "label", "reward_model.ground_truth")
 MAX_SHOWN = 6  # names of columns

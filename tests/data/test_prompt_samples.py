@@ -252,7 +252,7 @@ def test_a_run_opens_the_prompts_of_its_plan(folder: Path, prepared: Preparing) 
     found = prepared()
     drawn = open_prompts(plan(), found.folder)
     assert (drawn.group, drawn.end, drawn.order) == (4, samples(found).end, samples(found).order)
-    write_rows(folder / "rows" / "a.jsonl", [*ROWS[:3], {"prompt": "x"}, {"prompt": "y", "label": None}])
+    write_rows(folder / "rows" / "a.jsonl", [*ROWS[:3], {"prompt": "x"}, {"prompt": "y", "answer": None}])
     other = prepared("other")
     with pytest.raises(DataError) as caught:
         open_prompts(plan(), other.folder)
