@@ -63,11 +63,18 @@ $(STORES)/.installed: | $(FOR_TESTS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(STORES) s3fs==2026.9.0 'moto[s3,server]==5.2.5'
 	@touch $@
 
+# The trainer of TRL without what this test of it does not need; no part of the environment of dsc either.
+TRL := .trl
+FOR_TRL := trl==1.16.0 accelerate==1.15.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 psutil==7.2.2
+$(TRL)/.installed: | $(FOR_TESTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(TRL) $(FOR_TRL)
+	@touch $@
+
 # What `make test` has a sample of, then a million inputs to the language, some 90 minutes on one core, which go on where
 # they were stopped with START=…
 COUNT ?= 1000000
 START ?= 0
-soak: tools $(FOR_TESTS) $(STORES)/.installed
+soak: tools $(FOR_TESTS) $(STORES)/.installed $(TRL)/.installed
 	$(PYTEST) --tier soak
 	$(BIN)/python -m tests.fuzz.run --count $(COUNT) --start $(START)
 
