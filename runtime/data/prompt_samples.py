@@ -7,10 +7,12 @@ Draw i is a pure function of (seed, i): an epoch visits each prompt once, in an 
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 
 from runtime.contract import Plan
 from runtime.data import tokenizer
@@ -86,8 +88,12 @@ class PromptSamples:
             raise DataError(f"no prompt is left: {'; '.join(self.survey.notes())}")
         self.order = Order(group, num * group, seed)  # of completions: an epoch has `group` of each prompt
         self._drawn = Order(1, num, seed)
-        path = folder / TOKENIZER
-        self._bpe = tokenizer.parse(tokenizer.read(path), special_tokens(path).get("eos_token"))
+        self._path = folder / TOKENIZER
+
+    @cached_property
+    def _bpe(self) -> Tokenizer:
+        """The tokenizer, which only ranks that score completions need, and no process from which ranks are forked."""
+        return tokenizer.parse(tokenizer.read(self._path), special_tokens(self._path).get("eos_token"))
 
     # ---- prompts by the number of their draw
 
