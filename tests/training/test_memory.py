@@ -81,12 +81,12 @@ def test_padded_rows_are_counted(tmp_path: Path, segments: Segments, ep: int) ->
     measured_peaks(tmp_path, segments, spec(1, ep, ep, 2, precision="fp8_block", schedule="1f1b"))
 
 
-def measured_peaks(tmp_path: Path, segments: Segments, chosen: Spec) -> list[int]:
-    """Bytes of each rank in a step, by its ledger, which are those that the proof gives."""
+def measured_peaks(tmp_path: Path, segments: Segments, chosen: Spec, ranks: str = "tests.training.ledger") -> list[int]:
+    """Bytes of each rank in a step, by its ledger, which are those that the proof gives. `ranks`: their module."""
     pp, dp = chosen.parallel.pipeline, chosen.parallel.columns
     n = chosen.train.batch.end // (chosen.parallel.data * chosen.train.micro_batch)
     write_build(tmp_path / "build", compile_spec(chosen, segments=segments).files)
-    run_module("tests.training.ledger", tmp_path, pp * dp)
+    run_module(ranks, tmp_path, pp * dp)
     lowered = lower_spec(chosen)
     peaks = []
     for rank in range(pp * dp):
