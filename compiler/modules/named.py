@@ -42,7 +42,7 @@ def reward_source(file: str, function: str, folder: Path) -> str:
     The source is parsed, and not run.
     """
     source, body = _read(file, folder, f"function {function}")
-    if not _binds(body, function):
+    if not (function.isidentifier() and function.isascii() and _binds(body, function)):
         functions = [each.name for each in body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
         hint = f'write `function = "{functions[-1]}"`' if functions else f"write `def {function}(…): …` into {file}"
         raise ModuleError(f"{file} has no function {function}", hint)

@@ -161,10 +161,15 @@ def _key(key: Key, others: tuple[str, ...]) -> Topic:
     return Topic("key", key.path, key.meaning, "", tuple(facts), examples, tuple(dict.fromkeys(see)))
 
 
+NAMED_ENTRIES = {"data.sources": "web", "train.grpo.rewards": "correct"}  # and the name of one of them
+
+
 def _override(key: Key) -> str:
     """The key on a command line; empty where `-s` does not reach it, in a range of layers or as a block."""
     name, equals, value = key.examples[0].partition(" = ")
-    path = plain(key.path).replace("data.sources.", "data.sources.web.")  # a source by its name
+    path = plain(key.path)
+    for entries, entry in NAMED_ENTRIES.items():
+        path = path.replace(f"{entries}.", f"{entries}.{entry}.")
     return f"-s {shlex.quote(f'{path}={value}')}" if equals and name == key.name and "layers" not in key.path else ""
 
 

@@ -157,6 +157,9 @@ def _entries(
             context.lets.append((inside, each))
         elif isinstance(each, Block):
             _without_label(context, each.key.text, each.labels)
+            if not each.key.text.isidentifier():
+                message = f"`{each.key.text}` is no name of a {name.removesuffix('s')}"
+                raise context.reject("E0205", message, each.key.span, "write a name without dots")
             context.origins[inside.at(each.key.text)] = each.head
             found.append(node(context, inside.inside(each, each.key.text), entry, replace(each, labels=(each.key,))))
         elif not isinstance(each, Lost):

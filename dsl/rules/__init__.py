@@ -256,7 +256,10 @@ RULES: tuple[Row, ...] = (
         rewards.steps_have_whole_groups,
     ),
     (("train.grpo.prompt", "train.grpo.completion", "train.sequence"), rewards.completions_fit),
-    (("train.grpo.rewards",), rewards.rewards_have_what_they_check),
+    (
+        ("train.grpo.rewards", *(f"train.grpo.rewards.{key}" for key in ("check", "weight", *rewards.KEYS_OF_CHECKS))),
+        rewards.rewards_have_what_they_check,
+    ),
     (("train.grpo", "model.mtp", *ATTENTIONS, f"{LAYERS}.ffn"), rewards.models_generate),
     (
         (

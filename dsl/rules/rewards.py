@@ -21,13 +21,14 @@ KEYS_OF_CHECKS = {
     "seconds": (("python", "regex"), ""),
 }
 
+NOTE = (("the completions", "train.grpo"),)
+
 
 def completions_have_prompts(spec: Spec) -> Iterator[Finding]:
     """Completions are written to prompts, and nothing else reads these."""
     if spec.train.grpo is not None and spec.data.prompts is None:
         message = "completions are written to prompts, and `data` does not say that its rows are some"
-        note = (("the completions", "train.grpo"),)
-        yield Finding("E0960", message, "data", "add `prompts { }` to `data`", note)
+        yield Finding("E0960", message, "train.grpo", "add `prompts { }` to `data`", (("the data", "data"),))
     if spec.train.grpo is None and spec.data.prompts is not None:
         message = "completions are written to prompts, and `train` has no `grpo` that says which are good"
         hint = (
@@ -129,32 +130,36 @@ def models_generate(spec: Spec) -> Iterator[Finding]:
     if spec.train.grpo is None:
         return
     if model.mtp is not None:
-        yield _later("mtp: rewards are of the next token", "model.mtp", "write `mtp = none`")
+        yield Finding("E1008", "mtp: rewards are of the next token", "model.mtp", "write `mtp = none`", NOTE)
     for path, attention in model.attentions:
         yield from _attention(path, attention)
     for index, span in enumerate(model.layers):
         if isinstance(span.ffn, Custom):
             message = "ffn custom: modules are traced for whole sequences"
-            yield _later(message, f"model.layers.{index}.ffn", "write `ffn dense { … }` or `ffn moe { … }`")
+            yield Finding(
+                "E1008", message, f"model.layers.{index}.ffn", "write `ffn dense { … }` or `ffn moe { … }`", NOTE
+            )
 
 
 def _attention(path: str, attention: AnyAttention) -> Iterator[Finding]:
     if not isinstance(attention, Mla | Gqa):
         message = f"attention {attention.kind}: completions are generated with the keys and values of mla or gqa"
-        yield _later(message, path, "write `attention gqa { … }` or `attention mla { … }`")
+        yield Finding("E1008", message, path, "write `attention gqa { … }` or `attention mla { … }`", NOTE)
         return
     where = "completions are generated with attention to all tokens before"
     if isinstance(attention, Mla):
         if attention.indexer is not None:
-            yield _later(f"indexer: {where}", f"{path}.indexer", "write `indexer = none`")
+            yield Finding("E1008", f"indexer: {where}", f"{path}.indexer", "write `indexer = none`", NOTE)
         return
     if attention.window is not None:
-        yield _later(f"window = {attention.window:,}: {where}", f"{path}.window", "write `window = none`")
+        yield Finding(
+            "E1008", f"window = {attention.window:,}: {where}", f"{path}.window", "write `window = none`", NOTE
+        )
     if attention.sinks:
-        yield _later(f"sinks: {where}, and to nothing else", f"{path}.sinks", "write `sinks = false`")
+        yield Finding("E1008", f"sinks: {where}, and to nothing else", f"{path}.sinks", "write `sinks = false`", NOTE)
     if attention.softcap is not None:
         message = f"softcap = {attention.softcap:g}: completions are generated with logits as they are"
-        yield _later(message, f"{path}.softcap", "write `softcap = none`")
+        yield Finding("E1008", message, f"{path}.softcap", "write `softcap = none`", NOTE)
 
 
 def ranks_generate(spec: Spec) -> Iterator[Finding]:
@@ -165,10 +170,10 @@ def ranks_generate(spec: Spec) -> Iterator[Finding]:
         degree = getattr(spec.parallel, key)
         if degree > 1:
             message = f"{key} = {degree}: a rank generates with whole sequences and whole products"
-            yield _later(message, f"parallel.{key}", f"write `{key} = 1`")
+            yield Finding("E1008", message, f"parallel.{key}", f"write `{key} = 1`", NOTE)
     if spec.by_nodes and any(isinstance(span.ffn, Moe) for span in spec.model.layers):
         message = "expert groups fill several nodes: rows of completions go to their experts one by one"
-        yield _later(message, "parallel.route", "write `route = flat` in `parallel`")
+        yield Finding("E1008", message, "parallel.route", "write `route = flat` in `parallel`", NOTE)
 
 
 def devices_generate(spec: Spec) -> Iterator[Finding]:
@@ -176,7 +181,13 @@ def devices_generate(spec: Spec) -> Iterator[Finding]:
     for index, device in enumerate(spec.cluster.devices if spec.train.grpo is not None else ()):
         if device.bf16 is not None:
             message = f"device {device.name}: completions are generated on CPUs"
-            yield _later(message, f"cluster.{'more.' * index}node.device", "train on a cluster of `device cpu { … }`")
+            yield Finding(
+                "E1008",
+                message,
+                f"cluster.{'more.' * index}node.device",
+                "train on a cluster of `device cpu { … }`",
+                NOTE,
+            )
 
 
 def options_generate(spec: Spec) -> Iterator[Finding]:
@@ -186,21 +197,17 @@ def options_generate(spec: Spec) -> Iterator[Finding]:
         return
     if train.validate is not None:
         message = "validate: a loss on text is not measured beside rewards"
-        yield _later(message, "train.validate", "write `validate = none`")
+        yield Finding("E1008", message, "train.validate", "write `validate = none`", NOTE)
     if train.ema is not None:
-        yield _later("ema: no average is kept beside rewards", "train.ema", "write `ema = none`")
+        yield Finding("E1008", "ema: no average is kept beside rewards", "train.ema", "write `ema = none`", NOTE)
     if train.optimizer.qk_clip is not None:
         message = f"qk_clip = {train.optimizer.qk_clip:g}: logits are not clipped beside rewards"
-        yield _later(message, "train.optimizer.qk_clip", "write `qk_clip = none`")
+        yield Finding("E1008", message, "train.optimizer.qk_clip", "write `qk_clip = none`", NOTE)
     if "logits" in spec.recompute:
         kept = ", ".join(name for name in spec.recompute if name != "logits")
         message = "recompute names logits, and the loss of completions reads them all"
-        yield _later(message, "recompute", f"write `recompute = [{kept}]`")
+        yield Finding("E1008", message, "recompute", f"write `recompute = [{kept}]`", NOTE)
     narrow = [role for role in ALL_ROLES if getattr(spec.precision, role) in ROLES]
     if narrow:
         message = f"{narrow[0]} = {getattr(spec.precision, narrow[0])}: completions are generated in fp64, fp32 or bf16"
-        yield _later(message, "precision", "write `precision = bf16`")
-
-
-def _later(message: str, at: str, hint: str) -> Finding:
-    return Finding("E1008", message, at, hint, (("the completions", "train.grpo"),))
+        yield Finding("E1008", message, "precision", "write `precision = bf16`", NOTE)

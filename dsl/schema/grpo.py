@@ -75,7 +75,7 @@ class Reward(Node):
         Field(
             gt=0,
             le=86_400,
-            description="seconds that the function may take for a completion",
+            description="seconds that a function, or a pattern, may take for all completions of a rank",
             examples=["seconds = 5"],
         ),
         Quiet(),

@@ -126,7 +126,7 @@ def test_an_edit_says_what_was_meant(edits: dict[str, str], written: str | None)
 
 
 def test_two_keys_are_corrected_to_two() -> None:
-    text = spec("tiny", {"groups  = 2, top_groups = 1".replace("  ", " "): "top_group = 1, group = 2"})
+    text = spec("tiny", {"groups  = 2, top_groups = 1".replace("  ", " "): "top_group = 1, grups = 2"})
     edits = [edit for item in said(text) if (edit := edit_of(item)) is not None]
     assert len(edits) == 2 and not said(apply(text, edits))
 

@@ -21,7 +21,9 @@ from dsl.syntax import NAMED
 from dsl.table import tokens
 
 ROOT = Path(__file__).parent.parent.parent
-BASE = (ROOT / "tests" / "ui" / "lib" / "base.dsc").read_text("utf-8")
+LIB = ROOT / "tests" / "ui" / "lib"
+BASE = (LIB / "base.dsc").read_text("utf-8")
+REWARDED = (LIB / "rewards.dsc").read_text("utf-8").replace('import "base.dsc"\n', BASE)
 SPECS = tuple(
     "\n".join((ROOT / "specs" / name).read_text("utf-8") for name in names)
     for names in (
@@ -38,7 +40,7 @@ PUBLISHED = (
     )
     + f"\n{SPECS[2]}"
 )
-SEEDS = (BASE, BASE, BASE, SPECS[0], SPECS[0], SPECS[1], PUBLISHED)
+SEEDS = (BASE, BASE, REWARDED, SPECS[0], SPECS[0], SPECS[1], PUBLISHED)
 
 TERMINALS = {
     "WORD": ("run", "model", "cluster", "precision", "extends", "let", "import", "layers", "until", "then", "tokens",
@@ -209,21 +211,25 @@ def _block(chooser: random.Random, cls: type[Node], share: float) -> list[str]:
         elif kind.form == "batch":
             lines.append(chooser.choice(("batch = 16", "batch { from = 16, to = 64, over = 10K tokens }")))
         elif kind.form == "layers" or name == "layers":
-            inner = chooser.choice([each for each in _classes(cls, "layers") if "kind" in each.model_fields])
+            ffn = chooser.choice([each for each in _classes(cls, "layers") if "kind" in each.model_fields])
             lines += [
-                f"layers 0..3 {{ ffn {inner.model_fields['kind'].default} {{",
-                *_block(chooser, inner, share),
+                f"layers 0..3 {{ ffn {ffn.model_fields['kind'].default} {{",
+                *_block(chooser, ffn, share),
                 "} }",
             ]
+        elif kind.form == "entries":
+            names = chooser.sample(("a", "b", "long.name", "data"), chooser.randint(0, 3))
+            inner = [line for each in names for line in (f"{each} {{", *_block(chooser, kind.entry, share), "}")]
+            lines += [f"{name} {{", *inner, "}"]
         elif kind.nodes and name in ("model", "cluster", "precision"):
             lines.append(f"{name} = {chooser.choice(('fp32', 'bf16', 'a', 'a')) if name == 'precision' else 'a'}")
         elif kind.nodes and kind.form != "tokenizer" and kind.types[0].__name__ != "Tile":
-            inner = chooser.choice(kind.nodes)
-            if inner is cls and chooser.random() < 0.7:  # `more` within `more`, and so on
+            of = chooser.choice(kind.nodes)
+            if of is cls and chooser.random() < 0.7:  # `more` within `more`, and so on
                 continue
-            label = inner.model_fields["kind"].default if "kind" in inner.model_fields else ""
-            label = "cpu" if "name" in inner.model_fields and fields_of(inner)["name"].form == "label" else label
-            lines += [f"{name} {label} {{", *_block(chooser, inner, share), "}"]
+            label = of.model_fields["kind"].default if "kind" in of.model_fields else ""
+            label = "cpu" if "name" in of.model_fields and fields_of(of)["name"].form == "label" else label
+            lines += [f"{name} {label} {{", *_block(chooser, of, share), "}"]
         elif name == "tokens" and chooser.random() < 0.5:
             lines.append(f"steps = {chooser.randint(1, 99)}")
         else:
@@ -346,7 +352,8 @@ def _paths(cls: type[Node], prefix: str = "", depth: int = 0) -> list[str]:
         form = kind.form if kind is not None else ""
         inner = f"{prefix}{key}" + (f".{depth % 2}" if form in ("layers", "rate") else "")
         found.append(inner)
-        for node in kind.nodes if kind is not None and depth < 5 else ():
+        inner += ".a" * (form == "entries")
+        for node in (kind.entry,) if form == "entries" else kind.nodes if kind is not None and depth < 5 else ():
             found += _paths(node, f"{inner}.", depth + 1)
     return found
 
