@@ -1,4 +1,4 @@
-"""Plans of runs that learn from rewards: with any schedule they have their programs, and take the memory that these say."""
+"""Plans of runs that learn from rewards: any schedule has the programs of one, and takes the memory that is proven."""
 
 from __future__ import annotations
 
