@@ -20,6 +20,7 @@ from dsl.load import Analysis, load
 from dsl.schedules import DEFAULT
 from dsl.schema import Spec
 from dsl.source import Span
+from runtime.options import run_name
 
 if TYPE_CHECKING:
     from compiler.ir.module import Modules
@@ -123,10 +124,16 @@ def load_with_files(path: Path) -> Spec:
 
 def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
     """What is wrong with the files that the runs of an analysed file name; the file itself has no mistakes. Nothing in
-    them is run."""
+    them is run. The folder that another run of the file will leave need not be there."""
     views = [view for view in analysis.views if hasattr(view.spec, "train")]
-    folder = Path(file).parent
-    found = [_read(view.spec, view.context.origins, folder, tuple(view.context.chosen))[1] for view in views]
+    folder, runs = Path(file).parent, {run_name(view.spec.name) for view in views}
+    found = []
+    for view in views:
+        begins = view.spec.train.initial
+        is_to_come = begins is not None and Path(begins).name in runs and not (folder / begins).exists()
+        kinds = [kind for kind in KINDS if not (is_to_come and kind.field == "initial")]
+        opened = tuple(view.context.chosen)
+        found.append(_read(view.spec, view.context.origins, folder, opened, kinds=kinds)[1])
     found += [_modules(view.spec, view.context.origins, folder, run=False)[1] for view in views]
     found += [_rewards(view.spec, view.context.origins, folder)[1] for view in views]
     return tuple(dict.fromkeys(mistake for each in found for mistake in each))

@@ -11,10 +11,17 @@ from compiler.picture import labels
 
 Points = tuple[tuple[float, float], ...]
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 10.0, 22.0  # margins in pixels
+REWARD_COLOURS = 7  # of the curves of rewards: style.css
 LARGEST = 1e100  # of numbers that are drawn
 LABEL_WIDTH, LABEL_HEIGHT = 128.0, 15.0  # of the names at the ends of curves
 # Columns of metrics.jsonl: (key, title, whether the axis begins at 0).
 PANELS = (
+    ("completion_tokens", "Tokens of a completion", True),
+    ("entropy", "Entropy of what tokens are drawn from, nats", True),
+    ("policy_kl", "Divergence from the weights that generated, nats a token", True),
+    ("reference_kl", "Divergence from the first weights, nats a token", True),
+    ("clipped", "Share of tokens whose ratio is clipped", True),
+    ("completion_longest", "Share of completions that are as long as may be", True),
     ("tokens_per_s", "Tokens a second", True),
     ("grad_norm", "Gradient norm, before clipping", True),
     ("rate", "Learning rate", True),
@@ -77,9 +84,10 @@ def _is_number(value: object) -> bool:
 
 
 def loss_chart(metrics: Sequence[Mapping[str, Any]], unigram_nats: float | None) -> Chart | None:
-    """Training and validation loss of the main head over the steps, against knowing token frequencies only."""
+    """Training and validation loss of the main head over the steps, against knowing token frequencies only. None of a
+    run that learns from rewards, whose loss says nothing."""
     training, validation = column(metrics, "loss"), column(metrics, "validation_loss")
-    if not training:
+    if not training or column(metrics, "reward"):
         return None
     series = [Series("training", f"training {training[-1][1]:.2f}", training)]
     if validation:
@@ -90,9 +98,24 @@ def loss_chart(metrics: Sequence[Mapping[str, Any]], unigram_nats: float | None)
     return chart("Loss, nats a token", series, 920, 300, from_zero=False, named=True)
 
 
+def reward_chart(metrics: Sequence[Mapping[str, Any]]) -> Chart | None:
+    """The reward over the steps, and what it is the sum of, where that is several. None of a run without rewards."""
+    if not (total := column(metrics, "reward")):
+        return None
+    rows = [row for row in metrics if isinstance(row.get("rewards"), Mapping)]
+    flat = [{"step": row.get("step"), **row["rewards"]} for row in rows]
+    names = dict.fromkeys(str(name) for row in rows for name in row["rewards"])
+    parts = [(f"r{1 + at % REWARD_COLOURS}", name, column(flat, name)) for at, name in enumerate(names)]
+    series = [Series("training", f"reward {total[-1][1]:.2f}", total)]
+    series += [Series(css, f"{name} {of[-1][1]:.2f}", of) for css, name, of in parts if of and len(parts) > 1]
+    return chart("Reward", series, 920, 300, from_zero=False, named=True)
+
+
 def panels(metrics: Sequence[Mapping[str, Any]]) -> tuple[Chart, ...]:
     """A small chart for every column of the metrics that PANELS knows."""
     found = [(title, column(metrics, key), from_zero) for key, title, from_zero in PANELS]
+    if column(metrics, "reward"):
+        found.append(("Loss of the policy", column(metrics, "loss"), False))
     return tuple(
         chart(title, [Series("plain", "", points)], 448, 150, from_zero=from_zero, named=False)
         for title, points, from_zero in found

@@ -118,6 +118,7 @@ class RunView:
     facts: tuple[tuple[str, str], ...]
     data: tuple[tuple[str, str], ...]
     held_out: tuple[str, ...]
+    reward: charts.Chart | None
     loss: charts.Chart | None
     panels: tuple[charts.Chart, ...]
     parts: PartsChart | None  # where the time of the steps went
@@ -145,6 +146,7 @@ def _run(report: Report) -> RunView:
         facts=facts,
         data=_data_facts(run.data),
         held_out=tuple(run.data.get("held_out", ())),
+        reward=charts.reward_chart(run.metrics),
         loss=charts.loss_chart(run.metrics, unigram),
         panels=charts.panels(run.metrics),
         parts=parts_chart(run.metrics, run.lost.at if run.lost else {}, report.planned),
@@ -179,11 +181,13 @@ def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> t
     facts = []
     training, validation = charts.column(metrics, "loss"), charts.column(metrics, "validation_loss")
     tokens, speed = charts.column(metrics, "tokens"), charts.column(metrics, "tokens_per_s")
+    rewards = charts.column(metrics, "reward")
     if training:
-        last = [loss for _, loss in training[-LAST_STEPS:]]
+        what, of = ("reward", rewards) if rewards else ("training loss", training)
+        last = [value for _, value in of[-LAST_STEPS:]]
         facts += [
             ("steps", f"{training[-1][0]:,.0f}"),
-            (f"training loss, last {len(last)} steps", f"{statistics.fmean(last):.3f}"),
+            (f"{what}, last {len(last)} steps", f"{statistics.fmean(last):.3f}"),
         ]
     if validation:
         facts.append(("validation loss", f"{validation[-1][1]:.3f}"))

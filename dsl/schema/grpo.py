@@ -136,8 +136,8 @@ class Grpo(Node):
         Field(
             ge=1,
             le=MAX_SEQUENCE,
-            description="completions that a data rank writes at the same time, each with its keys and values; by default "
-            "all of a step",
+            description="completions that a data rank writes at the same time, each with its keys and values; by "
+            "default all of a step",
             examples=["slots = 64"],
         ),
         Quiet(),

@@ -40,6 +40,9 @@ def line(state: State, total: int | None, unigram_nats: float | None = None, lef
     """`step 12/90  loss 5.1  validation 5.2 at step 10 (unigram 6.8)  9,345 tokens/s  0:01:23 left`"""
     row = state.row
     parts = [f"step {row['step']}" + (f"/{total}" if total is not None else ""), f"loss {number(row, 'loss', '.4f')}"]
+    if "reward" in row:
+        words = f"{number(row, 'completion_tokens', '.0f')} tokens, entropy {number(row, 'entropy', '.2f')}"
+        parts.append(f"reward {number(row, 'reward', '.3f')} ({words})")
     if validation := _validation(state, unigram_nats):
         parts.append(f"validation {validation}")
     if "tokens_per_s" in row:
