@@ -24,12 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.commands.common import Chosen, choose
+from compiler.commands.common import Chosen, choose, refusals_of
 from compiler.emit.folder import check_place, write_build
 from compiler.predict.prediction import Prediction
 from dsl import load as specs
 from dsl.diagnostics import Diagnostic, SpecError
-from dsl.rules import train_refusals
 from dsl.schema import Spec
 from runtime.build_files import CACHE
 
@@ -217,7 +216,7 @@ def _printed(command: list[str]) -> list[str]:
 def _trainable(spec: File, changes: Changes | None) -> Chosen:
     """A spec that trains; SpecError says why it does not."""
     chosen = choose(os.fspath(spec), _texts(changes))
-    if refusals := train_refusals(chosen.spec, chosen.origins):
+    if refusals := refusals_of(chosen):
         raise SpecError(refusals)
     return chosen
 

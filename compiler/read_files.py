@@ -7,7 +7,7 @@ module reads the file and holds it to the spec. What is wrong with it is said at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -95,18 +95,33 @@ KINDS = (
 
 
 def with_files(
-    spec: Spec, origins: Mapping[str, Span], folder: Path, opened: Sequence[str] = (), table: Table | None = None
+    spec: Spec,
+    origins: Mapping[str, Span],
+    folder: Path,
+    opened: Sequence[str] = (),
+    table: Table | None = None,
+    runs: Collection[str] = (),
 ) -> Spec:
     """The spec of `folder` with the files that it names; SpecError with all that is wrong with them.
 
-    `opened`: keys that are `auto`. `table`: of rates, in the place of the one that the spec names.
+    `opened`: keys that are `auto`. `table`: of rates, in the place of the one that the spec names. `runs`: of the file,
+    whose folders need not be there yet to begin with: `to_come` says so where they have to be.
     """
-    files, mistakes = _read(spec, origins, folder, opened, table)
+    files, mistakes = _read(spec, origins, folder, opened, table, runs=runs)
     modules, of_modules = _modules(spec, origins, folder)
     rewards, of_rewards = _rewards(spec, origins, folder)
     if found := (*mistakes, *of_modules, *of_rewards):
         raise SpecError(found)
     return spec.with_files(replace(files, modules=modules, rewards=rewards))
+
+
+def to_come(spec: Spec, origins: Mapping[str, Span]) -> tuple[Diagnostic, ...]:
+    """What is wrong with a run that is to begin, if it needs a folder that another run of its file has not left yet."""
+    begins = spec.train.initial
+    if begins is None or files_of(spec).initial is not None:
+        return ()
+    hint = f"train run `{Path(begins).name}` of this file first"
+    return (Diagnostic("W0101", f"there is no folder {begins} yet", origins.get("train.initial"), hint),)
 
 
 def load_with_files(path: Path) -> Spec:
@@ -127,13 +142,9 @@ def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
     them is run. The folder that another run of the file will leave need not be there."""
     views = [view for view in analysis.views if hasattr(view.spec, "train")]
     folder, runs = Path(file).parent, {run_name(view.spec.name) for view in views}
-    found = []
-    for view in views:
-        begins = view.spec.train.initial
-        is_to_come = begins is not None and Path(begins).name in runs and not (folder / begins).exists()
-        kinds = [kind for kind in KINDS if not (is_to_come and kind.field == "initial")]
-        opened = tuple(view.context.chosen)
-        found.append(_read(view.spec, view.context.origins, folder, opened, kinds=kinds)[1])
+    found = [
+        _read(view.spec, view.context.origins, folder, tuple(view.context.chosen), runs=runs)[1] for view in views
+    ]
     found += [_modules(view.spec, view.context.origins, folder, run=False)[1] for view in views]
     found += [_rewards(view.spec, view.context.origins, folder)[1] for view in views]
     return tuple(dict.fromkeys(mistake for each in found for mistake in each))
@@ -197,12 +208,15 @@ def _read(
     opened: Sequence[str] = (),
     table: Table | None = None,
     kinds: Sequence[Kind] = KINDS,
+    runs: Collection[str] = (),
 ) -> tuple[SpecFiles, tuple[Diagnostic, ...]]:
     read: dict[str, object] = {}
     mistakes: list[Diagnostic] = []
     for kind in kinds:
         path = attrgetter(kind.key)(spec)
         if path is None or (kind.field == "rate_table" and table is not None):
+            continue
+        if kind.field == "initial" and Path(path).name in runs and not (folder / path).exists():
             continue
         if opened and kind.field == "schedule":
             message = "a schedule's file is of one size: what it is for cannot be auto"

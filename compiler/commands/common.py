@@ -136,7 +136,7 @@ def choose(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Chosen:
     """The chosen spec; SpecError with all its mistakes. `tell` shows how far a search is."""
-    from dsl.chosen import find, split
+    from dsl.chosen import find, runs_in, split
     from dsl.load import resolve
 
     file, run = split(str(find()) if argument is None else argument)
@@ -146,7 +146,7 @@ def choose(
     if table is not None or any(files) or spec.model.customs or spec.train.grpo:
         from compiler.read_files import with_files  # only specs that name files wait for it
 
-        spec = with_files(spec, origins, path.parent, resolved.opened, table)
+        spec = with_files(spec, origins, path.parent, resolved.opened, table, runs_in(file))
     ranking = None
     if resolved.opened:
         from compiler.commands.decide import decided  # only specs that leave something open wait for it
@@ -177,12 +177,22 @@ def _print_failure(message: str | None, hint: str | None, diagnostics: Sequence[
 
 def is_refused(chosen: Chosen) -> bool:
     """Whether a right spec is one that does not run yet; why is then on stderr."""
-    from dsl.rules import train_refusals
-
-    refusals = train_refusals(chosen.spec, chosen.origins)
+    refusals = refusals_of(chosen)
     if refusals:
         say(render_all(tuple(replace(item, severity="error") for item in refusals)))
     return bool(refusals)
+
+
+def refusals_of(chosen: Chosen) -> tuple[Diagnostic, ...]:
+    """Why a right spec does not run yet."""
+    from dsl.rules import train_refusals
+
+    found = train_refusals(chosen.spec, chosen.origins)
+    if chosen.spec.train.initial is not None:
+        from compiler.read_files import to_come
+
+        found += to_come(chosen.spec, chosen.origins)
+    return found
 
 
 def wrong(message: str, hint: str = "", how: str = "text") -> int:

@@ -155,7 +155,6 @@ def described(found: Seconds) -> str:
         names = {"message": "messages", "exchange": "exchanges", "sum": "sums"}
         each = ", ".join(f"{names[part]} {found.get(part, 0.0) / whole:.1%}" for part in COMMUNICATION)
         words.append(f"exposed communication {sum(found.get(p, 0.0) for p in COMMUNICATION) / whole:.1%} ({each})")
-    words += [
-        f"{part} {found[part] / whole:.1%}" for part in ("generation", "reward", "data", "checkpoint") if part in found
-    ]
+    others = ("generation", "reward", "data", "checkpoint")
+    words += [f"{part} {found[part] / whole:.1%}" for part in others if part in found]
     return ", ".join(words)

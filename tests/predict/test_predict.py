@@ -17,15 +17,15 @@ from compiler.stage_placement import BIDIRECTIONAL
 from dsl.counts import parameters
 from dsl.load import resolve
 from dsl.schema import Spec
+from tests.specs.shipped import NAMES, path_of
 
 ROOT = Path(__file__).parents[2]
-SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.dsc"))
 ROWS = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
 
 
 @cache
 def spec_of(name: str, *overrides: str) -> Spec:
-    return resolve(ROOT / "specs" / f"{name}.dsc", overrides=overrides).spec
+    return resolve(path_of(name), overrides=overrides).spec
 
 
 @cache
@@ -33,7 +33,7 @@ def plan_of(name: str, *overrides: str) -> Prediction:
     return predict(spec_of(name, *overrides))
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", NAMES)
 def test_rows_of_every_rank_sum_to_the_step(name: str) -> None:
     step = plan_of(name).step
     for rank in (*step.ranks, step.mean):
@@ -47,7 +47,7 @@ def test_rows_of_every_rank_sum_to_the_step(name: str) -> None:
     assert step.bound_s <= step.seconds * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_layer_is_on_one_stage_and_every_parameter_has_one_owner(name: str) -> None:
     prediction, spec = plan_of(name), spec_of(name)
     layers = [layer for row in prediction.stages for layer in row.layers]
@@ -68,7 +68,7 @@ def _bias(spec: Spec) -> int:
     return getattr(ffn, "experts", 0) if parameters(spec.model).bias else 0
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", NAMES)
 def test_groups_are_those_of_the_replica_table(name: str) -> None:
     spec = spec_of(name)
     plan = make_plan(spec)

@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -21,15 +20,15 @@ from runtime.comm.transport import Wanted
 from runtime.contract import Mesh, Opening
 from tests.proof.first_use import Machine, UnopenedError, run, starts, steps
 from tests.proof.programs import family_program
+from tests.specs.shipped import NAMES, path_of
 
-SPECS = Path(__file__).parents[2] / "specs"
-NAMES = sorted((path.stem for path in SPECS.glob("*.dsc")), key=lambda name: (name != "quickstart", name))
+QUICKSTART_FIRST = sorted(NAMES, key=lambda name: (name != "quickstart", name))
 Lines = list[list[Opening]]  # of each pipeline rank
 
 
 @cache
 def lowered(name: str) -> Lowered:
-    return lower_spec(load(SPECS / f"{name}.dsc"))
+    return lower_spec(load(path_of(name)))
 
 
 def mesh_of(plan: Plan) -> Mesh:
@@ -51,7 +50,7 @@ def ends(program: Program, plan: Plan, lines: Lines, lazy: bool = False) -> bool
         return False
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", QUICKSTART_FIRST)
 def test_no_shipped_program_hangs(name: str) -> None:
     """World ranks at start-up, and the pipeline ranks of every program behind it."""
     found = lowered(name)
@@ -77,7 +76,7 @@ def test_without_start_up_it_would_hang(name: str) -> None:
         assert (rank, channel) in machine.used and (other, channel) not in machine.used
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", QUICKSTART_FIRST)
 def test_each_rank_makes_few_groups(name: str) -> None:
     """Its edges, its column and node, or its expert group, its buckets and the world: as many for thousands of ranks as
     for eight."""

@@ -33,8 +33,8 @@ from tests.segments.specs import DENSE, gqa, mla, moe, softmax_moe, spec
 from tests.segments.test_bf16 import rounded_arguments
 from tests.segments.test_recompute import again, segments
 from tests.segments.test_segments import arguments
+from tests.specs.shipped import NAMES, path_of
 
-SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.dsc"))
 MODELS = {
     "V3": spec(),
     "without shared experts": spec(layers=(DENSE, moe(shared=0))),
@@ -55,15 +55,15 @@ def with_logits(of: Spec) -> Spec:
 # ---------------------------------------------------------------- what is fused
 
 
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_every_pass_matches_as_often_as_a_spec_implies(path: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_every_pass_matches_as_often_as_a_spec_implies(name: str) -> None:
     """`fused` asserts it of each segment; here, that over the whole model it is what its layers are.
 
     Of several residual streams no sum is beside a norm. Between tensor ranks, and where context ranks project apart,
     the gradient of attention's norm is an op alone. Where weights are not trained, no gradient is put together beyond
     the residual's, and a router that does not choose by one op permutes by another.
     """
-    of = load_spec(path)
+    of = load_spec(path_of(name))
     model, ops = of.model, [node.op for use in make_plan(of).uses for node in interpret(use.segment).nodes]
     blocks = [(model.attention_of(layer), model.ffn(layer)) for layer in range(model.num_layers)]
     blocks += [(model.attention_of_mtp, blocks[-1][1])] * (model.mtp.depth if model.mtp else 0)

@@ -20,6 +20,19 @@ RUNS = tuple(
     for phase in phases_in(SPECS / file, run)
     if (file, phase) not in AS_ELSEWHERE
 )
+# Of the runs of the files in the folder itself: `quickstart`, and `r1-tiny:r1` where a file has several.
+NAMES = tuple(
+    path.stem if len(runs) == 1 else f"{path.stem}:{run}"
+    for path in sorted(SPECS.glob("*.dsc"))
+    for runs in [runs_in(path)]
+    for run in runs
+)
+
+
+def path_of(name: str) -> str:
+    """What a command is given of one of NAMES."""
+    stem, colon, run = name.partition(":")
+    return f"{SPECS / stem}.dsc{colon}{run}"
 
 
 @cache
