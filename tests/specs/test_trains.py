@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 import shutil
 import sysconfig
 from pathlib import Path
@@ -56,3 +57,28 @@ def test_trains(name: str, tmp_path: Path) -> None:
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
     assert len({row["loss"] for row in rows}) == STEPS
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_a_run_that_fine_tunes_and_one_of_rewards_train(tmp_path: Path) -> None:
+    """The second begins with what the first leaves; its completions are scored."""
+    shutil.copy(SPECS / "r1-tiny.dsc", tmp_path)
+    shutil.copytree(SPECS / "r1-tiny", tmp_path / "r1-tiny")
+    rows = {}
+    for run in ("r1_sft", "r1"):
+        words = ["train", f"r1-tiny.dsc:{run}", "--steps", str(STEPS), "-s", 'train.initial="runs/r1_sft"']
+        done = forks.run("compiler.cli", words[: None if run == "r1" else -2], tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        rows[run] = [json.loads(line) for line in (tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()]
+    assert rows["r1_sft"][0]["loss"] == pytest.approx(math.log(20), abs=0.3)
+    assert len(rows["r1"]) == STEPS
+    for row in rows["r1"]:
+        assert row["reward"] == row["rewards"]["right"] + 0.2 * row["rewards"]["form"] and row["policy_kl"] == 0
+        assert (0 < row["entropy"] <= math.log(20) and row["grad_norm"] > 0) or row["reward_alike"] == 1
+
+
+def test_the_files_of_r1_tiny_are_what_its_script_writes(tmp_path: Path) -> None:
+    shutil.copy(SPECS / "r1-tiny" / "sums.py", tmp_path)
+    runpy.run_path(str(tmp_path / "sums.py"), run_name="__main__")
+    names = sorted(path.name for path in (SPECS / "r1-tiny").iterdir() if path.is_file())
+    assert names == sorted(path.name for path in tmp_path.iterdir())
+    assert all((tmp_path / name).read_bytes() == (SPECS / "r1-tiny" / name).read_bytes() for name in names)
