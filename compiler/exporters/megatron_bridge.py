@@ -147,6 +147,7 @@ def _run(planned: Planned, optimizer: Settings, ledger: Ledger) -> dict[str, Set
     if train.batch.start != train.batch.end:
         ledger.lose("train.batch", f"it does not grow in this recipe, which says {train.batch.end}")
     ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
+    ledger.lose("train.grpo.*", "this recipe trains on text, and not by rewards")
     ledger.lose("train.ema.*", "Megatron keeps no moving average of the weights here", changes=False)
     ledger.lose("train.health.*", "Megatron answers a bad loss in another way")
     ledger.lose("train.initial", "give the weights to `checkpoint.pretrained_checkpoint`, in Megatron's form")

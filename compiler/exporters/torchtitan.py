@@ -150,6 +150,7 @@ def _config(planned: Planned, ledger: Ledger) -> dict[str, Any]:
     if train.batch.start != train.batch.end:
         ledger.lose("train.batch", f"a batch does not grow in torchtitan: it is told {train.batch.end}")
     ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
+    ledger.lose("train.grpo.*", "this recipe trains on text, and not by rewards")
     ledger.lose("train.ema.*", "torchtitan keeps no moving average of the weights here", changes=False)
     ledger.lose("train.health.*", "torchtitan has no such answer to a bad loss")
     ledger.lose("train.initial", "give the weights to `checkpoint.initial_load_path`, in torchtitan's form")
