@@ -124,7 +124,7 @@ CODES = {
     "E1006": "training in mxfp8, nvfp4 and other formats without kernels runs on CPUs",
     "E1005": "a tokenizer is trained, or is a file",
     "E1007": "attention that is compressed, or a module, sees all documents of a sequence",
-    "E1008": "completions are generated on CPUs, in 16 bits or more, by whole layers of mla or gqa",
+    "E1008": "completions are generated on CPUs, in fp32 or bf16, by whole layers of mla or gqa",
 }
 
 # Rules that no longer hold. Their codes are never given to other rules.

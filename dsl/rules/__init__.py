@@ -260,10 +260,10 @@ RULES: tuple[Row, ...] = (
         ("train.grpo.rewards", *(f"train.grpo.rewards.{key}" for key in ("check", "weight", *rewards.KEYS_OF_CHECKS))),
         rewards.rewards_have_what_they_check,
     ),
-    (("train.grpo", "model.mtp", *ATTENTIONS, f"{LAYERS}.ffn"), rewards.models_generate),
+    (("train.grpo", "model.mtp", "model.hyper_connections", *ATTENTIONS, f"{LAYERS}.ffn"), rewards.models_generate),
     (
         (
-            *("train.grpo", *TENSOR, "parallel.context", "parallel.route", *EXPERT, *WORLD[-3:]),
+            *("train.grpo", "parallel.tensor", "parallel.context", "parallel.route", *EXPERT, *WORLD[-3:]),
             *("precision.combine", f"{LAYERS}.ffn"),
         ),
         rewards.ranks_generate,

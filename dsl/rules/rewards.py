@@ -131,6 +131,9 @@ def models_generate(spec: Spec) -> Iterator[Finding]:
         return
     if model.mtp is not None:
         yield Finding("E1008", "mtp: rewards are of the next token", "model.mtp", "write `mtp = none`", NOTE)
+    if model.hyper_connections is not None:
+        message = "hyper_connections: products of several streams have other bits beside other rows"
+        yield Finding("E1008", message, "model.hyper_connections", "write `hyper_connections = none`", NOTE)
     for path, attention in model.attentions:
         yield from _attention(path, attention)
     for index, span in enumerate(model.layers):
@@ -166,10 +169,10 @@ def ranks_generate(spec: Spec) -> Iterator[Finding]:
     """A rank has whole heads and sequences, and sends each row to its expert."""
     if spec.train.grpo is None:
         return
-    for key in ("tensor", "context", "expert_tensor"):
+    for key in ("tensor", "context"):
         degree = getattr(spec.parallel, key)
         if degree > 1:
-            message = f"{key} = {degree}: a rank generates with whole sequences and whole products"
+            message = f"{key} = {degree}: a rank generates with whole heads and whole sequences"
             yield Finding("E1008", message, f"parallel.{key}", f"write `{key} = 1`", NOTE)
     if spec.by_nodes and any(isinstance(span.ffn, Moe) for span in spec.model.layers):
         message = "expert groups fill several nodes: rows of completions go to their experts one by one"
@@ -207,7 +210,9 @@ def options_generate(spec: Spec) -> Iterator[Finding]:
         kept = ", ".join(name for name in spec.recompute if name != "logits")
         message = "recompute names logits, and the loss of completions reads them all"
         yield Finding("E1008", message, "recompute", f"write `recompute = [{kept}]`", NOTE)
-    narrow = [role for role in ALL_ROLES if getattr(spec.precision, role) in ROLES]
-    if narrow:
-        message = f"{narrow[0]} = {getattr(spec.precision, narrow[0])}: completions are generated in fp64, fp32 or bf16"
-        yield Finding("E1008", message, "precision", "write `precision = bf16`", NOTE)
+    other = [role for role in ALL_ROLES if getattr(spec.precision, role) in (*ROLES, "fp64")]
+    if other:
+        dtype = getattr(spec.precision, other[0])
+        message = f"{other[0]} = {dtype}: completions are generated in fp32 or bf16"
+        hint = f"write `precision = {'fp32' if dtype == 'fp64' else 'bf16'}`"
+        yield Finding("E1008", message, "precision", hint, NOTE)

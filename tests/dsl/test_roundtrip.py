@@ -397,6 +397,7 @@ def rewarded(draw: st.DrawFn) -> schema.Spec:
         completion=draw(st.integers(1, spec.train.sequence - prompt)),
         temperature=draw(small(0.01, 100)),
         iterations=draw(st.integers(1, 1000)),
+        slots=draw(st.none() | st.integers(1, 10**6)),
         clip_low=draw(small(0, 1)),
         clip_high=draw(small(0, 1000)),
         kl=draw(small(0, 1000)),
