@@ -40,11 +40,13 @@ class Case:
     schedule: str
     mesh: tuple[int, int, int, int]  # pipeline, expert and data ranks, ZeRO stage
     keys: Mapping[str, Any]
+    recompute: tuple[str, ...] = ()
 
     @property
     def spec(self) -> Spec:
         pp, ep, dp, zero = self.mesh
         made = spec(pp, ep, dp, 16 // (2 * dp), STEPS, zero, self.of, self.schedule, sequence=SEQUENCE)
+        made = made.model_copy(update={"recompute": self.recompute})
         return with_rewards(without_mtp(made), group=GROUP, prompt=4, completion=6, rewards=REWARDS, **self.keys)
 
 
@@ -52,7 +54,7 @@ CASES = {
     "alone": Case("v3", "1f1b", (1, 1, 1, 0), {}),
     "to a reference": Case("v3", "dualpipe", (2, 2, 2, 1), {"kl": 0.4, "loss": "grpo", "scale": "batch"}),
     "again": Case("llama", "zbv", (2, 1, 2, 2), {"iterations": 2, "loss": "dr_grpo", "scale": "none"}),
-    "hot": Case("qwen", "interleaved", (2, 1, 1, 0), {"temperature": 1.6, "kl": 0.2, "clip_high": 0.3}),
+    "hot": Case("qwen", "interleaved", (2, 1, 1, 0), {"temperature": 1.6, "kl": 0.2, "clip_high": 0.3}, ("layer",)),
     "bounded": Case("split", "1f1b", (1, 1, 2, 3), {"temperature": 0.7, "clip_low": 0.1}),
 }
 
