@@ -142,9 +142,7 @@ def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
     them is run. The folder that another run of the file will leave need not be there."""
     views = [view for view in analysis.views if hasattr(view.spec, "train")]
     folder, runs = Path(file).parent, {run_name(view.spec.name) for view in views}
-    found = [
-        _read(view.spec, view.context.origins, folder, tuple(view.context.chosen), runs=runs)[1] for view in views
-    ]
+    found = [_read(view.spec, view.context.origins, folder, tuple(view.context.chosen), runs=runs)[1] for view in views]
     found += [_modules(view.spec, view.context.origins, folder, run=False)[1] for view in views]
     found += [_rewards(view.spec, view.context.origins, folder)[1] for view in views]
     return tuple(dict.fromkeys(mistake for each in found for mistake in each))

@@ -37,12 +37,12 @@ from runtime.metrics import Metrics
 from runtime.micro_batches import EXTRA_TOKENS
 from runtime.native import library
 from runtime.options import START_TIMEOUT_S
+from runtime.policy_of import policy_of
 from runtime.position import Position
 from runtime.profile import WARM_UP, Profile
 from runtime.progress import Progress
 from runtime.rate import last_step, tokens_to_train
 from runtime.resume import origin, text_of
-from runtime.rollout.begin import begin_rollouts
 from runtime.saves import Saves
 from runtime.slots import Slots, host, name_of, take_core
 from runtime.snapshot import AVERAGE
@@ -131,7 +131,7 @@ class Loop:
             board.set_action("load initial weights")
             put = snapshot.put_untrained if plan.adapter else snapshot.put_weights
             put(trainer.state, self.initial.read, self.initial.shapes)
-        policy = begin_rollouts(trainer, prompts) if prompts else None
+        policy = policy_of(trainer, prompts) if prompts else None
         if self.resume is not None:
             board.set_action("load checkpoint")
             _restore(trainer, self.resume)

@@ -22,7 +22,7 @@ from dsl.schema import Gqa, Mla, Spec
 
 
 def generation_of(spec: Spec, lowering: Lowering, ranks: Sequence[RankMemory], slower: float) -> Generation | None:
-    """Of a step of the largest batch, if each prompt and completion is as long as it may be. None without any.
+    """Predict what completions take of a step of the largest batch, if each is as long as it may be. None without any.
 
     `ranks`: memories of pipeline ranks. `slower`: by how much all takes longer because ranks share cores.
     """

@@ -117,7 +117,7 @@ class Health:
 @dataclass(frozen=True)
 class Reward:
     """What a completion is rewarded for. `pattern`: of "regex". `file`: of "python", where the build has it; its
-    `function` may take so many `seconds` for a completion."""
+    `function` may take so many `seconds` for those of a rank."""
 
     name: Annotated[str, Pattern(r"[A-Za-z_]\w{0,63}")]
     check: Literal["exact", "format", "regex", "python"]

@@ -136,20 +136,9 @@ class NextTokens:
     def _gqa_peaks(self, q: Tensor, *args: Any) -> tuple[Tensor, Tensor, None]:
         return self._gqa(q, *args)[0], _no_peaks(q, heads=args[3]), None
 
-    def _mla(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        k_rope: Tensor,
-        sequence: int,
-        heads: int,
-        nope: int,
-        rope: int,
-        value: int,
-        theta: float,
-        *_: Any,
-    ) -> tuple[Tensor, None]:
+    def _mla(self, q: Tensor, kv: Tensor, k_rope: Tensor, *how: Any) -> tuple[Tensor, None]:
         """q [T, H·(nope+rope)], kv [T, H·(nope+value)], k_rope [T, rope] -> o [T, H·value]."""
+        sequence, heads, nope, rope, value, theta, *_ = how
         angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
 
         def attend(q: Tensor, kv: Tensor, k_rope: Tensor, tokens: int) -> Tensor:

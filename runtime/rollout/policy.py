@@ -10,7 +10,7 @@ positions of a sequence.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.transport import Sums
-from runtime.contract import Plan
+from runtime.contract import Grpo, Plan
 from runtime.micro_batches import NO_TARGET, Indices
 from runtime.policy_weights import advantages, token_weights
 from runtime.rewards.errors import RewardError
@@ -54,7 +54,7 @@ class Reference:
     """The weights that the run began with, in the memory of the host; made before a step is trained."""
 
     def __init__(self, state: State, sums: Sums) -> None:
-        self._sums = sums
+        self.sums = sums
         self._now = [*(bucket.parameters for bucket in state.held), *state.untrained.values()]
         self._kept = [each.to("cpu", copy=True) for each in self._now]
 
@@ -64,7 +64,7 @@ class Reference:
             before = now.to("cpu", copy=True)
             now.copy_(kept)
             kept.copy_(before)
-        self._sums.all_reduce(torch.zeros(1, dtype=torch.float64))
+        self.sums.all_reduce(torch.zeros(1, dtype=torch.float64))
 
 
 @dataclass
@@ -79,28 +79,32 @@ class Scored:
     reference_NC: Floats | None  # log-probabilities by the reference
 
 
+@dataclass
 class Policy:
-    """The rollouts of a run, as each rank has them. `scorer`: on the first pipeline rank of each column, else None."""
+    """The rollouts of a run, as each rank has them. `scorer`: on the first pipeline rank of each column, else None.
+    `reference`: None where no divergence from it counts."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        rank: int,
-        generator: Generator,
-        prompts: Prompts,
-        scorer: Scorer | None,
-        sums: Sums,
-        time: StepTime,
-        reference: Reference | None = None,
-    ) -> None:
-        assert plan.train.grpo is not None
-        self._plan, self._grpo, self._sums, self._time = plan, plan.train.grpo, sums, time
-        self._column = rank % plan.mesh.columns
-        self.generator, self._prompts, self._scorer, self._reference = generator, prompts, scorer, reference
-        self._scored: Scored | None = None
-        self._generated_at = -1  # the step
-        self._is_first = False  # whether the weights are those that generated
-        self._counted = np.zeros(len(COUNTS))
+    plan: Plan
+    rank: int
+    generator: Generator
+    prompts: Prompts
+    scorer: Scorer | None
+    sums: Sums
+    time: StepTime
+    reference: Reference | None = None
+    _scored: Scored | None = None
+    _generated_at: int = -1  # the step
+    _is_first: bool = False  # whether the weights are those that generated
+    _counted: Floats = field(default_factory=lambda: np.zeros(len(COUNTS)))
+
+    @property
+    def _grpo(self) -> Grpo:
+        assert self.plan.train.grpo is not None, "the plan of a run that learns from rewards"
+        return self.plan.train.grpo
+
+    @property
+    def _column(self) -> int:
+        return self.rank % self.plan.mesh.columns
 
     @property
     def iterations(self) -> int:
@@ -114,8 +118,8 @@ class Policy:
 
     def close(self) -> None:
         """End the processes of rewards."""
-        if self._scorer:
-            self._scorer.close()
+        if self.scorer:
+            self.scorer.close()
 
     # ---- rollouts
 
@@ -131,17 +135,17 @@ class Policy:
 
     def _new(self, drawn: Indices) -> Scored:
         group = self._grpo.group
-        prompts = [self._prompts.prompt(int(i) // group) for i in drawn]
+        prompts = [self.prompts.prompt(int(i) // group) for i in drawn]
         columns = self._of_columns(len(drawn))
-        with self._time.whole("generation"):
+        with self.time.whole("generation"):
             rollouts = self.generator.generate(prompts, drawn.tolist(), columns.tolist())
         reference_NC = None
-        if self._reference:
-            with self._time.whole("generation"):
-                self._reference.swap()
+        if self.reference:
+            with self.time.whole("generation"):
+                self.reference.swap()
                 reference_NC = self.generator.log_probabilities(rollouts, columns.tolist())
-                self._reference.swap()
-        with self._time.whole("reward"):
+                self.reference.swap()
+        with self.time.whole("reward"):
             rewards_NR = self._rewards(drawn, rollouts, columns)
         advantage_N = advantages(rewards_NR @ self._weights_R, group, self._grpo.scale)
         weight_N = token_weights(rollouts.lengths_N, self._grpo.loss, self._grpo.completion)
@@ -153,18 +157,18 @@ class Policy:
 
     def _of_columns(self, num: int) -> Indices:
         """The column that has each sequence of a step."""
-        return np.arange(num) // self._plan.train.micro_batch % self._plan.mesh.dp
+        return np.arange(num) // self.plan.train.micro_batch % self.plan.mesh.dp
 
     def _rewards(self, drawn: Indices, rollouts: Rollouts, columns: Indices) -> Floats:
         """The rewards of all sequences: each column scores its own. Raises RewardError on all ranks."""
         rewards_NR, error = np.zeros((len(drawn), len(self._grpo.rewards))), None
-        if self._scorer is not None:
+        if self.scorer is not None:
             mine = np.flatnonzero(columns == self._column)
             try:
-                rewards_NR[mine] = self._scorer.score([self._case(drawn, rollouts, int(i)) for i in mine])
+                rewards_NR[mine] = self.scorer.score([self._case(drawn, rollouts, int(i)) for i in mine])
             except RewardError as raised:
                 error, rewards_NR[0, 0] = raised, np.nan
-        all_reduce(self._sums, torch.from_numpy(rewards_NR))
+        all_reduce(self.sums, torch.from_numpy(rewards_NR))
         if error:
             raise error
         if np.isnan(rewards_NR).any():
@@ -173,14 +177,14 @@ class Policy:
 
     def _case(self, drawn: Indices, rollouts: Rollouts, i: int) -> Case:
         completion = rollouts.tokens_NC[i, : rollouts.lengths_N[i]]
-        return self._prompts.case(int(drawn[i]) // self._grpo.group, completion)
+        return self.prompts.case(int(drawn[i]) // self._grpo.group, completion)
 
     # ---- what training reads
 
     def micro_batches(self, device: torch.device) -> dict[str, Tensor]:
         """What the micro-batches of this column read, by name: [micro-batch, token]."""
-        made, S, size = self._made, self._plan.train.sequence, self._plan.train.micro_batch
-        mine = np.arange(len(made.drawn)).reshape(-1, self._plan.mesh.dp, size)[:, self._column].reshape(-1)
+        made, S, size = self._made, self.plan.train.sequence, self.plan.train.micro_batch
+        mine = np.arange(len(made.drawn)).reshape(-1, self.plan.mesh.dp, size)[:, self._column].reshape(-1)
         tokens, targets = np.zeros((len(mine), S), np.int64), np.full((len(mine), S), NO_TARGET)
         sampled = {"old": made.rollouts.logp_NC, "advantage": made.advantage_N[:, None]}
         sampled |= {"weight": made.weight_N[:, None]}
@@ -194,7 +198,7 @@ class Policy:
             targets[row, first : first + length] = completion
             for name, values_NC in sampled.items():
                 real[name][row, first : first + length] = values_NC[i, :length]
-        dtype = torch.float64 if self._plan.precision.compute == "float64" else torch.float32
+        dtype = torch.float64 if self.plan.precision.compute == "float64" else torch.float32
         found = {name: torch.from_numpy(each) for name, each in {"tokens": tokens, "targets": targets}.items()}
         found |= {name: torch.from_numpy(each).to(dtype) for name, each in real.items()}
         return {name: each.view(-1, size * S).to(device) for name, each in found.items()}
@@ -211,7 +215,7 @@ class Policy:
             counted += np.array(counts)
             if counts[1] and not worst:
                 worst = f": micro-batch {a}, by {new:.3g} nats at most"
-        all_reduce(self._sums, torch.from_numpy(counted))
+        all_reduce(self.sums, torch.from_numpy(counted))
         self._counted = counted
         if self._is_first and counted[1]:
             raise RolloutError(

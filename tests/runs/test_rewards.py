@@ -138,3 +138,18 @@ def test_a_reward_that_fails_ends_the_run(place: Place, text: str, message: str)
     compiled(place, name="wrong", reward="wrong.py", devices=2)
     done = place.dsc("train", "wrong.dsc", "--out", f"wrong{len(text)}", code=1)
     assert "reward `short`" in done.stderr and message in done.stderr, done.stderr
+
+
+def test_a_step_is_trained_again(place: Place) -> None:
+    """With the completions that it wrote, from the checkpoint before."""
+    said = place.dsc("replay", "straight", 7).stdout
+    assert "equal to the run, bit for bit" in said
+
+
+def test_what_a_page_and_a_watcher_show(place: Place) -> None:
+    page = (place.folder / "straight" / "report.html").read_text("utf-8")
+    for title in ("Reward", "Tokens of a completion", "Entropy of what tokens are drawn from", "Divergence from the"):
+        assert title in page
+    assert "Loss of the main head" not in page and "Loss of the policy" in page
+    shown = place.dsc("watch", "straight").stdout
+    assert "reward" in shown and "entropy" in shown

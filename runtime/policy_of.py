@@ -1,4 +1,4 @@
-"""What a rank needs for its rollouts: a generator on its executor, prompts, and rewards."""
+"""The policy of a rank: a generator on its executor, prompts, and rewards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.rollout.sampler import Sampler
 from runtime.trainer import Trainer
 
 
-def begin_rollouts(trainer: Trainer, prompts: PromptSamples) -> Policy:
+def policy_of(trainer: Trainer, prompts: PromptSamples) -> Policy:
     """The policy of a rank, whose weights are those that the run begins with; processes of rewards have begun.
 
     Raises RewardError and RolloutError where they cannot.
