@@ -146,27 +146,25 @@ def _named(context: Context, cls: type[Node], kind: str, statement: Attribute | 
     return node(context, Scope((block,), kind), cls, block)
 
 
-def _entries(
-    context: Context, scope: Scope, cls: type[Node], name: str, statement: Attribute | Block
-) -> tuple[Any, ...]:
+def _entries(context: Context, scope: Scope, cls: type[Node], name: str, given: Attribute | Block) -> tuple[Any, ...]:
     """Blocks of any names within one: the sources of a blend, the rewards of completions."""
-    hint, entry = f"write `{(cls.model_fields[name].examples or [])[0]}`", fields_of(cls)[name].entry
-    inside, found = scope.inside(block := _expect_block(context, statement, hint), name), []
+    hint, one = f"write `{(cls.model_fields[name].examples or [])[0]}`", name.removesuffix("s")
+    block = _expect_block(context, given, hint)
+    inside, entry, found = scope.inside(block, name), fields_of(cls)[name].entry, []
     for each in block.body:
         if isinstance(each, Let):
             context.lets.append((inside, each))
         elif isinstance(each, Block):
-            _without_label(context, each.key.text, each.labels)
-            if not each.key.text.isidentifier():
-                message = f"`{each.key.text}` is no name of a {name.removesuffix('s')}"
-                raise context.reject("E0205", message, each.key.span, "write a name without dots")
-            context.origins[inside.at(each.key.text)] = each.head
-            found.append(node(context, inside.inside(each, each.key.text), entry, replace(each, labels=(each.key,))))
+            _without_label(context, word := each.key.text, each.labels)
+            if not word.isidentifier():
+                raise context.reject("E0205", f"`{word}` is no name of a {one}", each.key.span, "write it without dots")
+            context.origins[inside.at(word)] = each.head
+            found.append(node(context, inside.inside(each, word), entry, replace(each, labels=(each.key,))))
         elif not isinstance(each, Lost):
-            context.complain("E0204", f"`{each.span.text}` is no {name.removesuffix('s')}", each.span, hint)
+            context.complain("E0204", f"`{each.span.text}` is no {one}", each.span, hint)
             context.failed.add(inside.path)
     if not found and not lost_keys(block) and inside.path not in context.failed:
-        raise context.reject("E0203", f"`{name}` has no {name.removesuffix('s')}", block.head, hint)
+        raise context.reject("E0203", f"`{name}` has no {one}", block.head, hint)
     return tuple(found)
 
 

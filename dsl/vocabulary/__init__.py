@@ -6,8 +6,8 @@ No spec may use these names: one thing has one name. A word is looked up as it i
 from __future__ import annotations
 
 from dsl.diagnostics import listed
-from dsl.vocabulary.keys import KEYS
-from dsl.vocabulary.others import ABSENT, OTHERS, SAME, WORDS, Other
+from dsl.vocabulary.keys_of_others import KEYS
+from dsl.vocabulary.words_of_others import ABSENT, OTHERS, SAME, WORDS, Other
 
 __all__ = ["ABSENT", "KEYS", "OTHERS", "SAME", "WORDS", "Other"]
 

@@ -368,11 +368,8 @@ def test_overrides_that_are_shown_are_taken() -> None:
     web = 'model = s, data { sources { web { files = "web/*.txt", weight = 1 } }, tokenizer = train(4096) }'
     more = f"run mine extends tiny {{ {web} }}\nmodel s extends tiny {{ hyper_connections {{ streams = 2 }} }}\n"
     Path("blend.dsc").write_text(f'import "tiny.dsc"\n{more}', "utf-8")
-    grpo = "group = 4, prompt = 8, completion = 8, rewards { correct { check = exact } }"
-    Path("grpo.dsc").write_text(
-        f'import "tiny.dsc"\nrun mine extends tiny {{ train {{ grpo {{ {grpo} }} }} }}\n', "utf-8"
-    )
-    others = {".more": "mixed", ".sources": "blend", ".hyper_": "blend", ".muon": "kimi-k2", ".grpo": "grpo"}
+    shutil.copytree(ROOT / "tests/ui/lib", ".", dirs_exist_ok=True)
+    others = {".more": "mixed", ".sources": "blend", ".hyper_": "blend", ".muon": "kimi-k2", ".grpo": "rewards"}
     others |= {".compressed.": "laptop-v4", ".deltanet.": "laptop-hybrid", ".mla.index": "deepseek-v3.2"}
     for key, override in shown.items():
         if override and not re.search("gqa|custom", key) and "scaling." not in key:

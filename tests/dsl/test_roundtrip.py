@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from dsl.parser import decode
 from dsl.ramp import of
 from dsl.source import Source
 from dsl.stages import fewest_stages_of_rank
+from tests.specs.shipped import NAMES, path_of
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
 Draw = st.DrawFn
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in schema.BUILT_IN)
@@ -371,51 +370,6 @@ def filters(draw: st.DrawFn) -> schema.Filters:
     )
 
 
-@st.composite
-def rewards(draw: st.DrawFn) -> schema.Reward:
-    seconds = {"seconds": draw(small(0.1, 86_400))}
-    return draw(
-        st.sampled_from(
-            [
-                {"check": "exact"},
-                {"check": "format"},
-                {"check": "regex", "pattern": draw(texts.map(re.escape)), **seconds},
-                {"check": "python", "file": draw(texts), "function": draw(names), **seconds},
-            ]
-        ).map(lambda keys: schema.Reward(name=draw(names), weight=draw(small(1, 1e6)), **keys))
-    )
-
-
-@st.composite
-def rewarded(draw: st.DrawFn) -> schema.Spec:
-    """A run of the smallest spec that learns from rewards."""
-    spec = load(SPECS / "tiny.dsc")
-    prompt = draw(st.integers(1, spec.train.sequence - 1))
-    grpo = schema.Grpo(
-        group=draw(st.sampled_from([2, 4])),
-        prompt=prompt,
-        completion=draw(st.integers(1, spec.train.sequence - prompt)),
-        temperature=draw(small(0.01, 100)),
-        iterations=draw(st.integers(1, 1000)),
-        slots=draw(st.none() | st.integers(1, 10**6)),
-        clip_low=draw(small(0, 1)),
-        clip_high=draw(small(0, 1000)),
-        kl=draw(small(0, 1000)),
-        loss=draw(st.sampled_from(["grpo", "dapo", "dr_grpo"])),
-        scale=draw(st.sampled_from(["group", "batch", "none"])),
-        rewards=tuple(draw(st.lists(rewards(), min_size=1, max_size=4, unique_by=lambda each: each.name))),
-    )
-    prompts = schema.Prompts(prompt=draw(texts), answer=draw(st.none() | texts))
-    data = spec.data.model_copy(update={"source": draw(texts), "tokenizer": draw(texts), "prompts": prompts})
-    return spec.model_copy(
-        update={
-            "model": spec.model.model_copy(update={"mtp": None}),
-            "train": spec.train.model_copy(update={"grpo": grpo}),
-            "data": data,
-        }
-    )
-
-
 def reread(text: str) -> schema.Spec:
     """The spec of a text, without a file."""
     source, mistakes = decode("spec.resolved", text.encode())
@@ -426,7 +380,7 @@ def reread(text: str) -> schema.Spec:
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(specs() | rewarded())
+@given(specs())
 def test_parse_of_print_is_the_identity(spec: schema.Spec) -> None:
     text = canonical(spec)
     assert reread(text) == spec
@@ -437,8 +391,8 @@ def test_parse_of_print_is_the_identity(spec: schema.Spec) -> None:
 
 
 def test_shipped_specs_read_back(tmp_path: Path) -> None:
-    for path in sorted(SPECS.glob("*.dsc")):
-        spec = load(path)
+    for name in NAMES:
+        spec = load(path_of(name))
         resolved = tmp_path / "spec.resolved"
         resolved.write_text(canonical(spec), encoding="utf-8", newline="")
         assert load(resolved) == spec
