@@ -12,6 +12,7 @@ from compiler.ir.received_rows import most_rows
 from compiler.layers import attention
 from compiler.layers.qk_clip import projections
 from compiler.lower.estimate import Overlap
+from compiler.plan.blocks import ROUTES
 from compiler.plan.parameters import num_experts
 from compiler.plan.plan import HELD
 from compiler.plan.row_counts import sent_rows
@@ -143,6 +144,7 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
         bias=params.get("bias"),
         bias_rate=recipe.phases(rate) if rate is not None else None,
         slots=dict(plan.slots)[params["slots"]] if params.get("slots") else None,
+        replays=ffn.top_k if router.inputs[-1].endswith(ROUTES) else None,
     )
 
 

@@ -56,7 +56,7 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(
         _with_gradients("sqrt_softplus", "route_scores", "balance_scores", "slice_choices", "softcap"), SCORES
     ),
-    **dict.fromkeys(("table_choices", "weigh_chosen", "weigh_chosen_scores"), SCORES),
+    **dict.fromkeys(("replay_choices", "table_choices", "weigh_chosen", "weigh_chosen_scores"), SCORES),
     **dict.fromkeys(("choice_counts", *_with_gradients("counted_balance", "counted_balance_scores")), SCORES),
 }
 

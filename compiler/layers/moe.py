@@ -75,14 +75,15 @@ def router(
     counted: int = 0,
     pre: bool = True,
     streams: hyper.Streams = (),
+    replays: bool = False,
 ) -> tuple[Any, ...]:
-    """Chooses experts by their scores, or by tokens if they are given, and puts the rows in their order, or `by_slots`,
-    in that of their places in the layer; one row for each of the `slices` of an expert, whose places are `apart`. The
-    residual h + y, of which attention gave y, is for the join, the normed `x` for the shared experts; with `balance`
-    there is the sequence-wise loss, without its weight. Where ranks have parts of sequences, `balance` makes it, of the
-    scores and of the choices that are counted, in so many rows of each. Of several residual streams the mixing is the
-    first of `more`, and that of what the join adds comes last."""
-    mixing, tokens_T = (more[:2], more[2:]) if streams else ((), more)
+    """Chooses experts by their scores, or by tokens if they are given, or as is given if it `replays`, and puts the
+    rows in their order, or `by_slots`, in that of their places in the layer; one row for each of the `slices` of an
+    expert, whose places are `apart`. The residual h + y, of which attention gave y, is for the join, the normed `x` for
+    the shared experts; with `balance` there is the sequence-wise loss, without its weight. Where ranks have parts of
+    sequences, `balance` makes it, of the scores and of the choices that are counted, in so many rows of each. Of
+    several residual streams the mixing is the first of `more`, and that of what the join adds comes last."""
+    mixing, given = (more[:2], more[2:]) if streams else ((), more)
     residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
     x_TD = entering(ops, p, x_TD, eps, pre)
     logits_TE = ops.linear_wide(x_TD, p.weight)
@@ -91,13 +92,13 @@ def router(
     if sqrt_softplus:
         logits_TE = ops.sqrt_softplus(logits_TE)
     by_score = () if sqrt_softplus else (softmax,)
-    if tokens_T:
-        expert_TK = ops.table_choices(*tokens_T, p.table)
-        weigh = ops.weigh_chosen_scores if sqrt_softplus else ops.weigh_chosen
-        gate_TK = weigh(logits_TE, expert_TK, *by_score, normalize, scale)
-    else:
+    if replays or not given:
         route, bias_E = ops.route_scores if sqrt_softplus else ops.route, p.bias if biased else None
         gate_TK, expert_TK = route(logits_TE, bias_E, *by_score, groups, top_groups, top_k, normalize, scale)
+    if given:
+        expert_TK = ops.replay_choices(expert_TK, *given) if replays else ops.table_choices(*given, p.table)
+        weigh = ops.weigh_chosen_scores if sqrt_softplus else ops.weigh_chosen
+        gate_TK = weigh(logits_TE, expert_TK, *by_score, normalize, scale)
     routed = (x_TD, gate_TK, expert_TK)
     if slices > 1:
         of_slices = ops.slice_choices(gate_TK, expert_TK, p.slots, slices, apart)
@@ -116,6 +117,12 @@ def router(
     return (residual_TD, *x, rows_SD, gate_S, order_S, counts_E, *loss, *following)
 
 
+def replays_choices(place: Place) -> bool:
+    """Whether a router has the choices that it made where completions were written: several steps train on these."""
+    grpo = place.spec.train.grpo
+    return grpo is not None and grpo.iterations > 1 and place.moe.choice != "table"
+
+
 def build_router(place: Place) -> ir.Segment:
     moe, D = place.moe, place.D
     shared, balance = moe.shared > 0, has_balance(place)
@@ -130,6 +137,8 @@ def build_router(place: Place) -> ir.Segment:
     by_slots = place.spec.parallel.placement is not None or place.slices > 1
     slots = (ir.Param("slots", (moe.experts,), "int64", grad=False, role="slots"),) if by_slots else ()
     shape, by_table = (place.model.vocab, moe.top_k), moe.choice == "table"
+    replays = replays_choices(place)
+    given = (index("tokens", place.T),) if by_table else (index("routes", place.T, moe.top_k),) if replays else ()
     table = (ir.Param("table", shape, TABLE_DTYPE, grad=False, role="table"),) if by_table else ()
     of = segment(
         "router",
@@ -143,7 +152,7 @@ def build_router(place: Place) -> ir.Segment:
             *slots,
             *table,
         ),
-        (*sum_of(place), *((index("tokens", place.T),) if by_table else ())),
+        (*sum_of(place), *given),
         (
             "residual",
             *(("x",) if shared else ()),
@@ -166,6 +175,7 @@ def build_router(place: Place) -> ir.Segment:
         shared=shared,
         balance=balance,
         **({"logit_bias": True} if logit_bias else {}),
+        **({"replays": True} if replays else {}),
         **({"by_slots": True} if by_slots else {}),
         **({"slices": place.slices, "apart": place.experts_local} if place.slices > 1 else {}),
         **({"sqrt_softplus": True} if moe.score == "sqrt_softplus" else {}),

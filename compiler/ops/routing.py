@@ -38,6 +38,11 @@ def _infer_route_scores(
     return _infer_route(score_TE, bias_E, False, groups, top_groups, top_k, normalize, scale)
 
 
+def _infer_replay_choices(expert_TK: Tensor, given_TK: Tensor) -> tuple[Tensor, ...]:
+    assert expert_TK.shape[0] == given_TK.shape[0] and given_TK.dtype == INDEX, (expert_TK, given_TK)
+    return (Tensor(expert_TK.shape, INDEX),)
+
+
 def _infer_table_choices(tokens_T: Tensor, table_VK: Tensor) -> tuple[Tensor, ...]:
     return (Tensor((tokens_T.shape[0], table_VK.shape[1]), INDEX),)
 
@@ -159,6 +164,14 @@ ROUTE_SCORES = Rule(
         gives=("score",),
         flops=elementwise("score", 2),
     ),
+)
+
+REPLAY_CHOICES = Rule(
+    args=("expert", "given"),
+    outputs=("replayed",),
+    infer=_infer_replay_choices,
+    kernel_class="router",
+    differentiable=(),
 )
 
 TABLE_CHOICES = Rule(
@@ -317,6 +330,7 @@ RULES = {
     "slice_choices": SLICE_CHOICES,
     "permute": PERMUTE,
     "permute_placed": PERMUTE_PLACED,
+    "replay_choices": REPLAY_CHOICES,
     "table_choices": TABLE_CHOICES,
     "unpermute": UNPERMUTE,
     "weigh_chosen": WEIGH_CHOSEN,

@@ -16,6 +16,7 @@ from compiler.layers import LAYERS, Place, indexer, qk_clip
 from compiler.layers.attention import norms_together
 from compiler.layers.ends import LOGP, sampled
 from compiler.layers.hyper import following
+from compiler.layers.moe import replays_choices
 from compiler.layers.stream import is_changed
 from compiler.layers.value_dtypes import back, to_experts
 from compiler.plan.layers_again import Again, CutOf, Cutter
@@ -28,6 +29,7 @@ CutsByKey = Mapping[Hashable, ir.Cut]  # by the key of a segment
 
 LAYER = "layer"  # of `recompute`: all of a layer
 MODEL_TENSORS = ("embedding", "head")  # those that the MTP block shares with the main model
+ROUTES = "_routes"  # of a layer, behind its name: choices of its router that are given
 NO_CUTS: CutsByKey = MappingProxyType({})
 
 
@@ -293,8 +295,9 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
     counted, balance = _balance(place, name, prefix, values)
     joined = (values["residual"], *shared, returned, values["order"], *(values[each] for each in following(place)))
     joined = (*joined, *(attended if len(joined) < len(LAYERS["join"].build(place).inputs) else ()))
+    entering = (*attended, *_tokens(place), *_routes(place, name))
     return (
-        _use(place, "router", f"{name}.router", prefix, (*attended, *_tokens(place)), tuple(values.values())),
+        _use(place, "router", f"{name}.router", prefix, entering, tuple(values.values())),
         *counted,
         dispatch,
         *(_use(place, "shared", f"{name}.shared", prefix, normed, (value,)) for value in shared),
@@ -303,6 +306,11 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
         combine,
         _use(place, "join", f"{name}.join", prefix, joined, (out,)),
     )
+
+
+def _routes(place: Place, name: str) -> tuple[str, ...]:
+    """The choices that a router of a layer replays."""
+    return (f"{name}{ROUTES}",) if replays_choices(place) else ()
 
 
 def _tokens(place: Place) -> tuple[str, ...]:

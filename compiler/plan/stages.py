@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from compiler import ir
 from compiler.layers import Place, ends, qk_clip
-from compiler.plan.blocks import CutModel, Step
+from compiler.plan.blocks import ROUTES, CutModel, Step
 from compiler.plan.layer_runs import Runs
 from compiler.plan.splitting import Splitting
 from compiler.stage_placement import ONE_STAGE, StagePlacement
@@ -69,7 +69,7 @@ def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
         for use in steps
         if isinstance(use, ir.Use)
         for value, argument in zip(use.inputs, use.segment.inputs, strict=True)
-        if value in data
+        if value in data or value.endswith(ROUTES)
     )
     return tuple(dict.fromkeys(found))
 

@@ -96,7 +96,8 @@ class MoeLayer:
     """A MoE layer as the end of a step sees it.
 
     `bias`: the tensor of the balancing bias, if it has one. `slots`: the place of each expert, or of its first slice,
-    where a file says so or experts are split; loads are counted by place.
+    where a file says so or experts are split; loads are counted by place. `replays`: how many experts of a token are
+    given, where several steps train on the same completions.
     """
 
     site: Name  # L3
@@ -108,6 +109,7 @@ class MoeLayer:
     bias: Name | None
     bias_rate: tuple[Phase, ...] | None
     slots: tuple[Amount, ...] | None = None
+    replays: Count | None = None
 
 
 @dataclass(frozen=True)

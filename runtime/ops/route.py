@@ -153,7 +153,12 @@ def route_scores_dgrad(dgate_TK: Tensor, score_TE: Tensor, expert_TK: Tensor, no
     return torch.zeros_like(score_TE).scatter_(1, expert_TK, dscore_TK)
 
 
-# ---------------------------------------------------------------- experts that a table chooses
+# ---------------------------------------------------------------- experts that are chosen already
+
+
+def replay_choices(expert_TK: Tensor, given_TK: Tensor) -> Tensor:
+    """expert_TK, given_TK (int64) -> expert_TK, the given ones where these are not below 0."""
+    return torch.where(given_TK >= 0, given_TK, expert_TK)
 
 
 def table_choices(tokens_T: Tensor, table_VK: Tensor) -> Tensor:
@@ -188,7 +193,7 @@ def sigmoid_gate_dgrad(dgate_T: Tensor, gate_T: Tensor) -> Tensor:
 
 
 OPS = (
-    *(table_choices, weigh_chosen, weigh_chosen_scores),
+    *(replay_choices, table_choices, weigh_chosen, weigh_chosen_scores),
     *(route, route_dgrad, route_scores, route_scores_dgrad),
     *(sqrt_softplus, sqrt_softplus_dgrad, sigmoid_gate, sigmoid_gate_dgrad),
 )

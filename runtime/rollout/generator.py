@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from runtime.build import Build
 from runtime.comm.transport import Sums
-from runtime.contract import Call, Mesh, Program
+from runtime.contract import Call, Mesh, Plan, Program
 from runtime.executor import Executor
 from runtime.native import library
 from runtime.ops import OPS
@@ -33,6 +33,7 @@ from runtime.rollout.sampler import Sampler
 
 Ids = npt.NDArray[np.int64]
 
+ROUTES = "_routes"  # of a layer, behind `L3`: data of its router
 NUMBERS = 4096  # that are summed at a time: what a slot of shared memory holds of FP64
 
 
@@ -58,6 +59,7 @@ class Rollouts:
     logp_NC: npt.NDArray[np.float64]  # log-probabilities of the tokens as the head of generation had them
     entropy_NC: npt.NDArray[np.float64]  # of what each was drawn from, in nats
     rounds: int = 0
+    routes: dict[int, Tensor] = field(default_factory=dict)  # by layer, [N, S, K]: choices that are replayed, else −1
 
     @property
     def lengths_N(self) -> Ids:
@@ -94,7 +96,8 @@ class Generator:
         self._mesh: Mesh = build.plan.mesh
         pp_rank, self._column = divmod(rank, self._mesh.columns)
         self._executor, self._calls, self._sums = executor, first_alone(program.ranks[pp_rank]), sums
-        self._rows = build.plan.train.micro_batch * build.plan.train.sequence
+        self._sequence, self._replayed = build.plan.train.sequence, replayed_layers(build.plan)
+        self._rows = build.plan.train.micro_batch * self._sequence
         self._limits, self._sampler = limits, sampler
         self._forward = NextTokens(build, pp_rank, limits.slots, build.plan.train.sequence)
         self._bodies = self._forward.bodies()
@@ -105,6 +108,7 @@ class Generator:
         shape = len(prompts), self._limits.completion
         found = Rollouts(prompts, np.full(shape, -1, np.int64), np.zeros(shape), np.zeros(shape))
         waiting, slots = self._waiting(columns), self._free_slots()
+        found.routes = self._forward.routes = self._no_routes(len(prompts))
         with self._own_data():
             while self._fill(slots, waiting, prompts):
                 drawn = self._drawn(found, slots, numbers)
@@ -116,6 +120,11 @@ class Generator:
                 found.rounds += 1
         for each in (found.logp_NC, found.entropy_NC):  # each number is of one rank, and zero on the others
             all_reduce(self._sums, torch.from_numpy(each))
+        for routes in found.routes.values():
+            chosen = (routes + 1).double()  # likewise
+            all_reduce(self._sums, chosen)
+            routes.copy_(chosen - 1)
+        self._forward.routes = None
         return found
 
     def log_probabilities(self, rollouts: Rollouts, columns: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -139,6 +148,10 @@ class Generator:
                 slots = self._free_slots()
         all_reduce(self._sums, torch.from_numpy(found_NC))
         return found_NC
+
+    def _no_routes(self, num: int) -> dict[int, Tensor]:
+        """No choice of any token, by the layers that replay them."""
+        return {layer: torch.full((num, self._sequence, top_k), -1) for layer, top_k in self._replayed.items()}
 
     # ---- who computes what
 
@@ -188,7 +201,8 @@ class Generator:
         tokens_T = np.concatenate([*(tokens for _, tokens in rows), np.zeros(0 if rows else 1, np.int64)])
         self._forward.next, self._forward.logits = [at for at, _ in rows], None
         executor = self._executor
-        executor.data, executor.records = _Data(torch.from_numpy(tokens_T)[None].to(executor.device)), {}
+        tokens = torch.from_numpy(tokens_T)[None].to(executor.device)
+        executor.data, executor.records = _Data(tokens, self._forward), {}
         (_, *extents), dtype = executor.message
         executor.message = (len(tokens_T), *extents), dtype
         with torch.no_grad():
@@ -197,9 +211,9 @@ class Generator:
     def _next(self, found: Rollouts, index: int, slot: _Slot) -> tuple[Next, Ids]:
         prompt = found.prompts[slot.sequence]
         if not slot.cached:
-            return Next(index, 0, len(prompt)), prompt
+            return Next(index, 0, len(prompt), slot.sequence), prompt
         last = found.tokens_NC[slot.sequence, slot.cached - len(prompt)]
-        return Next(index, slot.cached, 1), np.array([last])
+        return Next(index, slot.cached, 1, slot.sequence), np.array([last])
 
     def _draw(self, found: Rollouts, logits_TV: Tensor, slots: Slots, numbers: Sequence[int], drawn: Tensor) -> None:
         """Draw the next token of each sequence from the logits of its last row."""
@@ -232,12 +246,14 @@ class Generator:
 
 
 class _Data(Mapping[str, Tensor]):
-    """What a program loads by name: the tokens of a round, and nothing of all else."""
+    """What a program loads by name: the tokens of a round, of routers no choices, and nothing of all else."""
 
-    def __init__(self, tokens: Tensor) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: Tensor, forward: NextTokens) -> None:
+        self._tokens, self._forward = tokens, forward
 
     def __getitem__(self, name: str) -> Tensor:
+        if name.endswith(ROUTES):
+            return self._forward.given(name, self._tokens.shape[1], self._tokens.device)
         return self._tokens if name == "tokens" else torch.zeros_like(self._tokens)
 
     def __iter__(self) -> Iterator[str]:
@@ -245,6 +261,11 @@ class _Data(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return 1
+
+
+def replayed_layers(plan: Plan) -> dict[int, int]:
+    """The layers whose routers replay their choices → how many of a token."""
+    return {int(each.site[1:]): each.replays for each in plan.moe_layers if each.replays}
 
 
 def first_alone(calls: Sequence[Call]) -> tuple[Call, ...]:

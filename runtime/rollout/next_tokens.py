@@ -32,11 +32,12 @@ NOTHING = ("sequence_balance", "balance_scores", "counted_balance", "counted_bal
 
 @dataclass(frozen=True)
 class Next:
-    """The next `count` tokens of the sequence in a slot, behind `start` others."""
+    """The next `count` tokens of the sequence in a slot, behind `start` others. `sequence`: its number in the step."""
 
     slot: int
     start: int
     count: int
+    sequence: int
 
 
 @dataclass
@@ -67,6 +68,7 @@ class NextTokens:
     slots: int
     sequence: int
     next: Sequence[Next] = ()
+    routes: dict[int, Tensor] | None = None  # by layer, [N, S, K]: where choices of routers are noted, −1 elsewhere
     logits: Tensor | None = None
     _kept: dict[tuple[int, int], _Kept] = field(default_factory=dict)  # by stage and number of the attention
     _stage: int = 0
@@ -97,6 +99,7 @@ class NextTokens:
             "mla_attention": self._mla,
             "mla_attention_peaks": self._mla_peaks,
             "rotate": self._rotate,
+            "replay_choices": self._note_choices,
             "cross_entropy": partial(self._take_logits, 2),
             "policy_loss": partial(self._take_logits, 3),
             "policy_loss_kl": partial(self._take_logits, 3),
@@ -155,6 +158,21 @@ class NextTokens:
         more = len(x) - sum(map(len, positions))
         positions_T = torch.cat([*positions, torch.zeros(more, dtype=torch.int64)]).to(x.device, torch.int32)
         return OPS["rotate"](x, sequence, *how[:10], None, positions_T)
+
+    # ---- routers
+
+    def given(self, name: str, rows: int, device: torch.device) -> Tensor:
+        """What a router is given under a name, `L3_routes`: no choice, but which layer it is of."""
+        return torch.full((1, rows, 1), -1 - int(name[1:].partition("_")[0]), device=device)
+
+    def _note_choices(self, expert_TK: Tensor, given_T1: Tensor) -> Tensor:
+        """Note what a router chooses for each token, and leave it as it is."""
+        if self.routes is not None and self.next:
+            layer, row = -1 - int(given_T1[0, 0]), 0
+            for at in self.next:
+                self.routes[layer][at.sequence, at.start : at.start + at.count] = expert_TK[row : row + at.count].cpu()
+                row += at.count
+        return expert_TK
 
     # ---- the end
 

@@ -24,7 +24,7 @@ from runtime.micro_batches import NO_TARGET, Indices
 from runtime.policy_weights import advantages, token_weights
 from runtime.rewards.errors import RewardError
 from runtime.rewards.scoring import Case
-from runtime.rollout.generator import Generator, RolloutError, Rollouts, all_reduce
+from runtime.rollout.generator import ROUTES, Generator, RolloutError, Rollouts, all_reduce
 from runtime.state import State
 from runtime.step_time import StepTime
 
@@ -201,7 +201,8 @@ class Policy:
         dtype = torch.float64 if self.plan.precision.compute == "float64" else torch.float32
         found = {name: torch.from_numpy(each) for name, each in {"tokens": tokens, "targets": targets}.items()}
         found |= {name: torch.from_numpy(each).to(dtype) for name, each in real.items()}
-        return {name: each.view(-1, size * S).to(device) for name, each in found.items()}
+        found |= {f"L{layer}{ROUTES}": each[mine] for layer, each in made.rollouts.routes.items()}
+        return {name: each.reshape(-1, size * S, *each.shape[2:]).to(device) for name, each in found.items()}
 
     # ---- what training says
 

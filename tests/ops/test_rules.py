@@ -28,6 +28,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 FUNCTIONS: dict[str, Callable[..., Any]] = OPS | TORCH
 PLAIN: dict[str, Callable[[Source], Args]] = {
     "add": lambda source: (source.normal(5, 4), source.normal(5, 4)),
+    "replay_choices": lambda source: (source.choices(6, 5, 2), source.choices(6, 5, 2)),
     "table_choices": lambda source: (source.below(9, 6), source.choices(9, 7, 3).to(torch.int32)),
     "choice_counts": lambda source: (source.choices(6, 5, 2), 5, 3),
     "cat2": lambda source: (source.normal(5, 4), source.normal(5, 3)),

@@ -287,6 +287,11 @@ def route_scores(
     return chosen_of(score_TE, bias_E, 2, groups, top_groups, top_k, normalize, scale)
 
 
+def replay_choices(expert_TK: Tensor, given_TK: Tensor) -> Tensor:
+    rows = zip(expert_TK.tolist(), given_TK.tolist(), strict=True)
+    return torch.tensor([[old if old >= 0 else new for new, old in zip(*row, strict=True)] for row in rows])
+
+
 def table_choices(tokens_T: Tensor, table_VK: Tensor) -> Tensor:
     return torch.stack([table_VK[token].long() for token in tokens_T.tolist()])
 
