@@ -172,9 +172,10 @@ def spec_of(given: Input) -> Spec | None:
 
     analysis = analyse(next(iter(given.files)), None, given.overrides, reader)
     spec = None if analysis.diagnostics else analysis.views[0].spec
-    if spec is None or not hasattr(spec, "train") or spec.cluster.rates is not None:  # a table of rates is another file
+    if spec is None or not hasattr(spec, "train"):
         return None
-    return spec
+    files = spec.cluster.rates, spec.parallel.placement, spec.schedule.file
+    return None if any(files) or spec.model.customs else spec
 
 
 @pytest.mark.parametrize("first", range(0, 60 * INPUTS, INPUTS))
