@@ -115,6 +115,8 @@ def loop_of(
         order = order_of(build, corpus)
     except ValueError as error:
         raise UsageError(error) from None
+    if build.plan.train.grpo and (reason := missing()):
+        raise UsageError(f"completions are written with the ops in C++ alone: {reason}")
     if device == "cpu" and (reason := missing()):
         say(f"ops run on torch, which takes about twice as long: {reason}")
     local_rank, debugged = (place.local_rank if place else None), options.debug is not None

@@ -146,6 +146,13 @@ def test_a_step_is_trained_again(place: Place) -> None:
     assert "equal to the run, bit for bit" in said
 
 
+def test_ops_of_torch_are_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows have other bits beside other rows."""
+    monkeypatch.setenv("DSC_OPS", "torch")
+    done = place.dsc("train", "sums.dsc", "--out", "torch", code=2)
+    assert "error: completions are written with the ops in C++ alone: DSC_OPS is torch" in done.stderr
+
+
 def test_what_a_page_and_a_watcher_show(place: Place) -> None:
     page = (place.folder / "straight" / "report.html").read_text("utf-8")
     for title in ("Reward", "Tokens of a completion", "Entropy of what tokens are drawn from", "Divergence from the"):
