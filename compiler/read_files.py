@@ -112,7 +112,7 @@ def with_files(
     rewards, of_rewards = _rewards(spec, origins, folder)
     if found := (*mistakes, *of_modules, *of_rewards):
         raise SpecError(found)
-    return spec.with_files(replace(files, modules=modules, rewards=rewards))
+    return spec.with_files(replace(files, modules=modules, rewards=rewards or None))
 
 
 def to_come(spec: Spec, origins: Mapping[str, Span]) -> tuple[Diagnostic, ...]:
@@ -134,7 +134,7 @@ def load_with_files(path: Path) -> Spec:
     if wrong:
         raise SpecError(wrong)
     modules = _recorded_modules(path) if spec.model.customs else None
-    return spec.with_files(replace(files, modules=modules, rewards=rewards))
+    return spec.with_files(replace(files, modules=modules, rewards=rewards or None))
 
 
 def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:

@@ -37,6 +37,7 @@ NAMED_IN = {
     "dsl/schema/run.py": "examples of specs",
     "dsl/schema/train.py": "examples of specs",
     "dsl/reference/words.py": "an example of a spec",
+    "dsl/vocabulary/keys_of_others.py": "what to write for words of other systems",
     "dsl/vocabulary/words_of_others.py": "what to write for words of other systems",
     "compiler/importers/first_run.py": "a template of specs",
     "compiler/importers/plan_text.py": "the optimizer of plans of other systems",

@@ -20,6 +20,8 @@ from dsl.schema import Spec
 from tests.specs.shipped import NAMES, path_of
 
 ROOT = Path(__file__).parents[2]
+# The first phase of DeepSeek-V3.2 trains its indexers alone.
+TRAINED_WHOLE = ["deepseek-v3.2:v32.sparse" if name == "deepseek-v3.2" else name for name in NAMES]
 ROWS = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
 
 
@@ -47,7 +49,7 @@ def test_rows_of_every_rank_sum_to_the_step(name: str) -> None:
     assert step.bound_s <= step.seconds * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRAINED_WHOLE)
 def test_every_layer_is_on_one_stage_and_every_parameter_has_one_owner(name: str) -> None:
     prediction, spec = plan_of(name), spec_of(name)
     layers = [layer for row in prediction.stages for layer in row.layers]
@@ -58,7 +60,7 @@ def test_every_layer_is_on_one_stage_and_every_parameter_has_one_owner(name: str
     plan, counts = make_plan(spec), parameters(spec.model)
     tensors = tensors_of(plan, spec.train.optimizer).values()
     groups = [group for rank in range(plan.mesh.pp) for group in groups_of(plan.mesh, tensors, rank)]
-    owned = sum(plan.mesh.dp * group.elements / len(group.holders) for group in groups)
+    owned = sum(plan.mesh.columns * group.elements / len(group.holders) for group in groups)
     biases = counts.bias + (spec.model.mtp.depth * _bias(spec) if spec.model.mtp else 0)
     assert owned == pytest.approx(counts.total + counts.mtp - biases, rel=1e-12)
 
@@ -68,11 +70,11 @@ def _bias(spec: Spec) -> int:
     return getattr(ffn, "experts", 0) if parameters(spec.model).bias else 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRAINED_WHOLE)
 def test_groups_are_those_of_the_replica_table(name: str) -> None:
     spec = spec_of(name)
     plan = make_plan(spec)
-    sizes = {replica.name: replica.num_elements for replica in plan.replicas}
+    sizes = {replica.key: replica.num_elements for replica in plan.replicas}
     tensors = tensors_of(plan, spec.train.optimizer).values()
     for rank in {0, plan.mesh.pp - 1, plan.mesh.pp // 2}:
         device = plan.mesh.rank(rank, 0)

@@ -38,6 +38,7 @@ from tests.segments.specs import (
     softmax_moe,
     spec,
 )
+from tests.training.specs import with_rewards
 
 GROUPED = spec(layers=(DENSE, softmax_moe()), attention=gqa())
 # Kinds that a model has where tensor ranks split it, and where context ranks split its sequences.
@@ -281,16 +282,15 @@ def test_every_rule_is_used() -> None:
     options = spec(
         (*activations, *mixtures, moe(score="sqrt_softplus"), moe(bias=True)), embedding_scale=2, logit_cap=1
     )
-    by_table = [
-        moe(choice="table", groups=1, top_groups=1, balance=Balance(), score=score)
-        for score in ("sigmoid", "sqrt_softplus")
-    ]
+    scores = ("sigmoid", "sqrt_softplus")
+    by_table = [moe(choice="table", groups=1, top_groups=1, balance=Balance(), score=each) for each in scores]
     indexer = Indexer(heads=2, head_dim=8, top_k=2)
     windowed = gqa(bias="qkv", scale=0.3, window=3)
     in_context = (spec(), GROUPED, placed, options, SPLIT, SLICED, STREAMS, spec(attention=windowed))
     whole = [spec(attention=deltanet("head")), spec(attention=deltanet("channel"))]
     whole += [spec(attention=compressed(compress=each)) for each in (Hca(rate=4), Csa(rate=4, indexer=indexer))]
     whole += [spec(attention=mla(indexer=indexer)), spec((*by_table,), attention=gqa(output_gate=True))]
+    whole.append(with_rewards(spec(mtp=False), iterations=2))
     whole += [clipped(spec(attention=each)) for each in (mla(), gqa(), windowed)]
     ops = {
         node.op
@@ -369,6 +369,7 @@ from compiler.plan.stages import build_stages
 from compiler.segments.interpret import cut, interpret
 from compiler import ir
 from tests.segments.specs import quickstart_sized
+from tests.training.specs import with_rewards
 of = quickstart_sized()
 text = [repr(parameters(of))]
 for stage in build_stages(cut_model(of), 2):

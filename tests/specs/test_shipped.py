@@ -18,7 +18,7 @@ NAMED = (
     "llama3-8b.dsc", "qwen3-30b-a3b.dsc", "moe-8gpu.dsc", "single-gpu.dsc", "quickstart.dsc", "tiny.dsc",
     "laptop-gqa.dsc", "laptop-v2.dsc", "laptop-hybrid.dsc", "laptop-long.dsc", "laptop-v32.dsc",
     "deepseek-v3-128k.dsc", "deepseek-v3.2.dsc", "deepseek-v4-flash.dsc", "deepseek-v4-pro.dsc", "laptop-v4.dsc",
-    "bench-4.dsc", "bench-8.dsc",
+    "bench-4.dsc", "bench-8.dsc", "r1-tiny.dsc",
 )  # fmt: skip
 
 
