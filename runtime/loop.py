@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGTERM, Signals
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,7 @@ from runtime.checkpoint.retention import LOSS
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
 from runtime.contract import node_kind
 from runtime.data.blend import Blend
-from runtime.data.prompt_samples import PromptSamples, open_prompts
-from runtime.data.samples import AnySamples, RowSamples, samples_of
+from runtime.data.samples import AnySamples, BlendSamples, RowSamples, Samples, samples_of
 from runtime.device import check, divide, take
 from runtime.events import Events
 from runtime.health import record, replicas
@@ -37,7 +36,6 @@ from runtime.metrics import Metrics
 from runtime.micro_batches import EXTRA_TOKENS
 from runtime.native import library
 from runtime.options import START_TIMEOUT_S
-from runtime.policy_of import policy_of
 from runtime.position import Position
 from runtime.profile import WARM_UP, Profile
 from runtime.progress import Progress
@@ -49,6 +47,9 @@ from runtime.snapshot import AVERAGE
 from runtime.trace import Trace
 from runtime.trainer import Trainer
 from runtime.witness import Witness, as_hex
+
+if TYPE_CHECKING:
+    from runtime.data.prompt_samples import PromptSamples
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Loop:
     def say_rows(self, say: Callable[[str], None]) -> None:
         """Say which conversations or prompts are not trained on as they are."""
         samples = self._prompts() or self._samples("train")
-        for text in samples.survey.notes() if isinstance(samples, RowSamples | PromptSamples) else ():
+        for text in () if isinstance(samples, Samples | BlendSamples) else samples.survey.notes():
             say(f"data: {text}")
 
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
@@ -131,7 +132,11 @@ class Loop:
             board.set_action("load initial weights")
             put = snapshot.put_untrained if plan.adapter else snapshot.put_weights
             put(trainer.state, self.initial.read, self.initial.shapes)
-        policy = policy_of(trainer, prompts) if prompts else None
+        policy = None
+        if prompts:
+            from runtime.policy_of import policy_of
+
+            policy = policy_of(trainer, prompts)
         if self.resume is not None:
             board.set_action("load checkpoint")
             _restore(trainer, self.resume)
@@ -272,7 +277,11 @@ class Loop:
         return row
 
     def _prompts(self) -> PromptSamples | None:
-        return open_prompts(self.build.plan, self.corpus) if self.build.plan.data.prompts else None
+        if self.build.plan.data.prompts is None:
+            return None
+        from runtime.data.prompt_samples import open_prompts  # with tokenizers
+
+        return open_prompts(self.build.plan, self.corpus)
 
     def _samples(self, split: str) -> AnySamples:
         train, chat = self.build.plan.train, self.build.plan.data.chat

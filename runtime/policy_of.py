@@ -28,4 +28,5 @@ def policy_of(trainer: Trainer, prompts: PromptSamples) -> Policy:
     texts = {each.name: trainer.build.files[each.file].decode() for each in grpo.rewards if each.file}
     scorer = Rewards(grpo.rewards, texts) if trainer.pp_rank == 0 else None
     reference = Reference(trainer.state, sums) if grpo.kl else None
-    return Policy(plan, trainer.rank, generator, prompts, scorer, sums, trainer.time, reference)
+    what = generator, prompts, scorer, sums, trainer.time, reference
+    return Policy(plan, trainer.rank, *what, set_action=trainer.board.set_action)

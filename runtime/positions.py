@@ -13,7 +13,6 @@ from runtime.contract import Plan
 from runtime.data.blend import Blend, Share
 from runtime.data.errors import DataError
 from runtime.data.order import Order
-from runtime.data.prompt_samples import open_prompts
 from runtime.data.samples import RowSamples
 from runtime.micro_batches import EXTRA_TOKENS
 from runtime.position import Position
@@ -28,6 +27,8 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
     Raises DataError where no row is left to train on, or the text has no piece of the length that a phase reads.
     """
     if build.plan.data.prompts is not None:
+        from runtime.data.prompt_samples import open_prompts  # with tokenizers
+
         return open_prompts(build.plan, corpus).order
     meta, train = json.loads((corpus / "meta.json").read_text("utf-8")), build.plan.train
     if (chat := build.plan.data.chat) is not None:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,10 +35,12 @@ from runtime.optimizers import update_of
 from runtime.position import Position
 from runtime.quantised import quantised_weights
 from runtime.rate import batch_at, learning_rate, value_at
-from runtime.rollout.policy import Policy
 from runtime.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
 from runtime.step_time import StepTime
 from runtime.trace import Span
+
+if TYPE_CHECKING:  # few runs write completions
+    from runtime.rollout.policy import Policy
 
 ON_CPU = Endpoint()
 

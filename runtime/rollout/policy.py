@@ -9,7 +9,7 @@ positions of a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,16 +21,15 @@ from torch import Tensor
 from runtime.comm.transport import Sums
 from runtime.contract import Grpo, Plan
 from runtime.micro_batches import NO_TARGET, Indices
-from runtime.policy_weights import advantages, token_weights
 from runtime.rewards.errors import RewardError
 from runtime.rewards.scoring import Case
+from runtime.rollout.advantages import advantages, token_weights
 from runtime.rollout.generator import ROUTES, Generator, RolloutError, Rollouts, all_reduce
 from runtime.state import State
 from runtime.step_time import StepTime
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
-SAMPLED = ("old", "advantage", "weight", "reference")  # of each sampled token: what the head reads besides targets
 COUNTS = ("tokens", "different", "clipped", "kl", "reference_kl")  # of sampled tokens, over the world
 
 
@@ -54,7 +53,7 @@ class Reference:
     """The weights that the run began with, in the memory of the host; made before a step is trained."""
 
     def __init__(self, state: State, sums: Sums) -> None:
-        self.sums = sums
+        self._sums = sums
         self._now = [*(bucket.parameters for bucket in state.held), *state.untrained.values()]
         self._kept = [each.to("cpu", copy=True) for each in self._now]
 
@@ -64,7 +63,7 @@ class Reference:
             before = now.to("cpu", copy=True)
             now.copy_(kept)
             kept.copy_(before)
-        self.sums.all_reduce(torch.zeros(1, dtype=torch.float64))
+        self._sums.all_reduce(torch.zeros(1, dtype=torch.float64))
 
 
 @dataclass
@@ -92,6 +91,7 @@ class Policy:
     sums: Sums
     time: StepTime
     reference: Reference | None = None
+    set_action: Callable[[str], None] = lambda _: None  # of the rank's board
     _scored: Scored | None = None
     _generated_at: int = -1  # the step
     _is_first: bool = False  # whether the weights are those that generated
@@ -145,6 +145,7 @@ class Policy:
                 self.reference.swap()
                 reference_NC = self.generator.log_probabilities(rollouts, columns.tolist())
                 self.reference.swap()
+        self.set_action("score completions")
         with self.time.whole("reward"):
             rewards_NR = self._rewards(drawn, rollouts, columns)
         advantage_N = advantages(rewards_NR @ self._weights_R, group, self._grpo.scale)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.policy_weights import advantages, token_weights
+from runtime.rollout.advantages import advantages, token_weights
 from tests.rollout.trl_losses import FILE, RUNS
 from tests.segments.running import Result, by_segment, load
 from tests.segments.specs import DENSE, spec
