@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.spec_files import SpecFiles, files_of
+from compiler.textfile import TextFileError, read_text
 from dsl import ramp
 from dsl.diagnostics import Diagnostic, SpecError
 from dsl.load import Analysis, load
@@ -191,11 +192,13 @@ def _rewards(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[dic
 def _recorded_modules(path: Path) -> Modules:
     """The modules of the build or run that a spec.resolved is of."""
     from compiler.modules.named import ModuleError
-    from compiler.modules.source import FILE, from_json
+    from compiler.modules.source import FILE, MAX_BYTES, from_json
 
     try:
-        return from_json((path.parent / FILE).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, ModuleError) as error:
+        return from_json(read_text(path.parent / FILE, MAX_BYTES))
+    except TextFileError as error:
+        raise SpecError([Diagnostic("M0101", str(error))]) from None
+    except ModuleError as error:
         raise SpecError([Diagnostic("M0101", f"{path.parent / FILE}: {error}")]) from None
 
 

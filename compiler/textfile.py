@@ -1,9 +1,11 @@
-"""Reading a text file that a user names, and JSON in it: bounded, and with a reason where there is none."""
+"""Reading a text file that a user names, and JSON or Python in it: bounded, and with a reason where there is none."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -74,6 +76,18 @@ def json_of(text: str, shown: str, number: Callable[[str], Any] | None = None) -
     except _RepeatedError:
         at, name = _repeated(text)
         raise TextFileError(f"{_place(shown, text, at)}: `{name[:40]}` is given twice") from None
+
+
+def python_of(text: str) -> ast.Module:
+    """The statements of a text of Python, which is not run. SyntaxError for every text that Python cannot parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they name no file
+            return ast.parse(text)
+    except (RecursionError, MemoryError):  # the parser's own limits, at which its memory is far from full
+        raise SyntaxError("it is nested too deep") from None
+    except ValueError as error:  # a NUL
+        raise SyntaxError(str(error)) from None
 
 
 def read_form(path: Path, most_bytes: int, form: type[Form]) -> Form:

@@ -24,13 +24,14 @@ from runtime.comm.exchange import Route
 from runtime.comm.nodes import NodeRoute
 from runtime.comm.transport import Pending
 from runtime.executor import Executor
+from runtime.regular_files import read_bytes, write
 from runtime.sharding import Whole
 
 
 def is_there(run: Path, rank: int, of: str) -> bool:
     """Whether a run folder has a ledger of the rank, and of this build; `of` as in `Ledger.write`."""
     try:
-        return bool(json.loads(_path(run, rank).read_text("utf-8"))["of"] == of)
+        return bool(json.loads(read_bytes(_path(run, rank)))["of"] == of)
     except (OSError, ValueError, LookupError, TypeError):
         return False
 
@@ -68,7 +69,7 @@ class Ledger:
         path = _path(run, rank)
         path.parent.mkdir(exist_ok=True)
         found = {"step": step, "program": program, "of": of, "peak": self.peak, "rows": self.rows}
-        path.write_text(json.dumps(found) + "\n", "utf-8")
+        write(path, json.dumps(found) + "\n")
 
     def _counted(self, name: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
         route, offsets, *maps = self._wait_counts(name)

@@ -13,11 +13,9 @@ JSON has no NaN: such a value is null, and the row says which and what, `"not_fi
 from __future__ import annotations
 
 import datetime
-import errno
 import json
 import math
 import os
-import stat
 import sys
 import time
 from collections import deque
@@ -25,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from runtime.regular_files import open_regular
 
 NOT_FINITE = "not_finite"
 MOST_KEPT_BYTES = 16 << 20  # of lines that cannot be written yet: some 50,000 rows of metrics
@@ -136,16 +136,6 @@ def render_row(row: Mapping[str, Any]) -> str:
     not_finite: dict[str, str] = {}
     fields = {name: _finite(value, name, not_finite) for name, value in row.items()}
     return json.dumps(fields | ({NOT_FINITE: not_finite} if not_finite else {}), allow_nan=False)
-
-
-def open_regular(path: Path, flags: int, *, follow: bool = False) -> int:
-    """Descriptor of a regular file; OSError for pipes, devices and folders, and for links unless `follow`."""
-    more = os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)  # a pipe would be waited for
-    file = os.open(path, flags | more, 0o644)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return file
 
 
 def _finite(value: Any, name: str, not_finite: dict[str, str]) -> Any:

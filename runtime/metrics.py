@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.lines import Lines, open_regular, to_stderr, utc_now
+from runtime.lines import Lines, to_stderr, utc_now
+from runtime.regular_files import open_regular
 
 FILE = "metrics.jsonl"
 

@@ -26,6 +26,7 @@ from runtime import optimizer
 from runtime.comm import communicator, memory
 from runtime.comm.communicator import Communicator
 from runtime.comm.transport import Shares, Sums, Work
+from runtime.regular_files import write
 from runtime.trainer import Trainer
 
 WARM_UP = 3  # steps before
@@ -302,7 +303,7 @@ class Profile:
         """Leave it in a run folder, as profile/rank_<r>.json."""
         folder = run / FOLDER
         folder.mkdir(exist_ok=True)
-        (folder / f"rank_{self.trainer.rank}.json").write_text(json.dumps(self.document(), indent=1) + "\n", "utf-8")
+        write(folder / f"rank_{self.trainer.rank}.json", json.dumps(self.document(), indent=1) + "\n")
 
     # ---- what is replaced
 

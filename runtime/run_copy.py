@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from runtime.regular_files import read_bytes, write
+
 FILES = (
     "spec.resolved",
     "schedule.txt",
@@ -31,11 +33,11 @@ def copy(build: Mapping[str, bytes], run: Path, phase: int | None = None) -> Non
         folder.mkdir(exist_ok=True)
         for name in (*FILES, WATCH):
             if name in build:
-                _replace(folder / name, build[name])
+                write(folder / name, build[name])
             else:
                 (folder / name).unlink(missing_ok=True)  # of a build before
         _copy_rewards(build, folder / REWARDS)
-        _replace(folder / PROGRAM, (program_digest(build) + "\n").encode())
+        write(folder / PROGRAM, (program_digest(build) + "\n").encode())
 
 
 def _copy_rewards(build: Mapping[str, bytes], folder: Path) -> None:
@@ -48,7 +50,7 @@ def _copy_rewards(build: Mapping[str, bytes], folder: Path) -> None:
     if found:
         folder.mkdir(exist_ok=True)
     for name, text in found.items():
-        _replace(folder / name, text)
+        write(folder / name, text)
 
 
 def described(run: Path, phase: int | None) -> Path:
@@ -64,7 +66,7 @@ def _folder(run: Path, phase: int) -> Path:
 
 def of_run(folder: Path) -> dict[str, bytes]:
     """What a run folder has of them."""
-    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    return {name: read_bytes(folder / name) for name in FILES if (folder / name).is_file()}
 
 
 def digest(files: Mapping[str, bytes]) -> str:
@@ -85,10 +87,3 @@ def program_digest(build: Mapping[str, bytes]) -> str:
             text = _ORIGIN.sub(b"", build[name], count=1)
             found.update(f"{name}\n".encode() + hashlib.sha256(text).digest())
     return found.hexdigest()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file in one step: a reader sees the old or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)

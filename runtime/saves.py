@@ -36,6 +36,7 @@ from runtime.checkpoint.retention import LOSS, Keep
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.events import Events
 from runtime.launch.rank_process import NO_TIMEOUT
+from runtime.regular_files import read_bytes, write
 from runtime.trainer import Trainer
 
 LAST_COPY_S = 1800.0  # in which the last checkpoint of a run is copied to its places
@@ -227,7 +228,7 @@ class Saves:
         if not meta["loads"]:
             return facts
         try:
-            _replace(self._run / "load.json", json.dumps({"load": list(meta["loads"].values())}) + "\n")
+            write(self._run / "load.json", json.dumps({"load": list(meta["loads"].values())}) + "\n")
         except OSError as error:
             facts["note"] = f"{self._run / 'load.json'} was not written: {error.strerror}"
         return facts
@@ -260,13 +261,7 @@ class _Meeting:
 
 def _newest(folder: Path) -> dict[str, Any]:
     """The name of the newest checkpoint and its bytes, for the event log."""
-    with suppress(OSError):
-        name = (folder / publish.LATEST).read_text("utf-8").strip()
+    with suppress(OSError, UnicodeDecodeError):
+        name = read_bytes(folder / publish.LATEST).decode().strip()
         return {"checkpoint": name, "bytes": sum(path.stat().st_size for path in (folder / name).iterdir())}
     return {}
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, "utf-8")
-    temporary.replace(path)

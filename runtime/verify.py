@@ -19,6 +19,7 @@ from typing import Any
 from runtime.build import Build, BuildError
 from runtime.build_files import MANIFEST, read_file, versions
 from runtime.outcome import printable
+from runtime.regular_files import read_bytes
 
 VERSION = 1  # of the JSON
 EXIT_DAMAGED, EXIT_USAGE, EXIT_BROKEN_PIPE = 1, 2, 141
@@ -236,7 +237,7 @@ def _file_problems(folder: Path) -> Iterator[str]:
 def _content_problem(path: Path, *, is_json: bool) -> str:
     """Why a file is no UTF-8 text, or no JSON, or ""."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_bytes(path).decode("utf-8")
         if is_json:
             json.loads(text)
     except (OSError, ValueError, RecursionError) as error:

@@ -18,6 +18,7 @@ difference from another replay is a `>` had the same to work on and made somethi
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ from runtime.comm.transport import Shares, Sums, Work
 from runtime.executor import Executor
 from runtime.health.replicas import fingerprint
 from runtime.health.rerun import print_of
+from runtime.regular_files import open_regular
 from runtime.sharding import Whole
 from runtime.trainer import Trainer
 
@@ -50,7 +52,8 @@ class Witness:
     def __init__(self, trainer: Trainer, run: Path, place: Mapping[str, str]) -> None:
         """`place`: where the rank computes. OSError if the file cannot be written."""
         (run / FOLDER).mkdir(exist_ok=True)
-        self._file = (run / FOLDER / f"rank_{trainer.rank}.jsonl").open("w", encoding="utf-8")
+        path, flags = run / FOLDER / f"rank_{trainer.rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        self._file = os.fdopen(open_regular(path, flags), "w", encoding="utf-8")
         self._trainer, self._compute = trainer, trainer.accumulate
         self._watches = False
         self._norm, self._timed = trainer._norm, Tensor()  # behind the sum of squares are seconds: no two are alike

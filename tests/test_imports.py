@@ -21,6 +21,7 @@ RUNTIME_MODULES = (  # for the compiler
     "options",
     "adapter_names",
     "run_copy",
+    "regular_files",
     "build_files",
     "outcome",
     "data",  # of inference, besides: tokenizers, shards, and the folders that a run keeps

@@ -26,7 +26,7 @@ from dsl.chosen import find, split
 from dsl.counts import parameters
 from dsl.diagnostics import Diagnostic, Edit, Note, SpecError, given, giver, plural, visible
 from dsl.load import Analysis, View, analyse, refusals
-from dsl.resolve.files import read
+from dsl.resolve.files import content_of, read
 from dsl.source import Source
 
 JSON_VERSION = 1
@@ -259,7 +259,7 @@ def _fix(specs: Sequence[str], overrides: Sequence[str]) -> str:
             mine = [edit for edit in edits if edit.span.source.name == name]
             text = apply(mine[0].span.source.text, mine)
             path = Path(files[_file(mine[0])])
-            mark = "\ufeff" if path.read_bytes().startswith(b"\xef\xbb\xbf") else ""
+            mark = "\ufeff" if content_of(str(path))[0].startswith(b"\xef\xbb\xbf") else ""
             try:
                 replace(path, (mark + text).encode())
             except OSError as error:

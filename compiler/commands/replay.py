@@ -41,15 +41,17 @@ from typing import Any
 from compiler.commands.common import EXIT_DIFFERS, say, wrong
 from compiler.commands.replay_verdict import Suspect, Training, Verdict, compared, suspects, verdict
 from compiler.commands.train_processes import call
-from compiler.textfile import TextFileError
+from compiler.textfile import TextFileError, json_of, read_text
 from runtime.build_files import read
 from runtime.checkpoint.manifest_file import CHECKPOINTS, manifests
 from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
 from runtime.outcome import printable
+from runtime.regular_files import write
 from runtime.run_copy import FILES, described
 
 JSON_VERSION = 1
 DATA, HEALTH = "data", "health.json"
+MAX_HEALTH_BYTES = 64 << 20
 TRAINED = "run"  # in the folder of --out, the step on the devices of the run
 SHOWN = "replay.json"  # there too, what the trainings show, once they have come to their end
 DEVICES = ("cpu", "cuda", "shared")
@@ -240,8 +242,8 @@ def _given_up(replay: Replay) -> int | None:
 
 def _health(run: Path) -> dict[str, Any]:
     try:
-        found = json.loads((run / HEALTH).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = json_of(read_text(run / HEALTH, MAX_HEALTH_BYTES), HEALTH)
+    except TextFileError:
         return {}
     rows = found.get("rollbacks") if isinstance(found, dict) else None
     return found if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else {}
@@ -323,7 +325,7 @@ def _told(replay: Replay, trainings: Sequence[Training]) -> tuple[int, bool]:
         "suspects": [_as_json(each) for each in of],
         "faults": [row["reason"] for row in replay.run.events if row.get("event") == "fault" and row["step"] == step],
     }
-    (replay.out / SHOWN).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+    write(replay.out / SHOWN, json.dumps(document, indent=2) + "\n")
     print(json.dumps(document, indent=2) if args.format == "json" else text(document, args.swap))
     code = EXIT_OF[found] if found else 0 if document["equal"] else EXIT_DIFFERS
     return code, bool(code)

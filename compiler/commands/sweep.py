@@ -23,7 +23,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -44,6 +44,7 @@ from compiler.commands.common import (
 from compiler.commands.output_files import replace
 from compiler.commands.sweep_variants import SweepError, Variant, variants
 from dsl.diagnostics import Diagnostic, SpecError
+from dsl.resolve.files import RESOLVED, content_of
 from runtime.options import run_name
 from runtime.outcome import printable
 from runtime.streams import open_streams, tell
@@ -297,9 +298,7 @@ def _has_finished(each: Planned) -> bool:
     ends = [event for event in events_of(each.folder) if event.get("event") in ("start", "end")]
     if not ends or ends[-1].get("outcome") != "finished":
         return False
-    with suppress(OSError, UnicodeDecodeError):
-        return (each.folder / "spec.resolved").read_text("utf-8") == each.text
-    return False
+    return content_of(str(each.folder / RESOLVED))[0] == each.text.encode()
 
 
 def _page(top: Path, finished: Sequence[Planned]) -> Path | None:

@@ -10,6 +10,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
+from compiler.textfile import python_of
 from dsl.diagnostics import Diagnostic, SpecError
 from dsl.source import Source, Span
 
@@ -30,11 +31,10 @@ class Name:
 def module_of(source: Source) -> ast.Module:
     """The statements of a module; SpecError where the text is no Python."""
     try:
-        return ast.parse(source.text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        at = getattr(error, "lineno", None) or 1
-        start = source.line_starts[min(at, len(source.line_starts)) - 1]
-        message = f"this is no Python: {getattr(error, 'msg', error)}"
+        return python_of(source.text)
+    except SyntaxError as error:
+        start = source.line_starts[min(error.lineno or 1, len(source.line_starts)) - 1]
+        message = f"this is no Python: {error.msg}"
         raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
 
 
@@ -65,9 +65,12 @@ def value_of(node: ast.expr) -> Any:
 def list_of(text: str) -> Any:
     """The value of a text such as `([0]*3+[1]*58)`; NotLiteralError where it is none."""
     try:
-        return value_of(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise NotLiteralError(text) from None
+        (statement,) = python_of(text.strip()).body
+        if isinstance(statement, ast.Expr):
+            return value_of(statement.value)
+    except (SyntaxError, ValueError, RecursionError):
+        pass
+    raise NotLiteralError(text)
 
 
 def span_of(source: Source, node: ast.expr | ast.stmt) -> Span:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from compiler.textfile import TextFileError, python_of, read_text
+
+MAX_BYTES = 4 << 20  # of a file; parsing one takes a hundred times its bytes
+
 
 class ModuleError(Exception):
     """A module that cannot be a layer, or a file without the function of a reward; `hint`: what mends it."""
@@ -52,16 +56,14 @@ def reward_source(file: str, function: str, folder: Path) -> str:
 def _read(file: str, folder: Path, wanted: str) -> tuple[str, list[ast.stmt]]:
     """The text of a file, and its statements. `wanted`: what it is to have."""
     try:
-        source = (folder / file).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise ModuleError(f"{file} cannot be read: {reason}", f"write {wanted} into {file}") from None
+        source = read_text(folder / file, MAX_BYTES, file)
+    except TextFileError as error:
+        raise ModuleError(f"{error}", f"write {wanted} into {file}") from None
     try:
-        return source, ast.parse(source).body
-    except (SyntaxError, ValueError) as error:
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ModuleError(f"{file}{line} is no Python: {said}", "correct the file") from None
+        return source, python_of(source).body
+    except SyntaxError as error:
+        line = f":{error.lineno}" if error.lineno else ""
+        raise ModuleError(f"{file}{line} is no Python: {error.msg}", "correct the file") from None
 
 
 def _binds(body: list[ast.stmt], name: str) -> bool:

@@ -18,6 +18,7 @@ from compiler.ir.module import DEVICE, TENSOR, Atom, Call, Module, ModuleParamet
 from compiler.modules.named import ModuleError, source_of
 
 FILE = "modules.json"  # of a build
+MAX_BYTES = 64 << 20  # of it
 # What is printed into a segment: names of values and of parameters, ops, and what is no tensor, number or quoted text.
 NAME, OP, WORD = re.compile(r"[A-Za-z_]\w*(\.\w+)*"), re.compile(r"aten\.\w+\.\w+|[a-z]\w*"), re.compile(r"torch\.\w+")
 

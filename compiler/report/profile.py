@@ -21,8 +21,10 @@ from compiler.segments.node_costs import works_of
 from compiler.segments.printer import module_name
 from compiler.spec_files import rate_table_of
 from dsl.schema import Spec
+from runtime.regular_files import read_bytes, write
 
 VERSION = 1
+MOST_BYTES = 1 << 30  # of what a rank left
 _TORCH = {"cat": "cat2"}  # ops that segments call by torch's names
 
 Document = dict[str, Any]
@@ -34,7 +36,7 @@ def write_run_profile(run: Path) -> Document:
     spec = load_with_files(run / "spec.resolved")
     plan = make_plan(spec)
     paths = [run / "profile" / f"rank_{rank}.json" for rank in range(plan.mesh.world)]
-    ranks = [json.loads(path.read_text("utf-8")) for path in paths]
+    ranks = [json.loads(read_bytes(path, MOST_BYTES)) for path in paths]
     work = _Work(plan)
     for rank in ranks:
         work.give(rank)
@@ -45,9 +47,7 @@ def write_run_profile(run: Path) -> Document:
         "gemm_flops_s": _gemm_rate(spec),
         "ranks": ranks,
     }
-    temporary = run / ".profile.json.tmp"
-    temporary.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    temporary.replace(run / "profile.json")
+    write(run / "profile.json", json.dumps(document, indent=1) + "\n")
     return document
 
 

@@ -16,6 +16,7 @@ from compiler.report.page import report_html
 from compiler.report.report import Report, RunFigures
 from compiler.report.sections import report_of
 from compiler.textfile import TextFileError, read_bytes, read_form
+from runtime.regular_files import write
 
 Rows: TypeAlias = tuple[dict[str, Any], ...]
 MOST_BYTES = 1 << 30  # of metrics.jsonl
@@ -96,15 +97,9 @@ def run_report(run: Path) -> Report:
 
 def _write(run: Path, text: str) -> Path:
     path = run / "report.html"
-    temporary = path.with_name(".report.html.tmp")
     if path.is_dir():
         raise TextFileError(f"{path} is a folder, where the report belongs: move it away")
-    try:
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write(path, text)
     return path
 
 

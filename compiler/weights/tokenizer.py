@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from compiler.textfile import TextFileError, read_bytes
 from runtime.checkpoint.manifest_file import CHECKPOINTS
 from runtime.data import tokenizer_files
 from runtime.data.tokenizer import END_TOKENS, MAX_FILE_BYTES
@@ -21,8 +23,8 @@ def published_files(folder: Path) -> dict[str, bytes]:
     found = {}
     for name in FILES:
         path = folder / name
-        if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
-            found[name] = path.read_bytes()
+        with suppress(TextFileError):
+            found[name] = read_bytes(path, MAX_FILE_BYTES)
     return found if NAME in found else {}
 
 
@@ -34,7 +36,9 @@ def files_for(checkpoint: Path, digest: object, context: int) -> tuple[dict[str,
     """
     if isinstance(digest, str) and checkpoint.parent.name == CHECKPOINTS:
         for path in sorted((checkpoint.parent.parent / "data").glob(f"*/{NAME}")):
-            content = path.read_bytes()
+            content = b""
+            with suppress(TextFileError):
+                content = read_bytes(path, MAX_FILE_BYTES)
             if hashlib.sha256(content).hexdigest() == digest:
                 return _configured(path, content, context)
         return {}, None

@@ -23,6 +23,7 @@ from runtime.checkpoint.shard_manifest import Manifest
 from runtime.data.cuts import Ranges
 from runtime.health.judge import BadStepError, Recent
 from runtime.position import Position
+from runtime.regular_files import read_bytes
 
 FILE = "health.json"
 LATEST = "LATEST"
@@ -122,7 +123,7 @@ def _samples(row: Mapping[str, Any]) -> tuple[int, int]:
 def _rows(run: Path, kind: str) -> list[dict[str, Any]]:
     """The rows of a kind; none of a file that is not what `record` wrote."""
     try:
-        rows = json.loads((run / FILE).read_text("utf-8"))[kind]
+        rows = json.loads(read_bytes(run / FILE))[kind]
         return [row for row in rows if _is_row(row, {"to"} if kind == "rollbacks" else set())]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runtime.launch.heartbeat import Board
+from runtime.regular_files import write
 
 MARK = "debug.txt"  # of a run folder: this was a debug run, of what
 TIMEOUT_S = 365 * 24 * 3600.0  # of ranks that wait for the one at its prompt
@@ -37,7 +38,7 @@ def take_folder(run: Path, edits: Sequence[str]) -> str:
         return f"{run} holds a run: name another folder for the debug run with --out"
     run.mkdir(parents=True, exist_ok=True)
     listed = "".join(f"{edit}\n" for edit in edits)
-    (run / MARK).write_text(f"A debug run: it may have run edited code, and its numbers count for nothing.\n{listed}")
+    write(run / MARK, f"A debug run: it may have run edited code, and its numbers count for nothing.\n{listed}")
     return ""
 
 
@@ -65,7 +66,7 @@ def terminal_restored() -> Iterator[None]:
 def take_terminal(log: Path) -> None:
     """In a rank that has just been forked: keep standard streams, let Ctrl-C interrupt, and say so in its log."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    log.write_text(f"process {os.getpid()} had the terminal: what it said is there\n")
+    write(log, f"process {os.getpid()} had the terminal: what it said is there\n")
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - the supervisor's may have read ahead
 
 

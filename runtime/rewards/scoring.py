@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.contract import Reward
+from runtime.regular_files import read_bytes
 from runtime.rewards.answers import has_format, is_right
 from runtime.rewards.errors import RewardError
 from runtime.rewards.process import Process
@@ -118,12 +119,8 @@ class Rewards:
 
 
 def _read(reward: Reward, path: Path) -> str:
-    reason = f"larger than {MAX_FILE_BYTES >> 20} MiB"
     try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
-        if len(content) <= MAX_FILE_BYTES:
-            return content.decode("utf-8")
+        return read_bytes(path, MAX_FILE_BYTES).decode("utf-8")
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
     except UnicodeDecodeError:

@@ -12,6 +12,7 @@ from pathlib import Path
 from runtime.build import Build
 from runtime.contract import Watch
 from runtime.lines import utc_now
+from runtime.regular_files import open_regular
 from runtime.run_copy import WATCH
 from runtime.streams import tell
 from runtime.strict_json import FormError, tree
@@ -37,9 +38,10 @@ class Exporters:
         if watch.metrics is None or self._process is not None:
             return
         run = self._run
-        with suppress(OSError):
+        try:
             (run / "logs").mkdir(parents=True, exist_ok=True)
-            with (run / "logs" / LOG).open("ab") as log:
+            log_file = open_regular(run / "logs" / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            with os.fdopen(log_file, "ab") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "runtime.sinks", str(run), utc_now()],
                     stdin=subprocess.PIPE,
@@ -51,6 +53,8 @@ class Exporters:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(tree(watch)).encode() + b"\n")
             self._process.stdin.flush()
+        except OSError as error:
+            tell(f"nothing is exported: {error.filename or 'the exporters'}: {error.strerror}")
 
     def close(self, *, waits: bool) -> None:
         """Ask for the end. `waits`: until all is exported, or until it takes too long; the process ends by itself."""

@@ -15,6 +15,7 @@ from runtime.contract import Metrics, Watch
 from runtime.events import Events
 from runtime.lines import to_stderr
 from runtime.outcome import printable
+from runtime.regular_files import read_bytes, write
 from runtime.sinks.sink import Opened, Point, Sink, numbers
 from runtime.watch.follow import Item
 from runtime.watch.run_state import State
@@ -161,8 +162,8 @@ class Exports:
         self._path, self._lock = run / FILE, threading.Lock()
         self._written_s = 0.0
         try:
-            found = json.loads(self._path.read_text("utf-8"))
-        except (OSError, ValueError):
+            found = json.loads(read_bytes(self._path))
+        except (OSError, ValueError, RecursionError):
             found = {}
         sound = isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
         self._found: dict[str, dict[str, Any]] = found if sound else {}
@@ -178,10 +179,8 @@ class Exports:
             return
         with self._lock:
             self._found[name] = {**self.of(name), **{k: v for k, v in facts.items() if v is not None}}
-            temporary = self._path.with_name(f".{FILE}.tmp")
             try:
-                temporary.write_text(json.dumps(self._found, indent=1) + "\n", "utf-8")
-                temporary.replace(self._path)
+                write(self._path, json.dumps(self._found, indent=1) + "\n")
             except OSError as error:
                 if time.monotonic() - self._written_s > RETRY_S[-1]:
                     self._written_s = time.monotonic()

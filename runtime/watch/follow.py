@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from runtime import events, metrics
-from runtime.lines import open_regular
+from runtime.regular_files import open_regular
 
 _PIECE_BYTES = 16 << 20  # that are read at once
 _TAIL_BYTES = 1 << 10  # by which a file is known again: a row, with its time

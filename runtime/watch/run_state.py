@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.contract import Watch
+from runtime.regular_files import read_bytes
 from runtime.run_copy import WATCH
 from runtime.strict_json import FormError
 from runtime.watch.follow import Item
@@ -159,8 +160,8 @@ def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 def read_forecast(run: Path) -> Watch | None:
     """What is predicted of the run in a folder; None where that is not there, or is of another version."""
-    with suppress(OSError, FormError, ValueError), (run / WATCH).open("rb") as file:
-        return Watch.from_json(file.read(MOST_FORECAST_BYTES))
+    with suppress(OSError, FormError, ValueError):
+        return Watch.from_json(read_bytes(run / WATCH, MOST_FORECAST_BYTES))
     return None
 
 

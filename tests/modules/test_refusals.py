@@ -144,7 +144,7 @@ def test_what_cannot_be_traced_is_refused(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        (None, "own.py cannot be read: No such file or directory", "write class Own into own.py"),
+        (None, "there is no file own.py", "write class Own into own.py"),
         ("class Own(\n", "own.py:1 is no Python: '(' was never closed", "correct the file"),
         ("class Other:\n    pass\n", "own.py has no class Own", 'write `module = "own.py:Other"`'),
         ("class Own:\n    pass\n", "own.py: Own is no torch.nn.Module", "write `class Own(torch.nn.Module): …`"),

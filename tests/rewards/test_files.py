@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from compiler.modules import named
 from compiler.read_files import load_with_files, mistakes_of, with_files
 from compiler.spec_files import standing_alone, texts_of_files
 from dsl.canonical import canonical
@@ -64,15 +65,25 @@ def mistakes(path: Path, *overrides: str) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        (None, "own.py cannot be read: No such file or directory", "write function {} into own.py"),
+        (None, "there is no file own.py", "write function {} into own.py"),
         ("def reward(\n", "own.py:1 is no Python: '(' was never closed", "correct the file"),
         ("def mine(): ...\n", "own.py has no function {}", 'write `function = "mine"`'),
         ("class Mine: ...\n", "own.py has no function {}", "write `def {}(…): …` into own.py"),
+        ("-" * 90_000 + "1", "own.py is no Python: it is nested too deep", "correct the file"),
+        ("1" + "+1" * 6_000, "own.py is no Python: it is nested too deep", "correct the file"),
+        ("a = 1\0", "own.py is no Python: source code string cannot contain null bytes", "correct the file"),
+        ("#" * (named.MAX_BYTES + 1), "own.py is larger than 4 MiB", "write function {} into own.py"),
+        (Path("/dev/null"), "own.py is no regular file", "write function {} into own.py"),
     ],
+    ids=["missing", "open", "other", "class", "signs", "sum", "nul", "large", "device"],
 )
-def test_each_reward_without_its_function_is_told(text: str | None, message: str, hint: str, path: Path) -> None:
+def test_each_reward_without_its_function_is_told(text: str | Path | None, message: str, hint: str, path: Path) -> None:
     own = path.parent / "own.py"
-    own.write_text(text) if text is not None else own.unlink()
+    own.unlink()
+    if isinstance(text, Path):
+        own.symlink_to(text)
+    elif text is not None:
+        own.write_text(text)
     places = {"reward": '9:"own.py"', "other": '10:"own.py"'}
     assert mistakes(path) == [(at, message.format(name), hint.format(name)) for name, at in places.items()]
 
@@ -120,5 +131,5 @@ def test_a_build_stands_alone(path: Path) -> None:
     assert texts_of_files(again) == texts_of_files(spec)
     assert standing_alone(again) == again
     (build / "rewards" / "more.py").unlink()
-    with pytest.raises(SpecError, match=r"rewards/more\.py cannot be read"):
+    with pytest.raises(SpecError, match=r"there is no file rewards/more\.py"):
         load_with_files(build / "spec.resolved")
