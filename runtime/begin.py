@@ -125,7 +125,10 @@ def loop_of(
     if options.slots and not place and (reason := options.slots.refusal(build.plan.mesh.world, device, count(device))):
         raise UsageError(reason)
     loop = replace(loop, places_from=options.data if options.copies else None, slots=options.slots)
-    loop.say_rows(say)
+    try:
+        loop.say_rows(say)
+    except ValueError as error:
+        raise UsageError(error) from None
     return _going_on(loop, options, say)
 
 

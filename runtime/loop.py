@@ -24,6 +24,7 @@ from runtime.checkpoint.retention import LOSS
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
 from runtime.contract import node_kind
 from runtime.data.blend import Blend
+from runtime.data.order import EXTRA_TOKENS
 from runtime.data.samples import AnySamples, BlendSamples, RowSamples, Samples, samples_of
 from runtime.device import check, divide, take
 from runtime.events import Events
@@ -33,7 +34,6 @@ from runtime.launch import debug
 from runtime.launch.heartbeat import Board
 from runtime.lines import to_stderr
 from runtime.metrics import Metrics
-from runtime.micro_batches import EXTRA_TOKENS
 from runtime.native import library
 from runtime.options import START_TIMEOUT_S
 from runtime.position import Position
@@ -108,10 +108,12 @@ class Loop:
         return Progress(self.run, self.total, meta.get("unigram_nats"))
 
     def say_rows(self, say: Callable[[str], None]) -> None:
-        """Say which conversations or prompts are not trained on as they are."""
-        samples = self._prompts() or self._samples("train")
-        for text in () if isinstance(samples, Samples | BlendSamples) else samples.survey.notes():
-            say(f"data: {text}")
+        """Say which conversations or prompts are not read as they are. Raises DataError where no sample is left."""
+        for samples in (self._prompts() or self._samples("train"), self._validation()):
+            for text in (
+                () if samples is None or isinstance(samples, Samples | BlendSamples) else samples.survey.notes()
+            ):
+                say(f"data: {text}")
 
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
         """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""

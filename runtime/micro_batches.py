@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from runtime import contract, zigzag
-from runtime.data.order import put_by_cost
+from runtime.data.order import EXTRA_TOKENS, put_by_cost
 
 NO_TARGET = -1
-EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
 AHEAD = {"tokens": 0, "targets": 1, "mtp_tokens": 1, "mtp_targets": 2}
 PLACES = ("starts", "positions")
 

@@ -12,9 +12,8 @@ from runtime.checkpoint.publish import Checkpoint
 from runtime.contract import Plan
 from runtime.data.blend import Blend, Share
 from runtime.data.errors import DataError
-from runtime.data.order import Order
-from runtime.data.samples import RowSamples
-from runtime.micro_batches import EXTRA_TOKENS
+from runtime.data.order import EXTRA_TOKENS, Order, windows_in
+from runtime.data.samples import RowSamples, too_short
 from runtime.position import Position
 from runtime.rate import batch_at, last_step, tokens_after, tokens_to_train
 
@@ -24,7 +23,7 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
     rows, each counted as one token, so that it does not depend on the sequence; or they are sequences of packed rows.
     Of prompts they are completions.
 
-    Raises DataError where no row is left to train on, or the text has no piece of the length that a phase reads.
+    Raises DataError where no row is left to train on, or a split of a source is shorter than one sample.
     """
     if build.plan.data.prompts is not None:
         from runtime.data.prompt_samples import open_prompts  # with tokenizers
@@ -36,6 +35,11 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
             corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed, long=chat.long, pack=chat.pack
         )
         return Order(train.sequence if chat.pack else 1, rows.num_windows, train.seed)
+    longest = train.within.longest if train.within else train.sequence
+    needed = {"train": longest + EXTRA_TOKENS}
+    needed |= {"validation": train.sequence + EXTRA_TOKENS} if train.validate else {}
+    if reason := too_short(meta, needed):
+        raise DataError(reason)
     if sources := build.plan.data.sources:
         orders = (_order(build, meta["sources"][each.name]["train"]["tokens"]) for each in sources)
         shares = (Share(each.name, each.weight, order.whole) for each, order in zip(sources, orders, strict=True))
@@ -48,15 +52,12 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
 def _order(build: Build, tokens: int) -> Order:
     """The order of samples of one text of so many tokens."""
     train, within = build.plan.train, build.plan.train.within
+    longest = None if within is None else within.longest
+    plain = Order(train.sequence, windows_in(tokens, train.sequence, longest), train.seed)
     if within is None:
-        return Order(train.sequence, max(1, (tokens - EXTRA_TOKENS) // train.sequence), train.seed)
-    pieces = (tokens - EXTRA_TOKENS) // within.longest
-    if not pieces:
-        needed = within.longest + EXTRA_TOKENS
-        raise DataError(f"{tokens:,} tokens are fewer than one sample of the longest phase, {needed:,}: give more text")
+        return plain
     end = None if within.is_last else within.first_token + tokens_to_train(build.plan)
-    windows = pieces * (within.longest // train.sequence)
-    return Order(train.sequence, windows, train.seed, within.longest, within.first_token, end)
+    return replace(plain, piece=within.longest, first=within.first_token, end=end)
 
 
 def beginning(order: Order | Blend) -> Position:

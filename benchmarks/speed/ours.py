@@ -17,11 +17,11 @@ import torch
 
 from benchmarks.speed.serve import serve
 from runtime.build import Build
+from runtime.data.order import EXTRA_TOKENS
 from runtime.data.samples import Samples
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
-from runtime.micro_batches import EXTRA_TOKENS
 from runtime.trainer import Trainer
 
 

@@ -13,9 +13,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from runtime.contract import Plan
+from runtime.data.order import EXTRA_TOKENS
 from runtime.data.samples import Samples
 from runtime.initial_values import initial_value
-from runtime.micro_batches import EXTRA_TOKENS
 from runtime.strict_json import tree
 from tests.reference.config import Config
 from tests.reference.huggingface import to_transformers

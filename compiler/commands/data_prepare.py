@@ -132,7 +132,7 @@ def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[Row]:
                 continue
             epochs = None
             if split == "train" and data.chat is None and data.prompts is None and counts["tokens"]:
-                epochs = sum(_tokens_of(name, phase) for phase in phases) / counts["tokens"]
+                epochs = _epochs_of(name, counts["tokens"], phases)
             documents, tokens, num_bytes = (counts[each] for each in COUNTS)
             yield Row(name or f"{data.source}", split, documents, tokens, num_bytes, epochs)
 
@@ -146,6 +146,41 @@ def _filtered(prepared: Prepared, data: Data) -> dict[str, Mapping[str, Any]]:
     """What filters left out, by the sources that have some."""
     found = prepared.meta.get("filters", {})
     return {name: found[name] for name in _names(data) if name in found}
+
+
+def _epochs_of(source: str, tokens: int, phases: Sequence[Spec]) -> float | None:
+    """How often the phases read a source that has so many tokens; None where it is shorter than one sample."""
+    from runtime.data.order import windows_in
+
+    longest = _longest(phases)
+    read = windows_in(tokens, longest) * longest
+    return sum(_tokens_of(source, phase) for phase in phases) / read if read else None
+
+
+def _longest(phases: Sequence[Spec]) -> int:
+    """The longest sequence of a run: the text lies in pieces of it."""
+    return max(phase.train.within.longest if phase.train.within else phase.train.sequence for phase in phases)
+
+
+def unusable(prepared: Prepared, phases: Sequence[Spec]) -> str:
+    """Why `dsc train` refuses to train the phases on prepared data, "" where it does not: no split may be shorter than
+    one sample."""
+    from runtime.data.errors import DataError
+    from runtime.data.order import EXTRA_TOKENS
+    from runtime.data.samples import RowSamples, too_short
+
+    data, validating = phases[0].data, [each.train.sequence for each in phases if each.train.validate]
+    needed = {"train": _longest(phases)} | ({"validation": max(validating)} if validating else {})
+    if data.prompts is not None:
+        return ""
+    if data.chat is None:
+        return too_short(prepared.meta, {split: tokens + EXTRA_TOKENS for split, tokens in needed.items()})
+    try:
+        for split, sequence in needed.items():
+            RowSamples(prepared.folder, split, sequence, seed=0, long=data.chat.long)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _tokens_of(source: str, phase: Spec) -> float:
@@ -201,11 +236,13 @@ def _epochs(row: Row) -> str:
 
 
 def show(args: argparse.Namespace, prepared: Prepared, phases: Sequence[Spec], written: Sequence[Path]) -> None:
-    """Print what was prepared, and warn of text that the run reads again and again."""
+    """Print what was prepared. Warn of text that the run cannot be trained on, or reads again and again."""
     if args.format == "json":
         print(json.dumps(document(prepared, phases, written), ensure_ascii=False, indent=2))
     else:
         print("\n".join([text(prepared, phases), *(f"written: {printable(str(path))}" for path in written)]))
+    if reason := unusable(prepared, phases):
+        say(f"warning: `dsc train` will refuse this data: {printable(reason)}")
     for row in rows(prepared, phases):
         if row.epochs is not None and row.epochs > MOST_EPOCHS:
             say(

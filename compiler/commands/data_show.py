@@ -189,6 +189,14 @@ def _prompts(_: DataRequest, folder: Path, split: str, train: Train, __: str) ->
     return survey.reader.num_prompts, row
 
 
+def _num_windows(tokens: int, split: str, train: Train) -> int:
+    """How many windows of a text of so many tokens the run reads."""
+    from runtime.data.order import windows_in
+
+    longest = train.within.longest if train.within and split == "train" else None
+    return windows_in(tokens, train.sequence, longest)
+
+
 def _windows(request: DataRequest, folder: Path, split: str, train: Train, source: str) -> Rows:
     from runtime.data.streams import open_split
 
@@ -199,7 +207,7 @@ def _windows(request: DataRequest, folder: Path, split: str, train: Train, sourc
         ids = reader.tokens(first, first + train.sequence).tolist()
         return ids, {"used": len(ids), "fate": "sample", "facts": None, "notes": ()}
 
-    return reader.num_tokens // train.sequence, row
+    return _num_windows(reader.num_tokens, split, train), row
 
 
 # ---------------------------------------------------------------- a sequence
@@ -263,7 +271,7 @@ def _masked(request: DataRequest, folder: Path, split: str, train: Train, source
                 yield document, [~ids[0], *ids[1:]] if begin == first else ids
             document, first = document + 1, until
 
-    return reader.num_tokens // train.sequence, parts, None, ()
+    return _num_windows(reader.num_tokens, split, train), parts, None, ()
 
 
 # ---------------------------------------------------------------- text

@@ -25,9 +25,9 @@ from compiler.read_files import with_files
 from dsl.schema import Spec
 from dsl.schema.train import Validate
 from runtime.build_files import CACHE
+from runtime.data.order import EXTRA_TOKENS
 
 LOSSES, SAMPLES = "losses.json", "samples.npy"
-EXTRA_TOKENS = 2  # of a sample: the targets of the head and of multi-token prediction look one and two ahead
 
 
 class RanksFailedError(Exception):

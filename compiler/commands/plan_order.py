@@ -34,10 +34,11 @@ def order_gain(spec: Spec, lowering: Lowering, schedule: Schedule, folder: Path,
 def samples_in(spec: Spec, text: Path) -> AnySamples:
     """The training samples of a prepared text."""
     from compiler.emit.recipe import data_request
+    from runtime.data.order import EXTRA_TOKENS
     from runtime.data.samples import samples_of
 
     chat = data_request(spec).data.chat
-    return samples_of(text, "train", spec.train.sequence, 2, seed=spec.train.seed, chat=chat)
+    return samples_of(text, "train", spec.train.sequence, EXTRA_TOKENS, seed=spec.train.seed, chat=chat)
 
 
 def _prepared(spec: Spec, folder: Path, cache: Path) -> Path | None:

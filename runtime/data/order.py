@@ -16,6 +16,17 @@ import numpy as np
 
 from runtime.data.permutation import Numbers, permuted, permuted_all, unpermuted
 
+EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
+
+
+def windows_in(tokens: int, sequence: int, longest: int | None = None) -> int:
+    """How many windows of `sequence` tokens a text of so many tokens has.
+
+    longest: the longest sequence of a run with phases, whose text lies in pieces of that length.
+    """
+    piece = longest or sequence
+    return max(0, tokens - EXTRA_TOKENS) // piece * (piece // sequence)
+
 
 @dataclass(frozen=True)
 class Order:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from runtime.data.streams import open_split
 SPLITS = ("train", "validation")
 Fate = Literal["sample", "cut", "dropped", "without_loss"]  # of a row
 PADDING = -1  # ~0: read as token 0, and nobody's target
+_KEPT = {"train": "to train on", "validation": "held out"}
 
 
 class _Drawn:
@@ -289,3 +290,21 @@ def samples_of(
     if chat is None:
         return Samples(folder, split, sequence, extra, seed=seed, order=order)
     return RowSamples(folder, split, sequence, extra, seed=seed, long=chat.long, pack=chat.pack)
+
+
+def too_short(meta: Mapping[str, Any], needed: Mapping[str, int]) -> str:
+    """Say which splits of which sources of a prepared text are shorter than one sample; "" where none is.
+
+    meta: the meta.json of the text. needed: how many tokens a sample takes, by split.
+    """
+    sources = meta.get("sources") or {"": meta["splits"]}
+    found = [
+        f"{name or 'it'} has {splits[split]['tokens']:,} tokens {_KEPT[split]}, and a sample takes {tokens:,}"
+        for name, splits in sources.items()
+        for split, tokens in needed.items()
+        if splits[split]["tokens"] < tokens
+    ]
+    if not found:
+        return ""
+    edits = "give more text, change the share of `data.validation`, or shorten `train.sequence`"
+    return f"the text is too short: {'; '.join(found)}: {edits}"

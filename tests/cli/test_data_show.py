@@ -102,6 +102,18 @@ def test_a_window_of_text_has_loss_everywhere(folder: Path, capsys: Captured) ->
     assert len(found["tokens"]) == 64 and all(token["loss"] for token in found["tokens"]) and found["facts"] is None
 
 
+PLAIN = ("-s", "data.tokenizer=train(257)", "-s", "data.validation=0%", "-s", "train.validate=none")  # a token a byte
+
+
+@pytest.mark.parametrize("words", [("--row",), ("-s", "data.documents=masked", "--sequence")])
+def test_only_windows_that_are_trained_on_are_shown(folder: Path, capsys: Captured, words: tuple[str, ...]) -> None:
+    """The last window of a sequence needs two tokens more, as targets: of 193 tokens two windows are trained on."""
+    (folder / "193.txt").write_text("x" * 192, "utf-8")
+    words = (*PLAIN, "-s", 'data.source="193.txt"', *words)
+    show(capsys, folder, *words, "1", spec="text.dsc")
+    assert "the train split has 2 " in show(capsys, folder, *words, "2", spec="text.dsc", code=2)
+
+
 PACK = ("-s", "data.chat.pack=true", "-s", "train.sequence=96")
 
 

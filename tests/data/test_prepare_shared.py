@@ -256,7 +256,8 @@ run both extends tiny {
 def test_epochs_are_of_all_phases_and_many_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps of 8 sequences of 32 tokens, five before the phases: 3 in 4 are of `web`, and all of the last 100."""
+    """Steps of 8 sequences of 32 tokens, five before the phases: 3 in 4 are of `web`, and all of the last 100. What is
+    read is whole windows; a text that is shorter than one is not read."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "specs").symlink_to(ROOT / "specs")
     (tmp_path / "both.dsc").write_text(PHASES, "utf-8")
@@ -266,12 +267,16 @@ def test_epochs_are_of_all_phases_and_many_are_warned_of(
     assert main([*words, "--format", "json"]) == 0
     found = capsys.readouterr()
     rows = {row["source"]: row for row in parsed(found.out, "data_prepare")["sources"] if row["split"] == "train"}
-    assert rows["web"]["epochs"] == pytest.approx((65 * 3 / 4 + 100) * 8 * 32 / rows["web"]["tokens"])
-    assert rows["code"]["epochs"] == pytest.approx(65 / 4 * 8 * 32 / rows["code"]["tokens"])
+    assert rows["web"]["epochs"] == pytest.approx((65 * 3 / 4 + 100) * 8 / ((rows["web"]["tokens"] - 2) // 32))
+    assert rows["code"]["epochs"] == pytest.approx(65 / 4 * 8 / ((rows["code"]["tokens"] - 2) // 32))
     assert rows["code"]["epochs"] < 4 < rows["web"]["epochs"]
     assert f"warning: web is read {rows['web']['epochs']:,.1f} times" in found.err and "code is read" not in found.err
     assert main(words) == 0
     assert f"{rows['web']['epochs']:.3g}" in capsys.readouterr().out.splitlines()[1].split()
+    (tmp_path / "code.txt").write_text("short", "utf-8")
+    assert main([*words, "-s", "data.tokenizer=train(258)", "--format", "json"]) == 0
+    rows = {row["source"]: row for row in parsed(capsys.readouterr().out, "data_prepare")["sources"]}
+    assert rows["code"]["epochs"] is None and rows["web"]["epochs"] > 4
 
 
 def test_the_time_to_go_is_of_one_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from compiler.inference.loaded import load_model
 from compiler.inference.sources import find_source
 from compiler.inference.token_streams import held_out
 from dsl.load import load
+from runtime.data.split import RANKS, rank
 from tests.data.chats import CHATML, UNMARKED, said, write_model, write_rows
 from tests.runs.place import DENSE, ONE_RANK, Place, bits, saved, spec_text, untimed
 
@@ -174,3 +175,20 @@ def test_a_template_without_marks_is_refused_at_the_row(place: Place) -> None:
     written(place, "unmarked", more='template = "unmarked.jinja"')
     done = place.dsc("train", "unmarked.dsc", "--out", "unmarked", code=2)
     assert "rows.jsonl:1: " in done.stderr and "does not mark what the assistant says" in done.stderr
+
+
+def test_held_out_rows_of_which_none_is_left_are_an_error_before_the_first_step(place: Place) -> None:
+    """The only row that is held out has nothing that the assistant says."""
+    silent = (json.dumps({"messages": [said("user", f"nobody {i}")]}) for i in range(1000))
+    heard = ({"messages": [said("user", f"{i}?"), said("assistant", "yes")]} for i in range(1000))
+    held = next(line for line in silent if rank(1, line) < 0.3 * RANKS)
+    trained = [row for row in heard if rank(1, json.dumps(row)) >= 0.3 * RANKS][:20]
+    write_rows(place.folder / "unheard" / "rows.jsonl", [json.loads(held), *trained])
+    path = written(place, "unheard")
+    path.write_text(path.read_text("utf-8").replace("chat/*.jsonl", "unheard/*.jsonl"), "utf-8")
+    warned = place.dsc("data", "prepare", path, "--jobs", 1)
+    done = place.dsc("train", path, code=2)
+    reason = "validation: no row is left to be a sample; 1 of 1 validation rows are without a token"
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert reason in line and "Traceback" not in done.stderr
+    assert reason in warned.stderr and "warning: `dsc train` will refuse this data: " in warned.stderr

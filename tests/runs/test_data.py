@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
+from compiler.build import compile_spec, write_build
+from dsl.load import load
 from tests.runs.place import ONE_RANK, Place, bits, saved, spec_text, untimed
 from tests.runtime.processes import wait_for
 
@@ -143,3 +146,38 @@ def test_a_tokenizer_that_fails_is_one_line(place: Place) -> None:
     os.mkfifo(place.folder / "pipe.json")
     done = place.dsc("train", "bad.dsc", "--out", run, "-s", 'data.tokenizer="pipe.json"', code=2)
     assert done.stderr.endswith("pipe.json: not a regular file\n")
+
+
+SHORT = """
+import "tiny.dsc"
+run {name} extends tiny {{
+  train {{ sequence = {sequence} }}
+  data {{ {data}, tokenizer = train(258) }}
+}}
+"""
+TWO = 'sources { code { files = "corpus/*.py", weight = 9 }, tiny { files = "small/?.txt", weight = 1 } }'
+TOO_SHORT = {  # what is asked for, and what of it is too short for a sample of 66 tokens
+    "one": ('source = "small/?.txt"', {"it has to train on", "it has held out"}),
+    "held": ('source = "small/*.txt"', {"it has held out"}),
+    "blend": (TWO, {"tiny has to train on", "tiny has held out"}),
+}
+
+
+@pytest.mark.parametrize("name", TOO_SHORT)
+def test_a_text_shorter_than_a_sample_is_one_error_before_the_first_step(place: Place, name: str) -> None:
+    """Every split of every source that is too short is named at once; `dsc data prepare` warns of the same."""
+    data, wanted = TOO_SHORT[name]
+    (place.folder / "small").mkdir(exist_ok=True)
+    for file, text in (("a", "abc"), ("b", "def"), ("long", "xyz " * 40)):
+        (place.folder / "small" / f"{file}.txt").write_text(text)
+    path = place.folder / f"{name}.dsc"
+    path.write_text(SHORT.format(name=name, sequence=64, data=data), "utf-8")
+    write_build(place.folder / "build" / name, compile_spec(load(path, name), segments=place.segments).files)
+    warned = place.dsc("data", "prepare", path, "--jobs", 1)
+    done = place.dsc("train", path, code=2)
+    (said,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    reason = said.removeprefix("error: the text is too short: ")
+    found = re.findall(r"(\w+ has) \d tokens ([ a-z]+), and a sample takes 66\b", reason)
+    assert {" ".join(each) for each in found} == wanted
+    assert f"warning: `dsc train` will refuse this data: the text is too short: {reason}" in warned.stderr
+    assert not (place.folder / "runs" / name / "metrics.jsonl").exists()

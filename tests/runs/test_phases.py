@@ -25,8 +25,8 @@ from dsl.schema import Spec
 from runtime.build import Build
 from runtime.checkpoint.publish import Checkpoint
 from runtime.contract import RatePhase
+from runtime.data.order import EXTRA_TOKENS
 from runtime.data.samples import Samples
-from runtime.micro_batches import EXTRA_TOKENS
 from runtime.position import Position
 from runtime.positions import order_of
 from runtime.rate import learning_rate

@@ -13,9 +13,9 @@ import torch
 from compiler.emit.recipe import data_request
 from compiler.emit.segment_cache import Segments
 from dsl.schema import Batch, Chat, Moe, Spec
+from runtime.data.order import EXTRA_TOKENS
 from runtime.data.prepare import prepare
 from runtime.data.samples import RowSamples, samples_of
-from runtime.micro_batches import EXTRA_TOKENS
 from runtime.trainer import Trainer
 from tests.data.chats import CHATML, MESSAGES, TOOL, write_model, write_rows
 from tests.reference.config import Config
