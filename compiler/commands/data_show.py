@@ -302,11 +302,9 @@ def lines(shown: Shown, marks: tuple[str, str]) -> Iterator[str]:
     if 0 < shown.used < total:
         yield f"-- cut here: {total - shown.used:,} tokens are not trained on --"
         yield _marked((run for run in shown.runs if not run.used), marks)
-    if shown.notes or shown.unaligned:
+    if shown.notes:
         yield ""
     yield from shown.notes
-    if shown.unaligned:
-        yield f"{shown.unaligned:,} rows have a prompt whose tokens by itself are others than before its completion"
 
 
 def _fate(shown: Shown) -> str:

@@ -1,8 +1,12 @@
 """Conversations for supervised fine-tuning: rows of `.jsonl` files, and their tokens with what the loss is on.
 
 A row is an object as TRL reads it: `messages`, or `prompt` and `completion`, which are texts or lists of messages; and
-`tools`. A message has a `role`, and what its template reads: `content`, `tool_calls`. The loss is on what the assistant
-says in `messages`, by the marks of the chat template, and on all of a `completion`.
+`tools`. A message has a `role`, and what its template reads: `content`, `tool_calls`.
+
+The loss is on every token that holds a character of the assistant's text: of what the chat template marks in
+`messages`, and of the text from the completion on in other rows. `transformers` and TRL look up the first and the last
+character of a span, or the number of the prompt's tokens. That is the same except where they fail: spans that are
+empty, begin or end without a token, or end within a character; prompts whose tokens change in front of a completion.
 
 A token that the loss is not on is written as its complement, ~id, which is below 0. Its target counts nowhere, and what
 reads it as an input has id = ~(~id).
@@ -14,9 +18,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from runtime.contract import Chat, Prompts
@@ -24,7 +30,10 @@ from runtime.data import tokenizer, tokenizer_files
 from runtime.data.errors import DataError
 from runtime.data.readers import LINE_SUFFIXES, SourceFile, json_lines
 
-FORMAT = 1  # of the tokens that rows become
+if TYPE_CHECKING:
+    from runtime.data.chat_template import Template
+
+FORMAT = 2  # of the tokens that rows become
 SUFFIXES = LINE_SUFFIXES
 MAX_TEMPLATE_BYTES = 1 << 20
 UNMARKED = "the chat template does not mark what the assistant says, so a row of `messages` has no loss"
@@ -154,10 +163,15 @@ def _tools(found: object) -> Any:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A row as tokens, ~id where the loss is not on one. `aligned`: its prompt has the same tokens by itself."""
+    """A row as tokens, ~id where the loss is not on one.
+
+    `aligned`: the tokens in front of the loss are those of the prompt alone. `started`: the row begins with the tokens
+    that the tokenizer puts in front of texts.
+    """
 
     ids: list[int]
     aligned: bool = True
+    started: bool = True
 
 
 class RowEncoder:
@@ -173,7 +187,11 @@ class RowEncoder:
         self._tokens: Mapping[str, str] = settings["tokens"]
         text: str | None = settings["template"]
         self._template = None if text is None else Template(text, self._tokens, self._path)
-        self._end = self._tokens.get("eos_token") or bpe.id_to_token(tokenizer.end_id(bpe))
+        end: str | None = self._tokens.get("eos_token") or bpe.id_to_token(tokenizer.end_id(bpe))
+        assert end is not None, "an id of the vocabulary"
+        self._end = end
+        self._start = _tokens_in_front(bpe)
+        bpe.post_processor = None  # it would cut spaces from the offsets, and adds tokens that are in no text
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Tokens of each row."""
@@ -183,42 +201,97 @@ class RowEncoder:
         if "messages" in row:
             return self._marked(row)
         if isinstance(row["prompt"], str):
-            completion = row["completion"]
-            completion += "" if completion.endswith(self._end) else self._end
-            parts = (self._encode(text, special=True).ids for text in (row["prompt"], row["prompt"] + completion))
-        else:
-            whole = [*row["prompt"], *row["completion"]]
-            texts = (self._rendered(row["prompt"], row, prompt=True), self._rendered(whole, row, prompt=False))
-            parts = (self._encode(text, special=False).ids for text, _ in texts)
-        prompt, ids = parts
-        return Encoded([*(~i for i in ids[: len(prompt)]), *ids[len(prompt) :]], ids[: len(prompt)] == prompt)
+            return self._completed(row["prompt"], row["completion"])
+        return self._answered(row)
+
+    def _completed(self, prompt: str, completion: str) -> Encoded:
+        """Tokens of two texts, with the end token behind them. The loss is on the completion."""
+        completion += "" if completion.endswith(self._end) else self._end
+        found = self._encode(prompt + completion)
+        ids = _with_loss(found, [(len(prompt), len(prompt + completion))])
+        return Encoded(self._begun(ids), _is_aligned(ids, self._encode(prompt).ids))
+
+    def _answered(self, row: Mapping[str, Any]) -> Encoded:
+        """Tokens of a prompt and a completion of messages. The loss is on all from the completion on."""
+        whole = [*row["prompt"], *row["completion"]]
+        prompt, text = self._rendered(row["prompt"], row, prompt=True), self._rendered(whole, row, prompt=False)
+        first = len(prompt) if text.startswith(prompt) else self._first_of_answer(row, text)
+        found = self._encode(text)
+        ids = _with_loss(found, [(first, len(text))])
+        return Encoded(ids, _is_aligned(ids, self._encode(prompt).ids), self._is_begun(found.ids))
+
+    def _first_of_answer(self, row: Mapping[str, Any], text: str) -> int:
+        """Return where in a conversation's text its completion begins, for a template that writes the prompt otherwise
+        when a completion follows: it leaves out earlier reasoning, or the `<think>` that ends the prompt. That is
+        where the text changes if the completion says something else."""
+        from runtime.data.chat_template import instead_of, unused_character
+
+        answer, *more = row["completion"]
+        other = [*row["prompt"], instead_of(answer, unused_character(text)), *more]
+        pairs = enumerate(zip(text, self._rendered(other, row, prompt=False), strict=False))
+        return next((place for place, (one, another) in pairs if one != another), len(text))
 
     def _marked(self, row: Mapping[str, Any]) -> Encoded:
         """Tokens of messages. The loss is on those that hold a character that the template marks."""
-        text, spans = self._rendered(row["messages"], row, prompt=False)
-        assert self._template is not None
-        if not self._template.marks_assistant:
+        text, spans = self._given_template.render_marked(row["messages"], **_names(row))
+        if not self._given_template.marks_assistant:
             raise DataError(f"{self._path}: {UNMARKED}: {MARK_IT}")
-        found = self._encode(text, special=False)
-        ids = [~i for i in found.ids]
-        for first, end in spans:
-            begin, last = found.char_to_token(first), found.char_to_token(end - 1)
-            if begin is None:
-                break
-            for place in range(begin, last + 1 if last else len(ids)):
-                ids[place] = found.ids[place]
-        return Encoded(ids)
+        found = self._encode(text)
+        return Encoded(_with_loss(found, spans), started=self._is_begun(found.ids))
 
-    def _rendered(
-        self, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any], *, prompt: bool
-    ) -> tuple[str, list[tuple[int, int]]]:
+    @property
+    def _given_template(self) -> Template:
         if self._template is None:
             raise DataError(self.without_template)
-        names = row.get("chat_template_kwargs") or {}
-        return self._template.render(messages, prompt=prompt, tools=_tools(row.get("tools")), **names)
+        return self._template
 
-    def _encode(self, text: str, *, special: bool) -> Encoding:
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any], *, prompt: bool) -> str:
+        return self._given_template.render(messages, prompt=prompt, **_names(row))
+
+    def _encode(self, text: str) -> Encoding:
         try:
-            return self._bpe.encode(text, add_special_tokens=special)
+            return self._bpe.encode(text, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError):  # of a str that has no UTF-8
             raise DataError("the text holds half of a surrogate pair, which no UTF-8 text has") from None
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """Return the tokens of a text behind those that the tokenizer puts in front, once if the text has them too."""
+        return ids if self._is_begun(ids) else [*(~i for i in self._start), *ids]
+
+    def _is_begun(self, ids: Sequence[int]) -> bool:
+        return as_inputs(ids[: len(self._start)]) == self._start
+
+
+def _tokens_in_front(bpe: Tokenizer) -> list[int]:
+    """Return the special tokens that a tokenizer puts in front of every text."""
+    found = bpe.encode("a", add_special_tokens=True)
+    return [i for i, _ in takewhile(lambda pair: pair[1], zip(found.ids, found.special_tokens_mask, strict=True))]
+
+
+def _names(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a row gives its template beside messages."""
+    return {"tools": _tools(row.get("tools")), **(row.get("chat_template_kwargs") or {})}
+
+
+def _with_loss(found: Encoding, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the ids of tokens that hold a character of a span, and ~id of all others.
+
+    A token without a character, which a normalizer may insert, counts as one with the character behind it.
+    """
+    ids = np.array(found.ids, np.int64)
+    first, end = np.array(found.offsets, np.int64).reshape(-1, 2).T
+    end = np.maximum(end, first + 1)
+    loss = np.zeros(len(ids), bool)
+    for begin, last in spans:
+        loss |= (first < last) & (end > begin)
+    return list(np.where(loss, ids, ~ids).tolist())
+
+
+def as_inputs(ids: Sequence[int]) -> list[int]:
+    return [i if i >= 0 else ~i for i in ids]
+
+
+def _is_aligned(ids: Sequence[int], prompt: Sequence[int]) -> bool:
+    """Whether the tokens in front of the loss are those of the prompt alone."""
+    in_front = next((place for place, i in enumerate(ids) if i >= 0), len(ids))
+    return as_inputs(ids[:in_front]) == list(prompt)

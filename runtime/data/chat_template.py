@@ -1,7 +1,9 @@
 """Chat templates: jinja2 in its sandbox, with the names and filters that `transformers` gives them.
 
-`{% generation %} … {% endgeneration %}` marks what the assistant says. A template is text from a file: it is rendered
-in a process with limits (runtime/data/given.py), and never becomes code of this program. Source of the names:
+`{% generation %} … {% endgeneration %}` marks what the assistant says. The marked text is found by rendering twice, the
+second time with a character around it that occurs nowhere else, so it is found as well where a template catches its
+output (in a macro, a `set` block or a filter) and writes it later. A template is text from a file: it is rendered in a
+process with limits (runtime/data/given.py), and never becomes code of this program. Source of the names:
 `_cached_compile_jinja_template` of transformers 5, utils/chat_template_utils.py.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import accumulate
 from typing import Any
 
 import jinja2
@@ -23,7 +26,9 @@ from runtime.data.errors import DataError
 
 MAX_RENDERED = 64 << 20  # characters of a row
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of what a message thinks; templates read the first
-Spans = list[tuple[int, int]]  # [first, end) of characters
+NONCHARACTERS = range(0xFDD0, 0xFDF0)
+Messages = Sequence[Mapping[str, Any]]
+Spans = list[tuple[int, int]]  # [first, end) of characters, ascending
 
 
 class Template:
@@ -43,28 +48,71 @@ class Template:
             raise DataError(f"{path}: not a chat template{line}: {error}") from None
         self.marks_assistant = any(call.name == "marked" for call in _extension_calls(parsed))
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool, **names: Any) -> tuple[str, Spans]:
-        """The text of a conversation, and the spans of it that the template marks as the assistant's.
+    def render(self, messages: Messages, *, prompt: bool, **names: Any) -> str:
+        """Return the text of a conversation. `prompt`: end with the header of the assistant's next turn.
 
-        `prompt`: end with what begins the assistant's next turn. Raises DataError if the template refuses the
-        messages, or writes too much.
+        Raises DataError if the template refuses the messages, or writes too much.
         """
+        return self._render(messages, {"add_generation_prompt": prompt, **_clock(), **names})
+
+    def render_marked(self, messages: Messages, **names: Any) -> tuple[str, Spans]:
+        """Return the text of a conversation, and the spans of it that the template marks as the assistant's.
+
+        Raises DataError as `render` does, and if the template changes its output behind the marks, so that what it
+        marked cannot be found.
+        """
+        given = {"add_generation_prompt": False, **_clock(), **names}
+        text = self._render(messages, given)
+        if not self.marks_assistant:
+            return text, []
+        self._environment.marks = mark = unused_character(text)  # type: ignore[attr-defined]  # read by `_Generation`
+        try:
+            marked = self._render(messages, given)
+        finally:
+            self._environment.marks = ""  # type: ignore[attr-defined]
+        found, spans = _spans(marked, mark)
+        if found != text:
+            raise DataError("the chat template changes what is between its `generation` tags: filter it inside of them")
+        return text, spans
+
+    def _render(self, messages: Messages, names: Mapping[str, Any]) -> str:
         blocks: list[str] = []
-        marks = _Marks(self._environment)
+        size = 0
         given = {**self._tokens, "tools": None, "documents": None, **names}
         try:
-            for block in self._template.generate(
-                messages=[_message(each) for each in messages], add_generation_prompt=prompt, **given
-            ):
+            for block in self._template.generate(messages=[_message(each) for each in messages], **given):
                 blocks.append(block)
-                marks.rendered += len(block)
-                if marks.rendered > MAX_RENDERED:
+                size += len(block)
+                if size > MAX_RENDERED:
                     raise DataError(f"the chat template writes more than {MAX_RENDERED >> 20}M characters")
         except DataError:
             raise
         except Exception as error:  # what a template raises is up to it: TypeError, KeyError and others
             raise DataError(f"the chat template fails: {error or type(error).__name__}") from None
-        return "".join(blocks), marks.spans
+        return "".join(blocks)
+
+
+def unused_character(text: str) -> str:
+    """Return a character that is not in a text: one that Unicode keeps for uses inside of a program.
+
+    Raises DataError if the text has all of them.
+    """
+    for code in NONCHARACTERS:
+        if chr(code) not in text:
+            return chr(code)
+    raise DataError("the conversation has every noncharacter from U+FDD0 to U+FDEF")
+
+
+def _clock() -> dict[str, Any]:
+    """Return the clock of templates, which stands still while one conversation is rendered."""
+    return {"strftime_now": datetime.now().strftime}
+
+
+def _spans(marked: str, mark: str) -> tuple[str, Spans]:
+    """Return a text without its marks, and the spans between each first and second mark."""
+    parts = marked.split(mark)
+    ends = list(accumulate(map(len, parts)))
+    return "".join(parts), list(zip(ends[::2], ends[1::2], strict=False))
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,11 +122,18 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
 
 
+def instead_of(message: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return a message of the same role that says a text, and neither reasons nor calls a tool."""
+    left = {name: value for name, value in message.items() if name not in (*REASONING, "tool_calls")}
+    is_parts = isinstance(left.get("content"), list)
+    return left | {"content": [{"type": "text", "text": text}] if is_parts else text}
+
+
 # ---------------------------------------------------------------- what templates may use
 
 
 class _Generation(Extension):
-    """The `generation` tag: notes which characters of the output its body is."""
+    """The `generation` tag: it puts `environment.marks` around its body, where there is one."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -88,20 +143,8 @@ class _Generation(Extension):
         return nodes.CallBlock(self.call_method("marked"), [], [], body).set_lineno(line)
 
     def marked(self, caller: Any) -> str:
-        text: str = caller()
-        marks: _Marks | None = getattr(self.environment, "marks", None)
-        if marks is not None:
-            marks.spans.append((marks.rendered, marks.rendered + len(text)))
-        return text
-
-
-class _Marks:
-    """Where the rendering that is under way has come to, in characters, and the spans that it has marked."""
-
-    def __init__(self, environment: jinja2.Environment) -> None:
-        self.rendered = 0
-        self.spans: Spans = []
-        environment.marks = self  # type: ignore[attr-defined]  # read by `_Generation.marked`
+        mark: str = getattr(self.environment, "marks", "")
+        return f"{mark}{str(caller()).replace(mark, '')}{mark}" if mark else caller()
 
 
 class _Dict:
@@ -139,9 +182,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals.update(
-        raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form), dict=_Dict()
-    )
+    environment.globals.update(raise_exception=_raise, dict=_Dict())
     environment.globals["namespace"] = _Namespace
     return environment
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from runtime.data.pieces import Journal, journaled
 from runtime.data.prompt_shards import PromptWriter
 from runtime.data.prompts import reader_of
 from runtime.data.readers import Batch, SourceFile, batches, documents
-from runtime.data.row_shards import RowReader, RowWriter
+from runtime.data.row_shards import Notices, RowReader, RowWriter
 from runtime.data.shards import Reader, Writer
 from runtime.data.split import Split, rank
 from runtime.data.store import Meta
@@ -33,21 +33,22 @@ from runtime.data.words import Encoder
 MAX_TRAINING_BYTES = 1 << 30  # of text a BPE is trained on; more changes no merge worth having
 Progress = Callable[[str, int, int], None]
 Ids = npt.NDArray[np.int64]
-Piece = tuple[list[Ids], int]  # ids of each document of a batch, and how many rows have an unaligned prompt
+HEAD = 1 + len(fields(Notices))  # numbers in front of the sizes of a batch in a journal
+Piece = tuple[list[Ids], Notices]  # ids of each document of a batch, and what is to be said of its rows
 
 
 @dataclass(frozen=True)
 class Tokens:
     """A tokenizer: its tokenizer.json, what meta.json says of it, and the ids of documents in their order.
 
-    `encoded` gives batches of documents with the ids of each document, and the number of rows among them whose prompt
-    has other tokens by itself. `beside`: the files beside tokenizer.json, by their names.
+    `encoded` gives batches of documents with the ids of each document, and the notices of rows among them. `beside`:
+    the files beside tokenizer.json, by their names.
     """
 
     json: str
     facts: dict[str, Any]
     phase: str  # of the progress, while documents are asked for
-    encoded: Callable[[Iterable[Batch]], Iterable[tuple[Batch, tuple[Iterable[Ids], int]]]]
+    encoded: Callable[[Iterable[Batch]], Iterable[tuple[Batch, tuple[Iterable[Ids], Notices]]]]
     beside: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -80,7 +81,7 @@ def trained(
     facts["library"] = tokenizers.__version__
     if work.jobs == 1:
         encoder = Encoder(bpe)
-        encode = lambda batch: ([np.asarray(ids, np.int64) for ids in encoder.encode([t for _, t in batch])], 0)  # noqa: E731
+        encode = lambda batch: ([np.asarray(ids, np.int64) for ids in encoder.encode([t for _, t in batch])], Notices())  # noqa: E731
         yield Tokens(text, facts, "encode", lambda batches: _worked(batches, [encode], work.journal, lambda: None))
     else:
         path = work.folder / TOKENIZER  # no file is there whose neighbours could say which token ends a document
@@ -133,8 +134,8 @@ def _processes(
 
 
 def _ask(process: Given, batch: Batch) -> Piece:
-    before = process.unaligned
-    return process.encode(batch), process.unaligned - before
+    process.notices = Notices()
+    return process.encode(batch), process.notices
 
 
 def _worked(
@@ -146,15 +147,15 @@ def _worked(
 
 
 def _piece_bytes(worker: Callable[[Batch], Piece], batch: Batch) -> bytes:
-    ids, unaligned = worker(batch)
-    head = np.array([len(ids), unaligned, *map(len, ids)], "<i4")
+    ids, notices = worker(batch)
+    head = np.array([len(ids), *astuple(notices), *map(len, ids)], "<i4")
     return head.tobytes() + np.concatenate([np.zeros(0, np.int64), *ids]).astype("<i4").tobytes()
 
 
 def _read_piece(content: bytes) -> Piece:
     numbers = np.frombuffer(content, "<i4").astype(np.int64)
-    count, unaligned = numbers[:2].tolist()
-    return np.split(numbers[2 + count :], np.cumsum(numbers[2 : 2 + count])[:-1]), unaligned
+    count, *notices = numbers[:HEAD].tolist()
+    return np.split(numbers[HEAD + count :], np.cumsum(numbers[HEAD : HEAD + count])[:-1]), Notices(*notices)
 
 
 def files_beside(path: Path, chat: Settings | None) -> dict[str, str]:
@@ -179,12 +180,12 @@ def again(folder: Path, meta: Meta) -> Tokens:
     ]
     with open_regular(folder / TOKENIZER) as stream:
         text = stream.read().decode("utf-8")
-    unaligned = [meta["chat"]["unaligned"] if is_chat else 0]  # all of them are said with the first batch
+    notices = [Notices.of(meta.get("chat") or meta.get("prompts") or {})]  # all of them come with the first batch
 
-    def encoded(batches: Iterable[Batch]) -> Iterator[tuple[Batch, tuple[Iterator[Ids], int]]]:
+    def encoded(batches: Iterable[Batch]) -> Iterator[tuple[Batch, tuple[Iterator[Ids], Notices]]]:
         for batch in batches:
             ids = (next(sides[was.is_held(*document)]) for document in batch)
-            yield batch, (ids, unaligned.pop() if unaligned else 0)
+            yield batch, (ids, notices.pop() if notices else Notices())
 
     return Tokens(text, dict(meta["tokenizer"]), "divide", encoded, tokenizer_files.beside(folder / TOKENIZER))
 
@@ -258,17 +259,17 @@ def write_shards(
     vocab, end = tokens.facts["vocab"], tokens.facts["end_of_document"]
     train, validation = (_Side(folder, name, vocab, end, chat) for name in ("train", "validation"))
     total = max(1, sum(file.path.stat().st_size for file in files))
-    done = unaligned = 0
+    done, notices = 0, Notices()
     with train.writer, validation.writer:
         for batch, (found, more) in tokens.encoded(batches(files, reader_of(chat))):
-            unaligned += more
+            notices += more
             for (file, text), ids in zip(batch, found, strict=True):
                 side = validation if divided.is_held(file, text) else train
                 side.add(file, text, ids)
                 done += len(text)
             progress(tokens.phase, min(done, total - 1), total)
     progress(tokens.phase, total, total)
-    return _facts_of_rows(files, train, validation, chat, unaligned) | {
+    return _facts_of_rows(files, train, validation, chat, notices) | {
         "tokenizer": tokens.facts,
         "splits": {"train": train.facts(), "validation": validation.facts()},
         "held_out": list(_held_out(files, train, validation)),
@@ -278,18 +279,18 @@ def write_shards(
 
 
 def _facts_of_rows(
-    files: Sequence[SourceFile], train: _Side, validation: _Side, chat: Settings | None, unaligned: int
+    files: Sequence[SourceFile], train: _Side, validation: _Side, chat: Settings | None, notices: Notices
 ) -> dict[str, Any]:
     """What meta.json says where rows are conversations or prompts. Raises DataError where there is no prompt."""
     if chat is None:
         return {}
     if chat.prompts is None:
-        return {"chat": {"settings": chat.digest, "unaligned": unaligned}}
+        return {"chat": {"settings": chat.digest, **asdict(notices)}}
     if not train.documents:
         raise DataError(f"{files[0].path}: no prompts: a prompt is a line of .jsonl, or a row of .parquet or .arrow")
     sides = {"train": train.writer, "validation": validation.writer}
     unanswered = {name: writer.unanswered for name, writer in sides.items() if isinstance(writer, PromptWriter)}
-    return {"prompts": {"settings": chat.digest, "unanswered": unanswered}}
+    return {"prompts": {"settings": chat.digest, "unanswered": unanswered, **asdict(notices)}}
 
 
 def _held_out(files: tuple[SourceFile, ...], train: _Side, validation: _Side) -> Iterator[str]:

@@ -10,8 +10,8 @@ Its standard input has a line of JSON: the length of tokenizer.json, the token t
 chat settings, or null where texts are documents. Then come the bytes of tokenizer.json, and a line for each batch: a
 JSON list of texts. Its standard output has a line of JSON for each: first {"json", "sha256", "vocab",
 "end_of_document"}, then {"sizes": tokens of each text}, followed by the ids as i32; or {"error": why not}, and its end.
-For rows there is {"unaligned": rows whose prompt has other tokens by itself} beside the sizes, and a token
-without loss is ~id (runtime/data/chat.py).
+For rows there is {"notices": the fields of Notices} beside the sizes, and a token without loss is ~id
+(runtime/data/chat.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,11 +37,12 @@ from runtime.data.chat import RowEncoder, Settings
 from runtime.data.errors import DataError
 from runtime.data.prompts import PromptEncoder, place_of
 from runtime.data.readers import SourceFile
+from runtime.data.row_shards import Notices
 from runtime.data.words import Encoder
 from runtime.limits import end_with_parent, limit, too_much_memory
 
 Ids = npt.NDArray[np.int64]
-Encode = Callable[[list[str]], tuple[list[list[int]], dict[str, int]]]  # texts → ids of each, and what else to say
+Encode = Callable[[list[str]], tuple[list[list[int]], dict[str, Any]]]  # texts → ids of each, and what else to say
 CPU_S = 60.0  # for a batch, and again for each MiB of it: a hundred times what published tokenizers take
 DATA_BYTES = 4 << 30
 DATA_BYTES_PER_BYTE = 128  # of a batch: the library keeps several alignments of each byte
@@ -64,7 +66,7 @@ class Given:
         self.path = path
         self._threads = {} if threads is None else {"RAYON_NUM_THREADS": f"{threads}"}
         self._stopped = False
-        self.unaligned = 0  # rows whose prompt has other tokens by itself than before its completion
+        self.notices = Notices()
         self._content = content
         self._chat = chat
         self._named = (
@@ -131,7 +133,8 @@ class Given:
 
     def _ask(self, texts: list[str]) -> list[Ids]:
         answer = self._reply(json.dumps(texts, ensure_ascii=False).encode() + b"\n")
-        sizes, self.unaligned = answer["sizes"], self.unaligned + answer.get("unaligned", 0)
+        sizes = answer["sizes"]
+        self.notices += Notices(**answer.get("notices", {}))
         stream = _pipe(self._process.stdout)
         content = stream.read(4 * sum(sizes))
         if len(content) < 4 * sum(sizes):
@@ -209,9 +212,10 @@ def _documents(bpe: Tokenizer) -> Encode:
 def _conversations(bpe: Tokenizer, settings: dict[str, Any]) -> Encode:
     encoder = (PromptEncoder if settings["prompts"] else RowEncoder)(bpe, settings)
 
-    def encode(texts: list[str]) -> tuple[list[list[int]], dict[str, int]]:
+    def encode(texts: list[str]) -> tuple[list[list[int]], dict[str, Any]]:
         rows = encoder.encode(texts)
-        return [row.ids for row in rows], {"unaligned": sum(not row.aligned for row in rows)}
+        found = Notices(sum(not row.aligned for row in rows), sum(not row.started for row in rows))
+        return [row.ids for row in rows], {"notices": asdict(found)}
 
     return encode
 

@@ -15,11 +15,12 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from runtime.contract import Plan
-from runtime.data import tokenizer
+from runtime.data import store, tokenizer
 from runtime.data.errors import DataError
 from runtime.data.order import Order
 from runtime.data.prompt_shards import PromptReader
 from runtime.data.prompts import ANSWERS
+from runtime.data.row_shards import Notices
 from runtime.data.store import META
 from runtime.data.tokenizer_files import TOKENIZER, special_tokens
 from runtime.rewards.scoring import Case
@@ -60,17 +61,18 @@ class Survey:
 
     def __init__(self, folder: Path, split: str, longest: int) -> None:
         self.reader, self._longest = PromptReader(folder / split), longest
+        self._notices = Notices.of((store.meta_of(folder) or {}).get("prompts", {}))
         self.numbers = np.flatnonzero(self.reader.sizes <= longest)
         rows, samples = self.reader.num_prompts, len(self.numbers)
         self.facts = {"rows": rows, "samples": samples, "padding": 0, "cut": 0, "dropped": rows - samples}
         self.facts["without_loss"] = 0  # these are of conversations
 
     def notes(self) -> list[str]:
-        """What is to be said of prompts that are left out; a sentence, or nothing."""
+        """Return a sentence for prompts that are left out, and for those whose tokens may surprise."""
         rows, dropped = (self.facts[name] for name in ("rows", "dropped"))
         longest = f"the longest has {self.reader.sizes.max(initial=0):,}"
         why = f"have more than `prompt = {self._longest}` tokens, and are left out; {longest}"
-        return [f"{dropped:,} of {rows:,} prompts {why}"] if dropped else []
+        return [f"{dropped:,} of {rows:,} prompts {why}"] * bool(dropped) + self._notices.notes()
 
 
 class PromptSamples:

@@ -16,7 +16,7 @@ from typing import Any
 
 from runtime.contract import Prompts
 from runtime.data import chat
-from runtime.data.chat import Encoded, RowEncoder, Settings, messages_fault, more_fault
+from runtime.data.chat import Encoded, RowEncoder, Settings, as_inputs, messages_fault, more_fault
 from runtime.data.errors import DataError
 from runtime.data.readers import (
     LINE_SUFFIXES,
@@ -142,10 +142,9 @@ class PromptEncoder(RowEncoder):
     def _encoded(self, row: Mapping[str, Any]) -> Encoded:
         prompt, columns = row["prompt"], row["columns"]
         if isinstance(prompt, str):
-            ids = self._encode(prompt, special=True).ids
+            ids = as_inputs(self._begun(self._encode(prompt).ids))
         else:
-            text, _ = self._rendered(prompt, columns, prompt=True)
-            ids = self._encode(text, special=False).ids
+            ids = self._encode(self._rendered(prompt, columns, prompt=True)).ids
         if not ids:
             raise DataError("the prompt has no tokens")
-        return Encoded(ids)
+        return Encoded(ids, started=self._is_begun(ids))

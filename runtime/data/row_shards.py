@@ -6,7 +6,8 @@ A byte is 1 where the loss is on the token, else 0. In memory a token without lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +16,49 @@ import numpy.typing as npt
 
 from runtime.data.errors import DataError
 from runtime.data.shards import Reader, Tokens, Writer
+
+UNALIGNED = (
+    "the prompt alone, after which the model writes, has other tokens than in front of the completion; the loss begins "
+    "with the completion's first token"
+)
+UNSTARTED = (
+    "the row does not begin with the token that the tokenizer puts in front of texts; if the model was trained with "
+    "it, the chat template has to write {{ bos_token }} first"
+)
+
+
+@dataclass(frozen=True)
+class Notices:
+    """How many rows, conversations or prompts, have tokens that a reader may not expect. Part of meta.json.
+
+    `unaligned`: the prompt alone has other tokens than in front of its completion. `unstarted`: the row does not begin
+    with the tokens that the tokenizer puts in front of texts.
+    """
+
+    unaligned: int = 0
+    unstarted: int = 0
+
+    def __add__(self, other: Notices) -> Notices:
+        return Notices(self.unaligned + other.unaligned, self.unstarted + other.unstarted)
+
+    @classmethod
+    def of(cls, meta: Mapping[str, int]) -> Notices:
+        """Return the notices in what meta.json says of rows."""
+        return cls(meta.get("unaligned", 0), meta.get("unstarted", 0))
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each kind of which there are rows."""
+        kinds = (
+            (
+                self.unaligned,
+                UNALIGNED,
+            ),
+            (
+                self.unstarted,
+                UNSTARTED,
+            ),
+        )
+        return [f"in {count:,} {'row' if count == 1 else 'rows'} {what}" for count, what in kinds if count]
 
 
 class RowWriter:

@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.contract import Chat
+from runtime.data import store
 from runtime.data.blend import Blend
 from runtime.data.errors import DataError
 from runtime.data.order import Order
 from runtime.data.packing import Packs, packed, runs, sums
 from runtime.data.permutation import Numbers
-from runtime.data.row_shards import RowReader
+from runtime.data.row_shards import Notices, RowReader
 from runtime.data.streams import open_split
 
 SPLITS = ("train", "validation")
@@ -114,6 +115,7 @@ class Survey:
         assert split in SPLITS and sequence > 0
         self.split, self.sequence = split, sequence
         self.reader = RowReader(folder / split)
+        self._notices = Notices.of((store.meta_of(folder) or {}).get("chat", {}))
         self.is_long = self.reader.sizes > sequence
         self.is_dropped = self.is_long & (long == "drop")
         self.has_target = self.reader.first_targets() < np.minimum(self.reader.sizes, sequence)
@@ -139,7 +141,7 @@ class Survey:
         return "cut" if self.is_long[row] else "sample"
 
     def notes(self) -> list[str]:
-        """What becomes of rows that are not trained on as they are; a sentence for each."""
+        """Return a sentence for each kind of rows that are not trained on as they are, or whose tokens may surprise."""
         kinds = (
             ("cut", f"longer than {self.sequence:,} tokens, and cut there"),
             ("dropped", f"longer than {self.sequence:,} tokens, and left out"),
@@ -151,7 +153,7 @@ class Survey:
             samples, padding = self.facts["samples"], self.facts["padding"]
             share = f"{padding / (samples * self.sequence):.1%} of their tokens are padding"
             found.append(f"{len(self.rows):,} {self.split} rows are packed into {samples:,} sequences; {share}")
-        return found
+        return found + self._notices.notes()
 
 
 class RowSamples(_Drawn):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from compiler.cli import main
+from runtime.data.row_shards import UNSTARTED
 from tests.cli.forms import FORMS, faults, parsed
 from tests.data.chats import CHATML, said, write_model, write_rows
 
@@ -61,6 +62,7 @@ def test_a_prompt_is_shown_with_its_columns(folder: Path, capsys: Captured) -> N
         'columns: {"answer": 6, "level": "é"}',
         f"1 of 3 prompts have more than `prompt = 40` tokens, and are left out; the longest has "
         f"{len(shown(capsys, folder, '--row', '2')['tokens'])}",
+        f"in 1 row {UNSTARTED}",
     ]
     assert (found["fate"], found["used"], found["unaligned"]) == ("sample", len(found["tokens"]), 0)
     assert found["facts"] == {"rows": 3, "samples": 2, "dropped": 1, "padding": 0, "cut": 0, "without_loss": 0}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from compiler.cli import main
+from runtime.data.row_shards import UNALIGNED, UNSTARTED
 from tests.cli.forms import FORMS, faults
 from tests.data.chats import CHATML, said, write_model, write_rows
 
@@ -61,7 +62,8 @@ def test_brackets_are_around_what_the_loss_is_on(folder: Path, capsys: Captured)
         "",
         "1 of 4 train rows are longer than 64 tokens, and cut there",
         "1 of 4 train rows are without a token in the first 64 that the loss is on, and left out",
-        "1 rows have a prompt whose tokens by itself are others than before its completion",
+        f"in 1 row {UNALIGNED}",
+        f"in 3 rows {UNSTARTED}",
     ]
 
 
@@ -75,7 +77,7 @@ def test_a_row_that_is_cut_says_where(folder: Path, capsys: Captured) -> None:
 
 def test_the_document_has_each_token_and_what_becomes_of_rows(folder: Path, capsys: Captured) -> None:
     found = document(capsys, folder, "--row", "3")
-    assert "".join(token["text"] for token in found["tokens"] if token["loss"]) in ("ant<|im_end|>", "<|im_end|>")
+    assert "".join(token["text"] for token in found["tokens"] if token["loss"]) == "assistant<|im_end|>"
     assert "".join(token["text"] for token in found["tokens"]) == "<|begin|>an assistant<|im_end|>"
     lengths = [len(document(capsys, folder, "--row", str(row))["tokens"]) for row in (0, 2, 3)]
     padding = sum(64 - min(64, length) for length in lengths)
@@ -131,7 +133,7 @@ def test_a_sequence_of_packed_rows_shows_each_with_its_positions(folder: Path, c
         f"{sum(token['loss'] for row in rows for token in row)} with loss, {found['padding']} of padding"
     )
     assert f"-- row 3 from token {len(rows[0])} on, positions 0 to {len(rows[1]) - 1} --" in lines
-    assert "3 train rows are packed into 2 sequences; " in lines[-1]
+    assert any(line.startswith("3 train rows are packed into 2 sequences; ") for line in lines)
 
 
 def test_a_sequence_of_masked_text_shows_its_documents(folder: Path, capsys: Captured) -> None:

@@ -1,6 +1,8 @@
-"""Conversations as tokens: the tokens and masks of `transformers`, by which TRL trains, token by token.
+"""Conversations as tokens: the tokens of `transformers`, and a loss on each token that holds a marked character.
 
-Of prompts and completions the rule is that of TRL's SFTTrainer: the mask is what follows the length of the prompt.
+`transformers` renders the text, finds what the template marks and says which characters each token holds; a brute force
+over these says which tokens have a loss. Its own masks, by which TRL trains, are equal wherever a span ends with a
+character of one token. The edges at which its masks are wrong have their right values here.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from runtime.contract import Chat
 from runtime.data import chat, tokenizer
@@ -22,7 +25,18 @@ from runtime.data.chat_template import Template
 from runtime.data.errors import DataError
 from runtime.data.given import Given
 from runtime.data.readers import SourceFile
-from tests.data.chats import END, MESSAGES, TEMPLATES, TEXTS, TOKENS, TOOL, UNMARKED, said, write_model, write_rows
+from tests.data.chats import (
+    END,
+    MESSAGES,
+    TEMPLATES,
+    TEXTS,
+    TOKENS,
+    TOOL,
+    UNMARKED,
+    said,
+    write_model,
+    write_rows,
+)
 
 SETTINGS = Chat(None, "cut")
 
@@ -46,9 +60,25 @@ def encode(encoder: RowEncoder, row: dict[str, Any]) -> tuple[list[int], list[in
     return [i if i >= 0 else ~i for i in found.ids], [int(i >= 0) for i in found.ids], found.aligned
 
 
-def masked(theirs: PreTrainedTokenizerFast, messages: list[dict[str, Any]], **more: Any) -> tuple[list[int], list[int]]:
-    found = theirs.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True, **more)
-    return found["input_ids"], found["assistant_masks"]
+def masked(
+    theirs: PreTrainedTokenizerFast, messages: list[dict[str, Any]], tools: Any = None
+) -> tuple[list[int], list[int]]:
+    """Ids and mask by the spans and offsets of `transformers`. Its own mask lacks the end of a cut character alone."""
+    given = [{name: value for name, value in each.items() if value is not None} for each in messages]
+    (text,), (spans,) = render_jinja_template(
+        [given], chat_template=theirs.chat_template, return_assistant_tokens_mask=True, tools=tools, **TOKENS
+    )
+    found = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
+    mask = overlaps(found["offset_mapping"], spans)
+    named = theirs.apply_chat_template(messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
+    assert named["input_ids"] == found["input_ids"]
+    if all(text[end - 1].isascii() for _, end in spans):
+        assert named["assistant_masks"] == mask
+    return found["input_ids"], mask
+
+
+def overlaps(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[int]:
+    return [int(any(set(range(*token)) & set(range(*span)) for span in spans)) for token in offsets]
 
 
 @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["", "tools"])
@@ -82,7 +112,8 @@ def test_masks_of_random_messages_are_those_of_transformers(pair: Any) -> None:
 @pytest.mark.parametrize("name", sorted(MESSAGES.keys() - {"no assistant"}))
 @pytest.mark.parametrize("kwargs", [{}, {"bos_token": "[b]"}], ids=["", "kwargs"])
 def test_completions_of_messages_follow_trl(pair: Any, name: str, kwargs: dict[str, Any]) -> None:
-    """TRL: the tokens of prompt and completion together; the mask is behind the tokens of the prompt alone."""
+    """TRL: the tokens of prompt and completion together; the mask is behind the tokens of the prompt alone, or where
+    these differ, begins at the token that holds the first character of the completion."""
     encoder, theirs = pair
     prompt, completion = MESSAGES[name][:-1] or [said("user", "hi")], MESSAGES[name][-1:]
     row = {"prompt": prompt, "completion": completion, "tools": [TOOL], "chat_template_kwargs": kwargs}
@@ -244,5 +275,5 @@ def test_the_process_gives_what_the_encoder_gives(tmp_path: Path) -> None:
     wanted: list[Encoded] = [encoder.encode([json.dumps(row)])[0] for row in rows]
     with Given(path, tokenizer.read(path), read_settings(SETTINGS, path, tmp_path)) as process:
         found = process.encode([(file, text) for text in chat.rows(file)])
-        assert process.unaligned == sum(not each.aligned for each in wanted) == 1
+        assert process.notices.unaligned == sum(not each.aligned for each in wanted) == 1
     assert all(np.array_equal(a, b.ids) for a, b in zip(found, wanted, strict=True))

@@ -19,6 +19,7 @@ from runtime.data.order import Order
 from runtime.data.prepare import Prepared, prepare
 from runtime.data.prompt_samples import PromptSamples, open_prompts
 from runtime.data.prompt_shards import PromptReader
+from runtime.data.row_shards import UNSTARTED
 from runtime.position import Position
 from runtime.positions import position_in
 from runtime.rewards.scoring import Rewards
@@ -102,10 +103,11 @@ def test_long_prompts_are_left_out_and_counted(prepared: Preparing) -> None:
     assert drawn.survey.facts == facts
     longest = max(sizes.values())
     assert drawn.survey.notes() == [
-        f"2 of 23 prompts have more than `prompt = 40` tokens, and are left out; the longest has {longest}"
+        f"2 of 23 prompts have more than `prompt = 40` tokens, and are left out; the longest has {longest}",
+        f"in 12 rows {UNSTARTED}",  # of messages: the template writes no token of the beginning
     ]
     everything = samples(prepared(), longest=longest)
-    assert everything.survey.notes() == [] and everything.survey.facts["samples"] == NUM
+    assert everything.survey.notes() == [f"in 12 rows {UNSTARTED}"] and everything.survey.facts["samples"] == NUM
     with pytest.raises(DataError, match=r"no prompt is left: 23 of 23 prompts have more than `prompt = 3` tokens"):
         samples(prepared(), longest=3)
 
