@@ -7,6 +7,8 @@ import re
 import warnings
 from collections.abc import Iterator
 from math import gcd, lcm
+from re import _parser
+from typing import Any
 
 from dsl import ramp
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
@@ -109,16 +111,41 @@ def _keys_of(reward: Reward, path: str) -> Iterator[Finding]:
 
 
 def _unreadable(pattern: str) -> str:
-    """Why Python does not compile an expression; "" if it does."""
+    """Why Python does not compile an expression; "" if it does.
+
+    It is parsed, and not compiled: `(?i)[…]` with many ranges takes minutes to compile, and is compiled in a process
+    with limits when a run begins.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what later versions of Python may read otherwise
-            re.compile(pattern)
+            tree = _parser.parse(pattern)
     except (re.error, OverflowError) as error:
         return str(error)
     except RecursionError:
         return "it is nested too deep"
-    return ""
+    return "look-behind requires fixed-width pattern" if any(map(_varies, _parts(tree))) else ""
+
+
+def _parts(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """The parts of a parsed expression: (what a part is, its arguments)."""
+    left = [tree]
+    while left:
+        each = left.pop()
+        if isinstance(each, _parser.SubPattern):
+            yield from each.data
+            left += each.data
+        elif isinstance(each, tuple | list):
+            left += each
+
+
+def _varies(part: tuple[Any, Any]) -> bool:
+    """Whether a part looks behind by a number of characters that is not fixed, which `re.compile` refuses."""
+    if part[0] not in (_parser.ASSERT, _parser.ASSERT_NOT):
+        return False
+    direction, inside = part[1]
+    least, most = inside.getwidth()
+    return bool(direction < 0 and least != most)
 
 
 # ---------------------------------------------------------------- what cannot be generated yet

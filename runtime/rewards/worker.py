@@ -1,12 +1,11 @@
-"""A reward that is code, in a process of its own: `python -P -m runtime.rewards.worker DATA_BYTES`.
+"""A reward that is code, in a process with limits (runtime/limited.py): `python -P -m runtime.rewards.worker BYTES`.
 
 A function of the user may hang, print, end its process or fill memory, and a regular expression may backtrack without
-end. So both run here, with a limit on memory, and whoever asks (runtime/rewards/process.py) limits the time.
+end. So both run here.
 
-Standard input has a line of JSON: {"pattern"} of a regular expression, or {"path", "text", "function"} of a file of
-Python. Then comes one for each call: {"prompts", "completions", "columns"}. Standard output has a line of JSON for
-each: {} first, then {"values": [a number for each completion]}; or {"fault": why not, "hint": what to do}, and its end.
-What the function prints goes to standard error, and it reads an empty standard input.
+The first question has {"pattern"} of a regular expression, or {"path", "text", "function"} of a file of Python. Then
+comes one for each call, {"prompts", "completions", "columns"}, with the answer {"values": [a number for each
+completion]}.
 """
 
 from __future__ import annotations
@@ -14,66 +13,28 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import os
 import re
-import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
-from runtime.limits import end_with_parent, limit, too_much_memory
+from runtime.limited import FaultError, serve
 
 Question = Mapping[str, Any]
 Score = Callable[[Question], list[float]]
 MODULE = "reward"  # the name of the user's file as a module
-MAX_SAID = 2000  # characters of a reason
-
-
-class _FaultError(Exception):
-    """Why there are no values, and what to do."""
-
-    def __init__(self, fault: str, hint: str) -> None:
-        super().__init__(fault)
-        self.hint = hint
 
 
 def main(argv: list[str]) -> int:
-    data_bytes = int(argv[0])
-    end_with_parent()
-    limit(resource.RLIMIT_DATA, data_bytes)
-    questions, answers = _private_streams()
-    try:
-        score = _score_of(json.loads(questions.readline()))
-        _answer(answers, {})
-        for line in questions:
-            _answer(answers, {"values": score(json.loads(line))})
-    except KeyboardInterrupt:
-        return 1
-    except MemoryError:
-        _answer(answers, {"fault": too_much_memory(data_bytes), "hint": "hold less"})
-        return 1
-    except _FaultError as fault:
-        _answer(answers, {"fault": f"{fault}"[:MAX_SAID], "hint": fault.hint})
-        return 1
-    return 0
+    return serve(int(argv[0]), _begin)
 
 
-def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """The questions and the answers, where nothing that the function prints or reads can reach them."""
-    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.dup2(2, 1)
-    return questions, answers
-
-
-def _answer(answers: IO[bytes], answer: Mapping[str, Any]) -> None:
-    sys.stdout.flush()
-    answers.write(json.dumps(answer).encode() + b"\n")
-    answers.flush()
+def _begin(what: Question) -> Callable[[Question], Mapping[str, Any]]:
+    score = _score_of(what)
+    return lambda question: {"values": score(question)}
 
 
 def _score_of(what: Question) -> Score:
@@ -89,7 +50,7 @@ def _search(pattern: str) -> Score:
     try:
         search = re.compile(pattern).search
     except (re.error, RecursionError, OverflowError) as error:
-        raise _FaultError(f"the pattern is no regular expression: {error}", "correct `pattern`") from None
+        raise FaultError(f"the pattern is no regular expression: {error}", "correct `pattern`") from None
     return lambda question: [float(search(text) is not None) for text in question["completions"]]
 
 
@@ -106,12 +67,12 @@ def _function(path: str, text: str, function: str) -> Callable[..., Any]:
     except MemoryError:
         raise
     except BaseException as error:  # SystemExit, too
-        raise _FaultError(_said(error, path, "cannot be imported"), "correct the file") from None
+        raise FaultError(_said(error, path, "cannot be imported"), "correct the file") from None
     found: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(found):
         names = [name for name, each in vars(module).items() if inspect.isfunction(each) and each.__module__ == MODULE]
         hint = f"write `function = {json.dumps(names[0])}`" if names else f"write `def {function}` there"
-        raise _FaultError(f"{path}: has no function `{function}`", hint)
+        raise FaultError(f"{path}: has no function `{function}`", hint)
     return found
 
 
@@ -126,21 +87,21 @@ def _call(function: Callable[..., Any], path: str, name: str) -> Score:
         except MemoryError:
             raise
         except BaseException as error:
-            raise _FaultError(_said(error, path, f"`{name}` fails"), "correct it") from None
+            raise FaultError(_said(error, path, f"`{name}` fails"), "correct it") from None
         if values is None:
-            raise _FaultError(f"{path}: `{name}` returns no list, but {_kind(found)}", "return a list of numbers")
+            raise FaultError(f"{path}: `{name}` returns no list, but {_kind(found)}", "return a list of numbers")
         return _numbers(values, len(question["completions"]), f"{path}: `{name}`")
 
     return score
 
 
 def _check_parameters(function: Callable[..., Any], path: str, name: str, given: Mapping[str, Any]) -> None:
-    """Raise _FaultError for a function that does not take what it is given."""
+    """Raise FaultError for a function that does not take what it is given."""
     try:
         inspect.signature(function).bind(**given)
     except TypeError as error:
         names = ", ".join(given)
-        raise _FaultError(
+        raise FaultError(
             f"{path}: `{name}` does not take what it is given, {names}: {error}",
             f"write `def {name}(prompts, completions, **columns)`",
         ) from None
@@ -150,7 +111,7 @@ def _check_parameters(function: Callable[..., Any], path: str, name: str, given:
 
 def _numbers(values: Sequence[Any], count: int, who: str) -> list[float]:
     if len(values) != count:
-        raise _FaultError(
+        raise FaultError(
             f"{who} returns {len(values)} values for {count} completions", "return a number for each completion"
         )
     found = []
@@ -161,7 +122,7 @@ def _numbers(values: Sequence[Any], count: int, who: str) -> list[float]:
             number = math.nan
         if not math.isfinite(number):
             said = f"{who} returns {_short(value)} for completion {at}, which is no finite number"
-            raise _FaultError(said, "return 0.0 where nothing can be said")
+            raise FaultError(said, "return 0.0 where nothing can be said")
         found.append(number)
     return found
 

@@ -11,7 +11,7 @@ import pytest
 
 from compiler.cli import main
 from compiler.commands.explain import OF_FILES
-from runtime.data import corpus
+from runtime.data import corpus, template_check
 from runtime.data.errors import DataError
 from tests.data import megatron
 from tests.data.chats import CHATML, UNMARKED, said, write_model, write_rows
@@ -105,11 +105,19 @@ CHAT_ROWS = {
         (None, "prompt", "there is no chat template"),
         (None, "texts", ""),
         ("{% for %}", "messages", "chat_template.jinja: not a chat template, line 1"),
+        ("{{ 9 ** (9 ** 9) }}", "messages", "chat_template.jinja: not a chat template: it takes more than 1 s"),
     ],
 )
 def test_a_template_that_training_would_refuse_is_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str | None, row: str, warning: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    template: str | None,
+    row: str,
+    warning: str,
 ) -> None:
+    if "takes more" in warning:
+        monkeypatch.setattr(template_check, "COMPILE_S", 1.0)
     write_model(tmp_path / "model", template)
     write_rows(tmp_path / "rows.jsonl", [CHAT_ROWS[row]])
     text = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")

@@ -15,6 +15,7 @@ from dsl.load import check, load
 from dsl.resolve.fields import fields_of
 from dsl.rules import JOINT, JOINT_CODES, RULES
 from dsl.rules.finding import Rule, nearest_divisor
+from dsl.rules.rewards import _unreadable
 from dsl.schema import Node, Spec
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
@@ -128,3 +129,28 @@ def test_a_pipeline_may_be_as_long_as_the_planner_can_fill() -> None:
     assert len(make_plan(six).stages) == 6
     eight = check(SPECS / "quickstart.dsc", overrides=["parallel.pipeline=8", "cluster.node.devices=8", *sizes])
     assert [item.code for item in eight] == ["E0808"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("(?<=a+)b", "(?<!a|bc)b", "(a)(?(1)(?<=a*)|b)", "(?:x(?<=ab|cd))", "(?<=ab)(?=a+)", "(?>a)", "(?(1)a|b)"),
+        *("(a", "\\", "a**", "a{99999999999999}", "(" * 5_000 + ")" * 5_000, "(?:" * 600 + "a" + ")*" * 600),
+    ],
+    ids=lambda pattern: pattern[:20],
+)
+def test_a_pattern_is_refused_where_python_refuses_it(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+        expected = ""
+    except (re.error, OverflowError) as error:
+        expected = str(error)
+    except RecursionError:
+        expected = "it is nested too deep"
+    assert _unreadable(pattern) == expected
+
+
+def test_a_pattern_is_not_compiled_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling a set of ranges without case takes time by what the ranges span, not by what is written."""
+    monkeypatch.setattr(re, "compile", lambda *_: pytest.fail("compiled"))
+    assert _unreadable("(?i)[" + "".join(f"{chr(0x100 + each)}-\uffff" for each in range(2_000)) + "]") == ""

@@ -130,6 +130,24 @@ def reward(completions, **_):
         assert rewards.score([CASES[0]] * 6)[:, 0].tolist() == [0, 1, 0, 1, 7, 1]
 
 
+def test_limits_cannot_be_raised_and_the_parent_has_a_clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_KEY", "x")
+    text = """
+import os, resource
+def reward(completions, **_):
+    with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+        return [*resource.getrlimit(resource.RLIMIT_DATA), b"SECRET_KEY" in file.read()]
+"""
+    with started(text) as rewards:
+        assert rewards.score([CASES[0]] * 3)[:, 0].tolist() == [process.DATA_BYTES, process.DATA_BYTES, 0]
+
+
+def test_a_fork_that_comes_back_answers_nothing() -> None:
+    text = "import os\ndef reward(completions, **_):\n    os.fork() and os.wait()\n    return [1, 2]\n"
+    with started(text) as rewards:
+        assert [rewards.score(CASES)[:, 0].tolist() for _ in range(3)] == [[1, 2]] * 3
+
+
 def test_the_trainer_imports_nothing_of_it() -> None:
     code = "import sys, runtime.rewards.scoring; sys.exit(bool({'torch', 'reward', 'tokenizers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -265,16 +283,19 @@ def ended(pid: int) -> bool:
     return not alive(pid)
 
 
+# One process in the session of the function, and one that has left the session and its parent.
 STARTS = """
 import os, subprocess
+AWAY = "import os, subprocess; print(subprocess.Popen(['sleep', '600'], stdout=2, start_new_session=True).pid)"
 def reward(completions, **_):
-    return [os.getpid(), subprocess.Popen(["sleep", "600"]).pid]
+    away = int(subprocess.run(["python3", "-c", AWAY], stdout=subprocess.PIPE, check=True).stdout)
+    return [os.getpid(), subprocess.Popen(["sleep", "600"]).pid, away][: len(completions)]
 """
 
 
 def test_what_a_function_has_started_ends_with_it() -> None:
     with started(STARTS) as rewards:
-        pids = [int(pid) for pid in rewards.score(CASES)[:, 0]]
+        pids = [int(pid) for pid in rewards.score([*CASES, CASES[0]])[:, 0]]
         assert all(map(alive, pids))
     assert all(map(ended, pids))
     rewards.close()  # once more
@@ -285,12 +306,22 @@ def test_it_ends_with_a_trainer_that_is_killed() -> None:
 import os
 from tests.rewards.test_scoring import CASES, started
 with started({STARTS!r}) as rewards:
-    print(int(rewards.score(CASES)[0, 0]), flush=True)
+    print(*map(int, rewards.score([*CASES, CASES[0]])[:, 0]), flush=True)
     os.kill(os.getpid(), 9)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
     assert found.returncode == -9, found.stderr
-    assert ended(int(found.stdout))
+    assert all(ended(int(pid)) for pid in found.stdout.split())
+
+
+@pytest.mark.parametrize("last", ["os._exit(3)", "os.kill(os.getpid(), 9)", "raise ValueError"])
+def test_what_a_function_has_started_ends_when_it_ends_itself(last: str, tmp_path: Path) -> None:
+    text = STARTS.replace(
+        "return [os.getpid(), ", f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{away}}'); {last}; ["
+    )
+    message = refusal(text)
+    assert "was killed by SIGKILL" in message or "ended with code 3" in message or "ValueError" in message
+    assert ended(int((tmp_path / "pids").read_text()))
 
 
 def test_the_function_of_the_documentation_scores() -> None:
