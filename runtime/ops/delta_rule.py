@@ -179,7 +179,8 @@ class _Chunks:
             starts_NmC1 = self.chunked(starts[:, None], 1).repeat_interleave(H, dim=0)
             place_mC1 = torch.arange(self.v.shape[1] * C, device=q.device).view(-1, C, 1)
             self.seen = self.seen * (starts_NmC1 <= place_mC1.mT)
-            enters, leaves = starts_NmC1 <= place_mC1[:, :1], starts_NmC1[:, :, -1:] <= place_mC1
+            # A document that begins with a chunk takes no state from in front of it.
+            enters, leaves = starts_NmC1 < place_mC1[:, :1], starts_NmC1[:, :, -1:] <= place_mC1
         self.earlier = self.seen.tril(-1)
         self.sums = self.seen @ self.chunked(decay, H)
         self.into, self.out = self.sums.exp() * enters, _decayed(self.sums[:, :, -1:] - self.sums) * leaves

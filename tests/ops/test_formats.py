@@ -64,7 +64,9 @@ def check(planes: tuple[Tensor, ...], x: Tensor, form: Format, tile: tuple[int, 
 
 
 @ALL
-@pytest.mark.parametrize("shape", [(1, 1), (3, 128), (33, 300), (5, 47)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (3, 128), (33, 300), (5, 47), (15, 31), (16, 33), (17, 127), (31, 129), (32, 16)]
+)
 def test_tiles_are_rounded_to_the_nearest(form: Format, shape: tuple[int, int]) -> None:
     x = random(*shape) * 2.0 ** (torch.arange(shape[0]) % 20 - 10)[:, None]
     x[-1, : shape[1] // 2] = 0
@@ -150,7 +152,9 @@ def within(found: Tensor, expected: Tensor, magnitude: Tensor, terms: int) -> No
 
 
 @MULTIPLIED
-@pytest.mark.parametrize(("rows", "out", "inner"), [(1, 1, 1), (5, 130, 301), (140, 64, 128), (0, 3, 5)])
+@pytest.mark.parametrize(
+    ("rows", "out", "inner"), [(1, 1, 1), (5, 130, 301), (140, 64, 128), (0, 3, 5), (31, 127, 129)]
+)
 def test_products_are_those_of_what_operands_stand_for(name: str, rows: int, out: int, inner: int) -> None:
     form = FORMATS[name]
     n = form.planes

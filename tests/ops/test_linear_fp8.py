@@ -33,7 +33,9 @@ def within(found: Tensor, expected: Tensor, magnitude: Tensor, terms: int) -> No
     assert found.shape == expected.shape and ((found.double() - expected).abs() <= bound).all()
 
 
-@pytest.mark.parametrize(("rows", "out", "inner"), [(1, 1, 1), (5, 130, 300), (140, 64, 128), (0, 3, 5)])
+@pytest.mark.parametrize(
+    ("rows", "out", "inner"), [(1, 1, 1), (5, 130, 300), (140, 64, 128), (0, 3, 5), (127, 129, 256), (129, 256, 127)]
+)
 def test_products_are_those_of_the_scaled_operands(rows: int, out: int, inner: int) -> None:
     x, dy, w = operand(rows, inner, seed=1), operand(rows, out, seed=2), operand(out, inner, seed=3, tile=128)
     x64, dy64, w64 = exact(*x), exact(*dy), exact(*w)
@@ -66,7 +68,7 @@ def test_quantised_operands_give_the_product() -> None:
     assert error.norm() <= (2 * 2.0**-4 + HALF) * (x.double().norm(dim=1)[:, None] * w.double().norm(dim=1)).norm()
 
 
-@pytest.mark.parametrize("sizes", [(0, 0), (3, 0, 5, 1), (128, 130, 0, 126), (0, 300)])
+@pytest.mark.parametrize("sizes", [(0, 0), (3, 0, 5, 1), (128, 130, 0, 126), (0, 300), (127, 129, 256, 1)])
 def test_groups_meet_their_experts(sizes: tuple[int, ...]) -> None:
     E, N, K, rows = len(sizes), 20, 140, sum(sizes)
     offsets = torch.tensor(sizes).cumsum(0).to(torch.int32)

@@ -49,7 +49,7 @@ def assert_rounded(data: Tensor, scale: Tensor, tile: Tensor, pow2: bool) -> Non
 
 @pytest.mark.parametrize("pow2", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 128), (2, 300)])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 128), (2, 300), (1, 127), (1, 129), (1, 257)])
 def test_tiles_are_rounded_to_the_nearest(rows: int, columns: int, dtype: torch.dtype, pow2: bool) -> None:
     x = random(rows, columns, dtype=dtype) * 2.0 ** (10 * torch.arange(rows) - 10)[:, None].to(dtype)
     x[-1, : columns // 2] = 0
@@ -96,7 +96,7 @@ def test_what_is_no_number() -> None:
     assert not wide[2].any() and (quantise(x)[1][2] == 1).all()
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (128, 256), (130, 300), (0, 5)])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (128, 256), (130, 300), (0, 5), (127, 129), (129, 127)])
 def test_layouts(rows: int, columns: int) -> None:
     x = random(rows, columns + 3)[:, 2:-1]
     q, s, turned, s_turned = quantise_both(x)
@@ -111,7 +111,7 @@ def test_layouts(rows: int, columns: int) -> None:
     assert ((dequantise(again, s_again) - exact).abs() <= error * (1 + 8 * U)).all()
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (256, 128), (130, 300), (3, 129, 5)])
+@pytest.mark.parametrize("shape", [(1, 1), (256, 128), (130, 300), (3, 129, 5), (127, 257)])
 @pytest.mark.parametrize("pow2", [False, True])
 def test_blocks(shape: tuple[int, ...], pow2: bool) -> None:
     w = random(*shape)
