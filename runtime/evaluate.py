@@ -3,7 +3,7 @@
     python -P -m runtime.evaluate BUILD --checkpoint DIR --samples FILE --out FOLDER [--average]
 
 FILE (.npy) has a sample a row: as many tokens as a sequence of the build, and two more; an id below 0 is no target.
-The rows are whole batches of the build. FOLDER/losses.json gets the mean loss and the number of its targets;
+FOLDER/losses.json gets the mean loss and the number of its targets;
 FOLDER/logs has what ranks print.
 
 Exit codes: 0 done · 1 a rank failed · 2 the build, the checkpoint or the samples cannot be used · 3 hung · 128 + signal
@@ -43,6 +43,11 @@ class Rows:
 
     ids: npt.NDArray[np.int64]
 
+    @property
+    def num_windows(self) -> int:
+        """How many samples there are."""
+        return len(self.ids)
+
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
         return self.ids[index]
 
@@ -66,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BuildError, CheckpointError, OSError, ValueError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXIT_USAGE
-    assert rows.shape[1] == build.plan.train.sequence + EXTRA_TOKENS and len(rows) % build.plan.batches[-1][1] == 0
+    assert rows.shape[1] == build.plan.train.sequence + EXTRA_TOKENS
     kind = snapshot.AVERAGE if args.average else "weight"
     job = Evaluation(build, checkpoint, kind, Rows(rows), device, args.out / LOSSES)
     outcome = launch(job.rank, build.plan.mesh.world, folder=args.out, backend=BACKENDS[device])
@@ -95,7 +100,7 @@ class Evaluation:
         board.set_action("load checkpoint")
         snapshot.put_weights(trainer.state, self.checkpoint.read, self.checkpoint.shapes, self.kind)
         ids = self.samples.ids
-        found = trainer.losses_on(self.samples, len(ids) // plan.batches[-1][1])
+        found = trainer.losses_on(self.samples, -(-len(ids) // plan.batches[-1][1]))
         if rank == 0:
             tokens = int((ids[:, 1:-1] >= 0).sum())
             self.out.write_text(json.dumps({"loss": found["loss"], "tokens": tokens}) + "\n", "utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -28,6 +29,16 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class HeldOut(Source, Protocol):
+    """Samples that are validated on, each once."""
+
+    @property
+    def num_windows(self) -> int:
+        """How many there are."""
+        ...
+
+
+@runtime_checkable
 class DocumentSource(Source, Protocol):
     """Samples that say where in them the document of each token begins."""
 
@@ -39,6 +50,40 @@ class WeighedSource(DocumentSource, Protocol):
     """Samples that say how much attention computes for each of them: how many pairs of tokens see each other."""
 
     def seen(self, indices: Indices) -> Indices: ...
+
+
+@dataclass(frozen=True)
+class FilledUp:
+    """Held-out samples, and behind the last of them samples without a target, which fill the last batch up.
+
+    `length`: tokens of a sample.
+    """
+
+    source: HeldOut
+    length: int
+
+    def tokens(self, index: int) -> np.ndarray:
+        """[length] token ids."""
+        return self.source.tokens(index) if self._is_held_out(index) else np.full(self.length, NO_TARGET)
+
+    def starts(self, index: int) -> np.ndarray:
+        """[length]: where the document of each token begins."""
+        if not self._is_held_out(index):
+            return np.zeros(self.length, np.int64)
+        assert isinstance(self.source, DocumentSource), self.source
+        return self.source.starts(index)
+
+    def seen(self, indices: Indices) -> Indices:
+        """By sample, how many pairs of tokens see each other. What fills up is one document."""
+        assert isinstance(self.source, WeighedSource), self.source
+        sequence = self.length - EXTRA_TOKENS
+        found = np.full(len(indices), sequence * (sequence + 1) // 2)
+        is_held_out = indices < self.source.num_windows
+        found[is_held_out] = self.source.seen(indices[is_held_out])
+        return found
+
+    def _is_held_out(self, index: int) -> bool:
+        return index < self.source.num_windows
 
 
 def by_cost(source: Source, samples: Indices, order: Sequence[int]) -> Indices:

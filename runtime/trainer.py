@@ -21,6 +21,7 @@ from runtime.build import Build
 from runtime.comm.connect import Endpoint
 from runtime.comm.transport import Wanted, Work
 from runtime.contract import Collective, Program
+from runtime.data.order import EXTRA_TOKENS
 from runtime.data.samples import BlendSamples
 from runtime.executor import Board
 from runtime.executor_of import executor_of
@@ -28,7 +29,7 @@ from runtime.feed import Feed
 from runtime.health.rerun import Place, computed_again
 from runtime.health.watch import Watch
 from runtime.ledger import Ledger
-from runtime.micro_batches import Indices, MicroBatches, Source, by_cost
+from runtime.micro_batches import FilledUp, HeldOut, Indices, MicroBatches, Source, by_cost
 from runtime.offload import Staging
 from runtime.ops.wide import wide_dtype
 from runtime.optimizers import update_of
@@ -56,7 +57,7 @@ class Trainer:
         build: Build,
         rank: int,
         train: Source | None,
-        validation: Source | None,
+        validation: HeldOut | BlendSamples | None,
         board: Board,
         endpoint: Endpoint = ON_CPU,
     ) -> None:
@@ -200,7 +201,7 @@ class Trainer:
             self.average.wait()
 
     def evaluate(self) -> dict[str, float]:
-        """Losses over the first validation samples, always the same ones; with the moving average too, if asked for."""
+        """Losses over the first held-out samples, always the same ones; with the moving average too, if asked for."""
         losses = {f"validation_{name}": loss for name, loss in self._validated().items()}
         if self.average and self.average.weights:
             gathers = self.programs[self.program].update
@@ -218,12 +219,14 @@ class Trainer:
             return self.losses_on(source, validation.batches)
         return source.mean({name: self.losses_on(part, validation.batches) for name, part in source.parts.items()})
 
-    def losses_on(self, source: Source, batches: int) -> dict[str, float]:
-        """Losses over the first batches of a source, by the program that validates."""
+    def losses_on(self, source: HeldOut, batches: int) -> dict[str, float]:
+        """Mean losses over the targets of the first batches of a source, by the program that validates. A sample counts
+        once: there are no more batches than hold all, and the last one is filled up with samples without targets."""
         size = self.plan.batches[-1][1]
+        samples = FilledUp(source, self.sequence + EXTRA_TOKENS)
         total: Sums = {}
-        for batch in range(batches):
-            sums = self._run("evaluate", source, np.arange(batch * size, (batch + 1) * size))
+        for first in range(0, min(batches * size, source.num_windows), size):
+            sums = self._run("evaluate", samples, np.arange(first, first + size))
             total = {name: total[name] + value if name in total else value for name, value in sums.items()}
         losses = self._losses(total)
         return {name: losses[name] for name in ("loss", "mtp_loss") if name in losses}

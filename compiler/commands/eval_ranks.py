@@ -44,10 +44,9 @@ def loss_on_ranks(source: Source, streams: Sequence[Ids], average: bool, progres
     Raises InferenceError, or RanksFailedError.
     """
     spec = _validating(source)
-    batch = spec.train.batch.end
     with tempfile.TemporaryDirectory(prefix="dsc-eval-") as name:
         folder = Path(name)
-        np.save(folder / SAMPLES, samples(streams, spec.train.sequence, batch))
+        np.save(folder / SAMPLES, samples(streams, spec.train.sequence))
         build = Path("build") / spec.name
         if fresh(build, spec) is None:
             cache, build = build / CACHE, folder / "build"
@@ -85,10 +84,10 @@ def _validating(source: Source) -> Spec:
     return spec
 
 
-def samples(streams: Sequence[Ids], sequence: int, batch: int) -> Ids:
-    """The windows of all streams as samples of training, a row each; filled up with rows that have no target."""
+def samples(streams: Sequence[Ids], sequence: int) -> Ids:
+    """The windows of all streams as samples of training, a row each."""
     rows = list(_rows(streams, sequence))
-    found = np.full((-(-len(rows) // batch) * batch, sequence + EXTRA_TOKENS), NO_TARGET, np.int64)
+    found = np.full((len(rows), sequence + EXTRA_TOKENS), NO_TARGET, np.int64)
     for index, row in enumerate(rows):
         found[index, : len(row)] = row
     return found

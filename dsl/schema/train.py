@@ -125,7 +125,13 @@ class Validate(Node):
 
     every: Annotated[Steps, Field(description="steps between validations", examples=["every = 1000 steps"])]
     batches: Annotated[
-        int, Field(ge=1, le=1_000_000, description="global batches of one validation", examples=["batches = 2"])
+        int,
+        Field(
+            ge=1,
+            le=1_000_000,
+            description="global batches of one validation, at most; no held-out row counts twice",
+            examples=["batches = 2"],
+        ),
     ] = 1
     ema: Annotated[
         bool,

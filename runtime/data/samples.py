@@ -43,11 +43,14 @@ class _Drawn:
         """Which window sample `index` is, of conversations which row that is trained on, or pack: from 0 to below
         `num_windows`."""
         assert index >= 0, "samples count from 0"
-        return index % self.num_windows if self.split == "validation" else self.order.window(index)
+        if self.split == "train":
+            return self.order.window(index)
+        assert index < self.num_windows, "what is held out is read once"
+        return index
 
     def windows(self, indices: Numbers) -> Numbers:
         """The windows of several samples."""
-        return indices % self.num_windows if self.split == "validation" else self.order.windows_of(indices)
+        return self.order.windows_of(indices) if self.split == "train" else indices
 
 
 class Samples(_Drawn):

@@ -62,9 +62,12 @@ def test_an_epoch_reads_each_window_once_with_its_targets(folder: Path) -> None:
     assert order[:100] != order[100:] and order[:100] != sorted(order[:100])
 
 
-def test_validation_is_in_order_and_repeats(folder: Path) -> None:
+def test_validation_is_in_order_and_does_not_repeat(folder: Path) -> None:
     samples = Samples(folder, "validation", SEQUENCE, seed=9)
-    assert [samples.tokens(i)[0] for i in range(14)] == [8 * (i % 12) for i in range(14)]
+    assert samples.num_windows == 12
+    assert [samples.tokens(i)[0] for i in range(12)] == [8 * i for i in range(12)]
+    with pytest.raises(AssertionError, match="what is held out is read once"):
+        samples.tokens(12)
 
 
 def test_last_window_ends_with_the_stream(folder: Path) -> None:

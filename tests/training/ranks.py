@@ -33,7 +33,7 @@ from runtime.state import Bucket
 from runtime.trace import Trace
 from runtime.trainer import Trainer
 from tests.training.recorded import Recorded, nothing_else
-from tests.training.samples import RandomSamples, table, weight
+from tests.training.samples import RandomSamples, num_held_out, table, weight
 
 
 def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
@@ -153,6 +153,7 @@ def give_weights(trainer: Trainer) -> None:
 def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transport) -> dict[str, Tensor]:
     plan = build.plan
     samples = RandomSamples(plan.model.vocab, plan.train.sequence)
+    samples.num_windows = num_held_out(plan.batches[-1][1])
     trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport=transport, checked=True))
     Recorded(trainer)
     give_weights(trainer)

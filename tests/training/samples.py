@@ -8,8 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 
+def num_held_out(batch: int) -> int:
+    """How many samples a test holds out: fewer than a batch, which is filled up."""
+    return max(1, batch - 1)
+
+
 class RandomSamples:
     """Random tokens; every third sample ends in tokens that are no valid targets. `read`: the samples that were."""
+
+    num_windows = 1 << 40  # of which a run validates on the first
 
     def __init__(self, vocab: int, sequence: int) -> None:
         self.vocab, self.sequence = vocab, sequence

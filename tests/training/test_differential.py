@@ -38,7 +38,7 @@ from tests.reference.muon import Muon, MuonRecipe
 from tests.reference.qk_clip import clip_logits_
 from tests.reference.training import AdamW, Recipe, balance_, clip_
 from tests.training.processes import run_module
-from tests.training.samples import RandomSamples, table, weight
+from tests.training.samples import RandomSamples, num_held_out, table, weight
 from tests.training.specs import SEQUENCE, spec
 
 STEPS = 5
@@ -137,7 +137,7 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
         rows.append([losses.main.item(), losses.mtp.item(), losses.sequence.item(), norm])
         before = after
     with torch.no_grad():
-        last = batch_losses(model, samples, range(sizes[-1]), chosen.data.documents)
+        last = batch_losses(model, samples, range(num_held_out(sizes[-1])), chosen.data.documents)
     validation = torch.tensor([last.main.item(), last.mtp.item()], dtype=torch.float64)
     weights = model.logical_parameters()
     found = {"gradients": first, "loads": loads, "rows": rows, "weights": weights, "validation": validation}
