@@ -92,10 +92,7 @@ class _Yaml:
         return typed(text) if is_known(text) else Computed(text)
 
     def _too(self, what: str, node: Any) -> SpecError:
-        start = min(node.start_mark.index, max(0, len(self.source.text) - 1))
-        return SpecError(
-            [Diagnostic("I0103", f"this YAML is too {what} to be a configuration", Span(self.source, start, start + 1))]
-        )
+        return _too("YAML", what, self.source, node.start_mark.index)
 
 
 def _computed(value: Any) -> str:
@@ -109,7 +106,9 @@ def toml_keys(source: Source) -> dict[str, Json]:
     """The keys of a TOML file by their paths, `training.seq_len`. SpecError where the text is no TOML."""
     try:
         root = tomllib.loads(source.text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise _too("TOML", "deep", source, 0) from None
+    except tomllib.TOMLDecodeError as error:
         line, column = map(int, found.groups()) if (found := TOML_PLACE.search(str(error))) else (1, 1)
         start = min(source.line_starts[line - 1] + column - 1, max(0, len(source.text) - 1))
         message = f"this is no TOML: {TOML_PLACE.sub('', str(error)).strip()}"
@@ -129,7 +128,9 @@ def toml_keys(source: Source) -> dict[str, Json]:
         for name, value in values.items():
             at = f"{path}.{name}".lstrip(".")
             place = places.get(at, near)
-            if isinstance(value, dict) and at.count(".") < MAX_DEPTH:
+            if _is_deep(value):
+                raise _too("TOML", "deep", source, place.start)
+            if isinstance(value, dict):
                 walk(value, at, place)
             elif isinstance(value, (bool, int, float, str, list)) and (
                 type(value) is not float or math.isfinite(value)
@@ -140,6 +141,22 @@ def toml_keys(source: Source) -> dict[str, Json]:
 
     walk(root, "", Span(source, 0, 0))
     return keys
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether tables and lists of a value are in each other to more than MAX_DEPTH."""
+    depth, level = 0, [value]
+    while level and depth <= MAX_DEPTH:
+        inner = (each for each in level if isinstance(each, dict | list))
+        level = [each for one in inner for each in (one.values() if isinstance(one, dict) else one)]
+        depth += 1
+    return bool(level)
+
+
+def _too(language: str, what: str, source: Source, start: int) -> SpecError:
+    start = min(start, max(0, len(source.text) - 1))
+    message = f"this {language} is too {what} to be a configuration"
+    return SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))])
 
 
 def _path(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.importers.key_files import yaml_keys
+from compiler.importers.key_files import toml_keys, yaml_keys
 from compiler.importers.typed_text import Computed
 from dsl.diagnostics import SpecError
 from dsl.source import Source
@@ -67,3 +67,21 @@ def test_what_has_several_names_is_read_once() -> None:
             read(text)
         (item,) = caught.value.diagnostics
         assert item.code == "I0103" and item.span is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a = " + "[" * 3_000 + "]" * 3_000, 0),
+        ("[" + ".".join("a" * 5_000) + "]\nb = 1\n", 0),
+        ("b = 1\n" + "a." * 5_000 + "b = 1\n", 0),
+        ("b = 1\na = " + "{a = " * 200 + "1" + "}" * 200, 6),
+    ],
+    ids=["lists", "table", "key", "tables"],
+)
+def test_deep_toml_is_refused(text: str, place: int) -> None:
+    with pytest.raises(SpecError) as raised:
+        toml_keys(Source("a.toml", text))
+    (each,) = raised.value.diagnostics
+    assert each.message == "this TOML is too deep to be a configuration"
+    assert each.span is not None and each.span.start == place
