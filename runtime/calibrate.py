@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="dsc-calibrate-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dsc-calibrate-", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
 
         def compute(rank: int, world: int, board: Board) -> None:

@@ -113,7 +113,7 @@ def _try_to_write(folder: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-        with suppress(FileNotFoundError):  # another rank's check has removed it
+        with suppress(OSError):  # another rank's check has removed it
             probe.unlink()
 
 

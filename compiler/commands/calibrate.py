@@ -122,7 +122,7 @@ def _measured(device: str, spec: Spec, plan: Plan) -> Table | int:
         raise RateError("every op of this spec is too large to measure here: take a smaller model")
     cores = len(os.sched_getaffinity(0))
     processes = min(cores, spec.cluster.node.devices) if device == "cpu" else 1
-    with tempfile.TemporaryDirectory(prefix="dsc-calibrate-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dsc-calibrate-", ignore_cleanup_errors=True) as folder:
         question, answer = Path(folder, "job.json"), Path(folder, "measured.json")
         transfers = 2 if device == "cpu" else 0
         question.write_text(json.dumps(job(tasks, device, processes, transfers, BUDGET_S)), "utf-8")

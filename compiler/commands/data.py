@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             written = [] if args.megatron is None else data_prepare.write_megatron(prepared, args.megatron)
             data_prepare.show(args, prepared, [each.spec for each in phases], written)
             return 0
-        with TemporaryDirectory(prefix="dsc-data-") as out:
+        with TemporaryDirectory(prefix="dsc-data-", ignore_cleanup_errors=True) as out:
             shown = data_show.shown(args, chosen.spec, folder, Path(out))
     except (DataError, OSError) as error:
         wrong(reason(error), how=args.format)

@@ -111,7 +111,7 @@ def write_megatron(prepared: Prepared, prefix: Path) -> list[Path]:
         named = ", ".join(filter(None, sources))
         raise DataError(f"--megatron: the data{named and f' of {named}'} is in Megatron's files already")
     written = []
-    with TemporaryDirectory(prefix=".megatron-", dir=prefix.parent) as aside:
+    with TemporaryDirectory(prefix=".megatron-", dir=prefix.parent, ignore_cleanup_errors=True) as aside:
         for path in sorted(prepared.folder.glob("*.bin")):
             if path.stat().st_size:
                 for file in (path, path.with_suffix(".idx")):

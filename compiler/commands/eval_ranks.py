@@ -44,7 +44,7 @@ def loss_on_ranks(source: Source, streams: Sequence[Ids], average: bool, progres
     Raises InferenceError, or RanksFailedError.
     """
     spec = _validating(source)
-    with tempfile.TemporaryDirectory(prefix="dsc-eval-") as name:
+    with tempfile.TemporaryDirectory(prefix="dsc-eval-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         np.save(folder / SAMPLES, samples(streams, spec.train.sequence))
         build = Path("build") / spec.name

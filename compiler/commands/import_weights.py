@@ -92,7 +92,7 @@ def write(weights: Weights, spec: Path, *, force: bool) -> None:
     if place.exists() and not (force and _is_ours(place)):
         hint = "--force replaces a folder that dsc wrote" if not force else "it has files that dsc did not write"
         raise WeightsExitError(wrong(f"{place.name} exists beside {spec}", hint))
-    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent, ignore_cleanup_errors=True) as scratch:
         new = Path(scratch) / "new"
         new.mkdir()
         for name, content in published_files(weights.folder).items():

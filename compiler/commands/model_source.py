@@ -25,7 +25,7 @@ def opened(argument: str, spec: str | None) -> Iterator[Source]:
     if not (folder / import_.CONFIG).is_file() or spec is not None:
         yield find_source(argument, spec)
         return
-    with tempfile.TemporaryDirectory(prefix="dsc-import-") as name:
+    with tempfile.TemporaryDirectory(prefix="dsc-import-", ignore_cleanup_errors=True) as name:
         out = Path(name) / "imported.dsc"
         parser = argparse.ArgumentParser()
         import_.add_arguments(parser)

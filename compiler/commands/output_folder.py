@@ -20,7 +20,7 @@ def new_folder(out: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FileExistsError(f"{out} exists and is not empty")
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent, ignore_cleanup_errors=True) as scratch:
         new = Path(scratch) / "new"
         new.mkdir()
         yield new, lambda: put_folder(new, place)

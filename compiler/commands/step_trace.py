@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     except (TraceError, OSError) as error:
         if not args.again:
             return wrong(f"{args.run_folder}: {reason(error)}", "--again trains a step of the run again, and traces it")
-    with TemporaryDirectory(prefix="dsc-trace-") as folder:
+    with TemporaryDirectory(prefix="dsc-trace-", ignore_cleanup_errors=True) as folder:
         again = Path(folder) / "again"
         words = ["replay", str(args.run_folder), str(args.step), "--out", str(again), "--data", str(args.data)]
         code = call(["compiler.cli", *words], quiet=True)

@@ -85,7 +85,7 @@ def write_build(folder: Path, files: Iterable[tuple[str, str]]) -> None:
     check_place(folder)
     place = folder.resolve()  # a link stays, and leads to the build
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent, ignore_cleanup_errors=True) as scratch:
         new = Path(scratch) / "new"
         for name, text in files:
             path = new / name

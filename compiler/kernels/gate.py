@@ -130,7 +130,7 @@ class Gate:
         given.
         """
         target, streams = self._target, streams_of(op) if streams is None else streams
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             module = load(file, Path(folder))
             launches = [each for each in record(module, op, arguments) if target.eight_bits or not each.eight_bits]
             return tuple(self._verdict(launch, streams) for launch in launches)

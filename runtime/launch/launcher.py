@@ -88,14 +88,21 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _meeting_place(folder: Path) -> Iterator[Path]:
-    """A private folder for the file by which the ranks find each other; what a killed launch left is removed."""
+    """A private folder for the file by which the ranks find each other; what a killed launch left is removed.
+
+    What cannot be removed is in nobody's way, and the next launch tries again.
+    """
     for stale in folder.glob(".meeting-*"):
-        shutil.rmtree(stale)
+        if stale.is_dir() and not stale.is_symlink():
+            shutil.rmtree(stale, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                stale.unlink()
     place = Path(tempfile.mkdtemp(prefix=".meeting-", dir=folder))
     try:
         yield place
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _prepare_fork() -> None:

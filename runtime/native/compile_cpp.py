@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -104,7 +105,8 @@ def _make(compiler: list[str], variant: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{compiler[0]} failed: {error}"[:300]
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 SINCE: when this start of the run began, ISO 8601 in UTC.
 
 The first line of stdin is the build's watch.json as one line (runtime/contract/watch.py). When stdin ends, what the
-run has written by then is exported, and the process ends, after DRAIN_S at the latest. The exporters of the next start
-of the run begin behind that, so that two never export the same. It changes nothing of the run,
-and the run never waits for it while it trains. What it says goes to stderr, which is RUN/logs/exporters.log.
+run has written by then is exported, and the process ends, after DRAIN_S at the latest: with 1 where an exporter was
+still at it. The exporters of the next start of the run begin behind that, so that two never export the same. It changes
+nothing of the run, and the run never waits for it while it trains. What it says goes to stderr, which is
+RUN/logs/exporters.log.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,15 +25,13 @@ from runtime.events import Events
 from runtime.sinks.mlflow import MLflow
 from runtime.sinks.otel import OpenTelemetry
 from runtime.sinks.prometheus import Prometheus
-from runtime.sinks.sink import Sink
+from runtime.sinks.sink import DRAIN_S, LAST_TRY_S, Sink
 from runtime.sinks.tensorboard import TensorBoard
 from runtime.sinks.wandb import WandB
 from runtime.sinks.worker import Exports, Worker
 from runtime.watch.follow import Follower
 
 POLL_S = 0.25
-DRAIN_S = 30.0
-LAST_TRY_S = 5.0  # of an exporter that does not work
 SINKS: dict[str, Callable[[], Sink]] = {  # by their keys in the block
     "tensorboard": TensorBoard,
     "prometheus": Prometheus,
@@ -57,17 +56,26 @@ def main(argv: list[str]) -> int:
     over = False
     while not over:
         over = bool(select.select([0], [], [], POLL_S)[0])  # nothing else comes
-        if items := follower.poll():
-            for worker in workers:
-                if worker.is_alive():  # one whose library is not installed has ended
-                    worker.put(items)
+        items = follower.poll()
+        for worker in workers:
+            if items and worker.is_alive():  # one whose library is not installed has ended
+                worker.put(items)
+            worker.say_if_late()
+    late = _end(workers)
+    for worker in late:
+        worker.fail(f"its last numbers were not sent in {_last_s(worker):g} s")
+    events.close()
+    return 1 if late else 0
+
+
+def _end(workers: Sequence[Worker]) -> list[Worker]:
+    """End workers, each in its time; those that have not ended."""
     for worker in workers:
         worker.end()
     ended_s = time.monotonic()
     while any(worker.is_alive() and time.monotonic() < ended_s + _last_s(worker) for worker in workers):
         time.sleep(POLL_S / 10)
-    events.close()
-    return 0
+    return [worker for worker in workers if worker.is_alive()]
 
 
 def _last_s(worker: Worker) -> float:

@@ -14,10 +14,12 @@ from runtime.contract import Watch
 from runtime.lines import utc_now
 from runtime.regular_files import open_regular
 from runtime.run_copy import WATCH
+from runtime.sinks.sink import DRAIN_S, LAST_TRY_S
 from runtime.streams import tell
 from runtime.strict_json import FormError, tree
 
 LOG = "exporters.log"
+MOST_S = 2 * (DRAIN_S + LAST_TRY_S)  # it may wait for the exporters of an earlier start first
 QUIET_S = 2.0  # that nobody is told what is waited for
 
 
@@ -65,8 +67,22 @@ class Exporters:
                 self._process.stdin.close()
         if not waits:
             return
+        log = self._run / "logs" / LOG
         try:
-            self._process.wait(QUIET_S)
-        except subprocess.TimeoutExpired:
-            tell("exporting the last numbers")
-            self._process.wait()
+            if not self._ends_within(QUIET_S):
+                tell("exporting the last numbers")
+                if not self._ends_within(MOST_S):  # it ends by itself, unless it is stopped
+                    self._process.kill()
+                    tell(f"exporters did not end within {MOST_S:g} s, and were killed: {log}")
+                    return
+        except KeyboardInterrupt:  # the run has come to its end, and that is what its exit code says
+            tell("the last numbers are exported in the background")
+            return
+        if self._process.returncode:
+            tell(f"some of the last numbers were not exported: {log} says why")
+
+    def _ends_within(self, seconds: float) -> bool:
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.returncode is not None

@@ -12,6 +12,8 @@ from runtime.contract import Metrics
 from runtime.watch.follow import Item
 from runtime.watch.run_state import State
 
+DRAIN_S = 30.0  # for what is left at the end of a run
+LAST_TRY_S = 5.0  # of an exporter that does not work
 UNNAMED = ("step", "time", "phase", "not_finite")  # of a row: no numbers to draw
 
 

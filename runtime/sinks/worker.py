@@ -23,6 +23,7 @@ from runtime.watch.run_state import State
 FILE = "exports.json"  # of a run folder: how far each exporter is, and under which key it knows the run
 MOST_AT_ONCE = 500  # items that are sent together
 MOST_KEPT = 100_000  # items that wait for an exporter that does not work
+LATE_S = 30.0  # after which it is said that an exporter does not answer: W&B alone waits 90 s, and longer in a run
 RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # from one failure to the next try
 INSTALL = "pip install 'dsc-trainer[metrics]'"
 ALONE = ("wandb", "mlflow")  # libraries that are no part of it, by the name of their exporter
@@ -45,6 +46,7 @@ class Worker(threading.Thread):
         self._dropped, self._failures = 0, 0
         self._is_open, self._is_told, self._is_given_up = False, False, False
         self._ends = threading.Event()
+        self._busy_since: float | None = None  # time.monotonic() when the library was asked for what it is at
         self._done: tuple[int, str] = (done.get("step", 0), done.get("time", ""))  # of an earlier start
         self._sent_to = self._done[1]  # the greatest time of all that was sent
 
@@ -69,6 +71,12 @@ class Worker(threading.Thread):
                 self._ends.wait(RETRY_S[min(self._failures, len(RETRY_S)) - 1])
         if self._is_open:
             self._try(self._sink.close)
+
+    def say_if_late(self) -> None:
+        """Say, once, that the library has not come back for long. For another thread to call now and then."""
+        since = self._busy_since
+        if since is not None and not self._is_told and time.monotonic() - since > LATE_S:
+            self.fail(f"it has not answered for {LATE_S:g} s")
 
     @property
     def works(self) -> bool:
@@ -104,7 +112,7 @@ class Worker(threading.Thread):
             self._sink.open(self._opened)
         except ImportError as error:
             install = f"pip install {self.name}" if self.name in ALONE else INSTALL
-            self._fail(f"{error.name or error} is not installed: {install}")
+            self.fail(f"{error.name or error} is not installed: {install}")
             self._is_given_up = True
             return
         self._is_open = True
@@ -138,16 +146,20 @@ class Worker(threading.Thread):
 
     def _try(self, action: Callable[[], None]) -> bool:
         """Do it; whether it did not fail. The first failure in a row is said."""
+        self._busy_since = time.monotonic()
         try:
             action()
         except Exception as error:
             self._failures += 1
-            self._fail(str(error) or type(error).__name__)
+            self.fail(str(error) or type(error).__name__)
             return False
+        finally:
+            self._busy_since = None
         self._failures = 0
         return True
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
+        """Say why numbers are not exported: always in the log, and once in a row as an event."""
         first, *_ = reason.strip().splitlines() or [""]
         to_stderr(f"{self.name}: {printable(reason)}")
         if not self._is_told:

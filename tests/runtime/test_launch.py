@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import sys
 import time
@@ -69,6 +70,24 @@ def test_a_run_without_fault_finishes(tmp_path: Path) -> None:
     assert (outcome.ok, outcome.exit_code, str(outcome)) == (True, 0, "finished")
     assert sorted(p.name for p in (tmp_path / "logs").iterdir()) == [f"rank_{r}.log" for r in range(WORLD)]
     assert not list(tmp_path.glob(".meeting-*"))
+
+
+@pytest.mark.parametrize("what", ["gone", "link"])
+def test_a_meeting_place_that_cannot_be_removed_changes_no_outcome(tmp_path: Path, what: str) -> None:
+    """A cleaner of temporary files may have been there, and any name may be taken."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").touch()
+    (tmp_path / ".meeting-theirs").symlink_to(tmp_path / "theirs")
+
+    def target(*_: object) -> None:
+        (place,) = tmp_path.glob(".meeting-*")
+        shutil.rmtree(place)
+        if what == "link":
+            place.symlink_to(tmp_path / "theirs")
+
+    outcome = launch(target, 1, folder=tmp_path, backend=None)
+    assert outcome.ok, outcome
+    assert (tmp_path / "theirs" / "file").exists()
 
 
 FAULTS: dict[str, tuple[Callable[[], object], str]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import socket
 import threading
 import time
@@ -11,19 +12,24 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from runtime import run_copy
 from runtime.contract import Link, Metrics, Watch
 from runtime.events import Events
+from runtime.sinks import __main__ as exporters
+from runtime.sinks import beside
 from runtime.sinks import worker as workers
 from runtime.sinks.prometheus import Prometheus
 from runtime.sinks.sink import Opened, Point, Sink, numbers
 from runtime.sinks.tensorboard import TensorBoard
 from runtime.sinks.worker import Exports, Worker
+from runtime.strict_json import tree
 from runtime.watch.follow import Item
 from runtime.watch.run_state import State
 from runtime.watch.series import SERIES
@@ -166,6 +172,24 @@ def test_what_waits_is_limited(
     assert sink.state.trained_tokens == 51 * 500, "what is lost was trained"
 
 
+def test_a_sink_that_does_not_answer_is_said_to_fail_once(
+    tmp_path: Path, start: Callable[[Sink], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library may try again and again by itself, as W&B does where it cannot be reached."""
+    monkeypatch.setattr(workers, "LATE_S", 0.0)
+    sink, answers = Fake(), threading.Event()
+    sink.before = lambda: bool(answers.wait(30))  # type: ignore[assignment,return-value]
+    worker = start(sink)
+    worker.put([row(1)])
+    wait_for(lambda: worker.say_if_late() or ("export_failed", "it has not answered for 0 s") in events(tmp_path), "it")
+    monkeypatch.setattr(exporters, "DRAIN_S", 0.0)
+    assert exporters._end([worker]) == [worker]
+    answers.set()
+    ended(worker)
+    assert sink.sent == [1] and events(tmp_path).count(("export_failed", "it has not answered for 0 s")) == 1
+    assert exporters._end([worker]) == []
+
+
 def test_a_slow_sink_gets_everything(start: Callable[[Sink], Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "MOST_KEPT", 10)
     sink = Fake()
@@ -285,3 +309,35 @@ def test_the_port_is_of_loopback_and_a_busy_one_is_an_error(tmp_path: Path) -> N
     first.close()
     with socket.create_server(("127.0.0.1", port)):
         pass
+
+
+@pytest.mark.parametrize("how", ["stopped", "interrupted"])
+def test_a_run_that_has_ended_waits_for_no_exporter_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    monkeypatch.setattr(beside, "QUIET_S", 0.0)
+    monkeypatch.setattr(beside, "MOST_S", 0.5)
+    watch = json.dumps(tree(WATCH)).encode()
+    build = SimpleNamespace(files={run_copy.WATCH: watch})
+    beside_run = beside.Exporters(build, tmp_path)  # type: ignore[arg-type]
+    beside_run.begin()
+    process = beside_run._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    try:
+        if how == "interrupted":
+            monkeypatch.setattr(process, "wait", raises(KeyboardInterrupt))
+        beside_run.close(waits=True)
+        said = capsys.readouterr().out
+        assert ("were killed: " if how == "stopped" else "exported in the background") in said
+    finally:
+        monkeypatch.undo()
+        process.kill()
+        assert process.wait(20) == -signal.SIGKILL
+
+
+def raises(error: type[BaseException]) -> Callable[..., Any]:
+    def function(*_: object) -> None:
+        raise error
+
+    return function
