@@ -15,17 +15,32 @@ Loss = Literal["grpo", "dapo", "dr_grpo"]
 Scale = Literal["group", "batch", "none"]
 Numbers = npt.NDArray[np.float64]
 
-NO_SPREAD = 1e-4  # added to a deviation: where all rewards are equal, advantages are 0
+NO_SPREAD = 1e-4  # added to a deviation, as TRL does
+
+
+def totals(rewards_NR: Numbers, weights_R: Numbers) -> Numbers:
+    """The weighted sum of the rewards of each completion; equal rewards have a sum of the same bits, which a product
+    of matrices does not promise."""
+    return (rewards_NR * weights_R).sum(axis=1)
+
+
+def alike(totals_N: Numbers, group: int) -> npt.NDArray[np.bool_]:
+    """[groups]: whether all completions of a prompt have the same reward, so that nothing is learnt from them. The
+    deviation of equal numbers is no measure of it: that of six times 0.1 is 1e-17."""
+    grouped_PG = totals_N.reshape(-1, group)
+    return np.all(grouped_PG == grouped_PG[:, :1], axis=1)
 
 
 def advantages(rewards_N: Numbers, group: int, scale: Scale) -> Numbers:
     """Rewards -> how much better each completion is than the mean of its group (arXiv 2402.03300, §4.1.2).
 
     Divided by the deviation of the rewards of the group or of all (of samples: of n − 1 degrees of freedom), or, as
-    arXiv 2503.20783 has it, by nothing. `group` is 2 at least and divides N; rewards are finite.
+    arXiv 2503.20783 has it, by nothing. They are 0 where all rewards of the group are equal. `group` is 2 at least and
+    divides N; rewards are finite.
     """
     grouped_PG = rewards_N.astype(np.float64).reshape(-1, group)
     better_PG = grouped_PG - grouped_PG.mean(axis=1, keepdims=True)
+    better_PG[alike(rewards_N, group)] = 0  # not what the rounding of the mean leaves
     if scale == "group":
         better_PG /= grouped_PG.std(axis=1, ddof=1, keepdims=True) + NO_SPREAD
     elif scale == "batch":

@@ -23,7 +23,7 @@ from runtime.contract import Grpo, Plan
 from runtime.micro_batches import NO_TARGET, Indices
 from runtime.rewards.errors import RewardError
 from runtime.rewards.scoring import Case
-from runtime.rollout.advantages import advantages, token_weights
+from runtime.rollout.advantages import advantages, alike, token_weights, totals
 from runtime.rollout.generator import ROUTES, Generator, RolloutError, Rollouts, all_reduce
 from runtime.state import State
 from runtime.step_time import StepTime
@@ -148,7 +148,7 @@ class Policy:
         self.set_action("score completions")
         with self.time.whole("reward"):
             rewards_NR = self._rewards(drawn, rollouts, columns)
-        advantage_N = advantages(rewards_NR @ self._weights_R, group, self._grpo.scale)
+        advantage_N = advantages(totals(rewards_NR, self._weights_R), group, self._grpo.scale)
         weight_N = token_weights(rollouts.lengths_N, self._grpo.loss, self._grpo.completion)
         return Scored(drawn, rollouts, rewards_NR, advantage_N, weight_N, reference_NC)
 
@@ -243,12 +243,11 @@ class Policy:
         lengths_N = made.rollouts.lengths_N
         tokens, _, clipped, kl, reference_kl = self._counted
         means = {each.name: float(made.rewards_NR[:, r].mean()) for r, each in enumerate(self._grpo.rewards)}
-        totals_N = made.rewards_NR @ self._weights_R
-        alike = totals_N.reshape(-1, self._grpo.group).std(axis=1) == 0
+        totals_N = totals(made.rewards_NR, self._weights_R)
         return {
             "reward": float(totals_N.mean()),
             "rewards": means,
-            "reward_alike": float(alike.mean()),
+            "reward_alike": float(alike(totals_N, self._grpo.group).mean()),
             "completion_tokens": float(lengths_N.mean()),
             "completion_longest": float((lengths_N == self._grpo.completion).mean()),
             "entropy": float(made.rollouts.entropy_NC.sum() / lengths_N.sum()),

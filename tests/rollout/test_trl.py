@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.rollout.advantages import advantages, token_weights
+from runtime.rollout.advantages import Scale, advantages, alike, token_weights, totals
 from tests.rollout.trl_losses import FILE, RUNS
 from tests.segments.running import Result, by_segment, load
 from tests.segments.specs import DENSE, spec
@@ -70,6 +70,16 @@ def test_losses_are_those_of_trl(run: dict[str, Any]) -> None:
     torch.testing.assert_close(found.outputs["logp"], logp_T, rtol=0, atol=TOLERANCE)
     expected_VD = torch.tensor(run["d_head_VD"], dtype=torch.float64)
     torch.testing.assert_close(found.gradients["g_head"], expected_VD, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_equal_rewards_teach_nothing(scale: Scale) -> None:
+    """A mean of equal numbers is rounded: that of six times 0.1 is not 0.1."""
+    rewards_NR = np.array([[0.1, 0.7]] * 6 + [[0.1, 0.7]] * 5 + [[0.2, 0.7]])
+    totals_N = totals(rewards_NR, np.array([1.0, 0.3]))
+    assert alike(totals_N, 6).tolist() == [True, False]
+    found = advantages(totals_N, 6, scale)
+    assert not np.any(found[:6]) and np.all(found[6:11] < 0) and found[11] > 0
 
 
 @pytest.mark.parametrize("run", TRL["runs"], ids=IDS)
