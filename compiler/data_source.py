@@ -7,21 +7,27 @@ refuses a source that matches nothing. What matches is decided in one place, run
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from compiler.emit import recipe
 from dsl.diagnostics import Diagnostic
 from dsl.schema import Data, Spec
 from dsl.source import Span
+from runtime.contract import EXTRA_TOKENS
 from runtime.data import corpus
 from runtime.data.errors import DataError
+from runtime.data.readers import TEXT_SUFFIXES
 
 CODES = {
     "D0101": "the source of the data matches files that hold text",
     "D0102": "the chat template can be read, and marks what the assistant says",
     "D0103": "a source that is filtered is text",
+    "D0104": "all files that a source matches are read",
+    "D0105": "a file is in one source of a blend",
+    "D0106": "a source has enough text for a sample",
 }
+PLAIN_SUFFIXES = (*TEXT_SUFFIXES, ".jsonl")
 MORE = {
     "D0101": "A warning of `dsc check`, as the text may be elsewhere: `dsc train --data DIR` says where the paths of "
     "the data start. `dsc train` refuses a source that matches nothing. Read are .txt, .md and .py "
@@ -32,6 +38,13 @@ MORE = {
     "`{% generation %}` and `{% endgeneration %}`. A template without them would leave the row without a loss.",
     "D0103": "A warning of `dsc check`, where the files are there: `dsc train` refuses to filter files of token ids, "
     "in which there is no text to judge. In a blend, `filters { }` in a source says that it has none.",
+    "D0104": "A warning of `dsc check`, by the names of files alone. `dsc data prepare` and `dsc train` say the same, "
+    "and count files that are not in UTF-8, too. Files with other suffixes, hidden files and symbolic links are not "
+    "read. A pattern that matches no such file, such as `notes/**/*.md`, gives no warning.",
+    "D0105": "A warning of `dsc check`, `dsc data prepare` and `dsc train`. Each source of a blend is divided by "
+    "itself, so a file in two of them may be held out of one and trained on in the other.",
+    "D0106": "A warning of `dsc check`, where the files are there. A sample is `train.sequence` and two tokens more, "
+    "and the files of the source have fewer bytes. `dsc train` refuses a text that is shorter than a sample.",
 }
 
 
@@ -56,11 +69,50 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
             hint = "write `filters { }` in this source" if request.sources else "remove `filters`"
             at = origins.get(path) if request.sources else origins.get("data.filters")
             return (Diagnostic("D0103", message, at, hint, severity="warning"),)
+    found = tuple(_of_files(spec, origins, folder))
     message, hint = _template_fault(spec.data, folder)
     if not message:
-        return ()
+        return found
     at = origins.get("data.chat.template") or origins.get("data.chat") or origins.get("data.prompts")
-    return (Diagnostic("D0102", message, at, hint, severity="warning"),)
+    return (*found, Diagnostic("D0102", message, at, hint, severity="warning"))
+
+
+def _of_files(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Iterator[Diagnostic]:
+    """Warnings of files that are not read, are in several sources, or are too few for a sample."""
+    found = {}
+    for path, pattern in spec.data.patterns.items():
+        if pattern == corpus.STDLIB:
+            continue
+        if prefixes := corpus.token_files(pattern, folder):
+            files = [each.with_name(f"{each.name}.bin") for each in prefixes]
+        else:
+            found[path] = corpus.find_by_name(pattern, folder, _suffixes(spec.data))
+            files = [file.path for file in found[path].files]
+            if message := corpus.said_of_skipped(pattern, len(files), dict(found[path].skipped)):
+                hint = "if that is meant, write a pattern that matches what is read, such as `notes/**/*.md`"
+                yield Diagnostic("D0104", message, origins.get(path), hint, severity="warning")
+        if message := _too_short(files, spec):
+            hint = "give it more text, or shorten `train.sequence`"
+            yield Diagnostic("D0106", f"{pattern!r}: {message}", origins.get(path), hint, severity="warning")
+    names = dict(zip(spec.data.patterns, [each.name for each in spec.data.sources] or [""], strict=True))
+    if message := corpus.said_of_shared({names[path]: each.files for path, each in found.items()}):
+        hint = "name each file in one source"
+        yield Diagnostic("D0105", message, origins.get(next(iter(found))), hint, severity="warning")
+
+
+def _too_short(files: Iterable[Path], spec: Spec) -> str:
+    """Say that files have fewer bytes than a sample has tokens, "" where they do not: no token is of less than a byte,
+    but for the one that ends a document. What is in compressed files and tables is not known from their size."""
+    if spec.data.chat is not None or spec.data.prompts is not None:
+        return ""
+    needed, tokens = spec.train.sequence + EXTRA_TOKENS, 0
+    for file in files:
+        if not file.name.endswith((*PLAIN_SUFFIXES, ".bin")):
+            return ""
+        tokens += file.stat().st_size + 1
+        if tokens >= needed:
+            return ""
+    return f"its files have at most {tokens:,} tokens, and a sample takes {needed:,}"
 
 
 def _suffixes(data: Data) -> Sequence[str]:

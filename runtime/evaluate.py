@@ -27,7 +27,7 @@ from runtime.build import Build, BuildError
 from runtime.checkpoint.loading import Checkpoint, load, with_base
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint
-from runtime.data.order import EXTRA_TOKENS
+from runtime.contract import EXTRA_TOKENS
 from runtime.device import BACKENDS, choose, divide, take
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch

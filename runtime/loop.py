@@ -22,9 +22,8 @@ from runtime.checkpoint.manifest_file import BASE, CHECKPOINTS, base_named
 from runtime.checkpoint.places import Place, places_of
 from runtime.checkpoint.retention import LOSS
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
-from runtime.contract import node_kind
+from runtime.contract import EXTRA_TOKENS, node_kind
 from runtime.data.blend import Blend
-from runtime.data.order import EXTRA_TOKENS
 from runtime.data.samples import AnySamples, BlendSamples, RowSamples, Samples, samples_of
 from runtime.device import check, divide, take
 from runtime.events import Events

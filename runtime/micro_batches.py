@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from runtime import contract, zigzag
-from runtime.data.order import EXTRA_TOKENS, put_by_cost
+from runtime.contract import EXTRA_TOKENS
+from runtime.data.order import put_by_cost
 
 NO_TARGET = -1
 AHEAD = {"tokens": 0, "targets": 1, "mtp_tokens": 1, "mtp_targets": 2}

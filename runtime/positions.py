@@ -9,10 +9,10 @@ from pathlib import Path
 
 from runtime.build import Build
 from runtime.checkpoint.publish import Checkpoint
-from runtime.contract import Plan
+from runtime.contract import EXTRA_TOKENS, Plan
 from runtime.data.blend import Blend, Share
 from runtime.data.errors import DataError
-from runtime.data.order import EXTRA_TOKENS, Order, windows_in
+from runtime.data.order import Order, windows_in
 from runtime.data.samples import RowSamples, too_short
 from runtime.position import Position
 from runtime.rate import batch_at, last_step, tokens_after, tokens_to_train

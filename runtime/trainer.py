@@ -20,8 +20,7 @@ from runtime.average import MovingAverage
 from runtime.build import Build
 from runtime.comm.connect import Endpoint
 from runtime.comm.transport import Wanted, Work
-from runtime.contract import Collective, Program
-from runtime.data.order import EXTRA_TOKENS
+from runtime.contract import EXTRA_TOKENS, Collective, Program
 from runtime.data.samples import BlendSamples
 from runtime.executor import Board
 from runtime.executor_of import executor_of

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.speed.serve import serve
 from runtime.build import Build
-from runtime.data.order import EXTRA_TOKENS
+from runtime.contract import EXTRA_TOKENS
 from runtime.data.samples import Samples
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch

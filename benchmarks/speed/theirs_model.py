@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from runtime.contract import Plan
-from runtime.data.order import EXTRA_TOKENS
+from runtime.contract import EXTRA_TOKENS, Plan
 from runtime.data.samples import Samples
 from runtime.initial_values import initial_value
 from runtime.strict_json import tree

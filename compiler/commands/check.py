@@ -30,7 +30,9 @@ from dsl.resolve.files import content_of, read
 from dsl.source import Source
 
 JSON_VERSION = 1
-OF_DATA = frozenset({"D0101", "D0102"})  # what is said of text that is not here, and may be elsewhere
+OF_DATA = frozenset(
+    {"D0101", "D0102", "D0104", "D0105", "D0106"}
+)  # what is said of text that is not here, and may be elsewhere
 MAX_ROUNDS = 10  # of --fix: a corrected word may let another mistake be seen
 MAX_TRIED = 50  # corrections of one round, each of which is tried on the specs, at some 30 ms
 

@@ -165,8 +165,8 @@ def _longest(phases: Sequence[Spec]) -> int:
 def unusable(prepared: Prepared, phases: Sequence[Spec]) -> str:
     """Why `dsc train` refuses to train the phases on prepared data, "" where it does not: no split may be shorter than
     one sample."""
+    from runtime.contract import EXTRA_TOKENS
     from runtime.data.errors import DataError
-    from runtime.data.order import EXTRA_TOKENS
     from runtime.data.samples import RowSamples, too_short
 
     data, validating = phases[0].data, [each.train.sequence for each in phases if each.train.validate]
@@ -222,13 +222,9 @@ def text(prepared: Prepared, phases: Sequence[Spec]) -> str:
         "  ".join(cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(pairs)).rstrip()
         for pairs in (list(zip(row, widths, strict=True)) for row in cells)
     ]
-    skipped = [
-        f"left out: {count:,} file{'s' if count > 1 else ''}, {reason}"
-        for reason, count in prepared.meta["skipped"].items()
-    ]
     filtered = [f"{name}{name and ': '}{said(facts)}" for name, facts in _filtered(prepared, phases[0].data).items()]
     done = "was there already" if prepared.reused else "prepared"
-    return "\n".join([*lines, *skipped, *filtered, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
+    return "\n".join([*lines, *filtered, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
 
 
 def _epochs(row: Row) -> str:

@@ -25,7 +25,7 @@ from compiler.read_files import with_files
 from dsl.schema import Spec
 from dsl.schema.train import Validate
 from runtime.build_files import CACHE
-from runtime.data.order import EXTRA_TOKENS
+from runtime.contract import EXTRA_TOKENS
 
 LOSSES, SAMPLES = "losses.json", "samples.npy"
 

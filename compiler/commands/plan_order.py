@@ -34,7 +34,7 @@ def order_gain(spec: Spec, lowering: Lowering, schedule: Schedule, folder: Path,
 def samples_in(spec: Spec, text: Path) -> AnySamples:
     """The training samples of a prepared text."""
     from compiler.emit.recipe import data_request
-    from runtime.data.order import EXTRA_TOKENS
+    from runtime.contract import EXTRA_TOKENS
     from runtime.data.samples import samples_of
 
     chat = data_request(spec).data.chat

@@ -15,6 +15,7 @@ is a field here, in the order of the file. No torch.
 """
 
 from runtime.contract.data import (
+    EXTRA_TOKENS,
     MAX_PERIOD,
     Chat,
     Data,
@@ -73,6 +74,7 @@ from runtime.contract.recipe import (
 from runtime.contract.watch import Link, Metrics, Watch
 
 __all__ = [
+    "EXTRA_TOKENS",
     "MAX_PERIOD",
     "Adapter",
     "BatchGrowth",

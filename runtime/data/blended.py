@@ -58,6 +58,7 @@ def prepare_data(
             if damaged is None:
                 raise
             raise DataError(f"{error}; and {damaged}, which this run was trained on, is damaged") from None
+        prepare.say_skipped(tasks, dict(_requests(request)), say)
         blend = Blend(request, spec_folder, tasks, progress, say)
         if (meta := store.verified(out / blend.key)) is not None:
             return Prepared(out / blend.key, store.renamed(out / blend.key, meta, blend.about), reused=True)
@@ -77,8 +78,10 @@ def prepare_shared(
     purpose = f"{cache}"
     if not request.data.sources:
         task = prepare.task_of(request, spec_folder, progress, jobs)
+        prepare.say_skipped({"": task}, {"": request}, say)
         return prepare.shared(task, cache, prepare.about_of(request, task), purpose, say)
     tasks = {name: prepare.task_of(one, spec_folder, progress, jobs) for name, one in _requests(request)}
+    prepare.say_skipped(tasks, dict(_requests(request)), say)
     return Blend(request, spec_folder, tasks, progress, say, jobs).shared(cache, purpose)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular
-from runtime.data.readers import COLUMN, SUFFIXES, TEXT_SUFFIXES, SourceFile, read_text, suffix_of
+from runtime.data.readers import BOM, COLUMN, SUFFIXES, TEXT_SUFFIXES, SourceFile, read_text, suffix_of
 
 STDLIB = "python_stdlib"
 
@@ -29,11 +29,12 @@ INDEX = ".idx"
 TOKEN_SUFFIXES = (INDEX, ".bin")
 MAX_SHOWN = 4  # suffixes
 MAX_STATE_BYTES = 16 << 20
+_OF_DATASETS = frozenset({"state.json", "dataset_info.json"})  # beside its .arrow files
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Files in the order of their names. `skipped`: (reason, number of files) that matched but are not read."""
+    """Files in the order of their names. `skipped`: (reason, number) of files and linked folders that are not read."""
 
     files: tuple[SourceFile, ...]
     skipped: tuple[tuple[str, int], ...]
@@ -44,27 +45,86 @@ class Corpus:
 
 def find(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES, column: str = COLUMN) -> Corpus:
     """The corpus `source` names, of files with one of the suffixes. Symbolic links below its folder are not followed,
-    so no file comes from elsewhere.
+    so no file comes from elsewhere, and hidden files are read only where the source names them.
 
     Raises DataError when nothing is found, naming the folder and the pattern.
     """
-    if source == STDLIB:
-        folder, paths = stdlib_folder(), _stdlib_paths()
-    else:
-        folder, pattern = _split_glob(source, spec_folder)
-        paths = _matches(source, folder, pattern)
+    folder, paths, names_hidden = _matched(source, spec_folder)
     files: list[SourceFile] = []
     left_out: dict[Path, str] = {}
     for path in paths:
-        if path.is_dir():
-            continue
-        if reason := _why_not(folder, path, suffixes):
+        if reason := _why_not(folder, path, suffixes, names_hidden=names_hidden):
             left_out[path] = reason
         else:
             files.append(SourceFile(path.relative_to(folder).as_posix(), path, column))
     if not files:
         raise DataError(_nothing_found(source, folder, left_out, suffixes))
-    return Corpus(tuple(sorted(files)), tuple(sorted(Counter(left_out.values()).items())))
+    return Corpus(tuple(sorted(files)), _counted(left_out))
+
+
+def find_by_name(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Corpus:
+    """The corpus `source` names, as far as names say: no file is opened, so some of these files may be left out.
+
+    Raises DataError for a source that is no pattern.
+    """
+    folder, paths, names_hidden = _matched(source, spec_folder)
+    reasons = {path: _why_not_by_name(folder, path, suffixes, names_hidden=names_hidden) for path in paths}
+    files = (SourceFile(path.relative_to(folder).as_posix(), path) for path, reason in reasons.items() if not reason)
+    return Corpus(tuple(sorted(files)), _counted({path: reason for path, reason in reasons.items() if reason}))
+
+
+def said_of_skipped(source: str, num_files: int, skipped: Mapping[str, int]) -> str:
+    """Say how many files that a source matches are not read, and why; "" where all are.
+
+    num_files: how many are read. skipped: the number of others, by the reason.
+    """
+    if not (num_skipped := sum(skipped.values())):
+        return ""
+    reasons = "; ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
+    return f"{num_skipped:,} of {num_files + num_skipped:,} files of {source!r} are not read: {reasons}"
+
+
+def said_of_shared(files: Mapping[str, Sequence[SourceFile]]) -> str:
+    """Say which files are in several sources of a blend, by their names; "" where none is."""
+    owners: dict[Path, list[str]] = {}
+    for name, found in files.items():
+        for file in found:
+            owners.setdefault(file.path.resolve(), []).append(name)
+    shared = {path: names for path, names in owners.items() if len(names) > 1}
+    if not shared:
+        return ""
+    path, names = min(shared.items())
+    return (
+        f"files in several sources of the blend: {len(shared):,}, such as {path} in {' and '.join(names)}: what one "
+        "source holds out may be trained on in another"
+    )
+
+
+def _matched(source: str, spec_folder: Path) -> tuple[Path, list[Path], bool]:
+    """The folder of a source, the files and linked folders below it that match, and whether it names hidden ones."""
+    if source == STDLIB:
+        return stdlib_folder(), _stdlib_paths(), False
+    folder, pattern = _split_glob(source, spec_folder)
+    paths = [path for path in _matches(source, folder, pattern) if path.is_symlink() or not path.is_dir()]
+    saved = {path.parent for path in paths if path.suffix == ".arrow"}
+    paths = [path for path in paths if not (path.name in _OF_DATASETS and path.parent in saved)]
+    return folder, paths, any(part.startswith(".") for part in Path(pattern).parts)
+
+
+def _counted(left_out: Mapping[Path, str]) -> tuple[tuple[str, int], ...]:
+    """(reason, number) of files that are left out. That of other suffixes names some of them."""
+    counts = Counter(left_out.values())
+    if number := counts.pop(OTHER_SUFFIX, 0):
+        counts[f"{OTHER_SUFFIX} ({_listed(_other_suffixes(left_out))})"] = number
+    return tuple(sorted(counts.items()))
+
+
+def _other_suffixes(left_out: Mapping[Path, str]) -> list[str]:
+    return sorted({_suffix(path) or "no suffix" for path, why in left_out.items() if why == OTHER_SUFFIX})
+
+
+def _listed(suffixes: Sequence[str]) -> str:
+    return ", ".join(suffixes[:MAX_SHOWN]) + " and others" * (len(suffixes) > MAX_SHOWN)
 
 
 def token_files(source: str, spec_folder: Path) -> tuple[Path, ...]:
@@ -88,9 +148,8 @@ def why_nothing(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIX
     try:
         if source == STDLIB or token_files(source, spec_folder):
             return ""
-        folder, pattern = _split_glob(source, spec_folder)
-        paths = _matches(source, folder, pattern)
-        if any(not path.is_dir() and not _why_not(folder, path, suffixes) for path in paths):
+        folder, paths, names_hidden = _matched(source, spec_folder)
+        if any(not _why_not(folder, path, suffixes, names_hidden=names_hidden) for path in paths):
             return ""
         find(source, spec_folder, suffixes)
     except (DataError, OSError) as error:
@@ -144,18 +203,26 @@ def _matches(source: str, folder: Path, pattern: str) -> list[Path]:
         raise DataError(f"data source {source!r}: {error}") from None
 
 
-def _why_not(folder: Path, path: Path, suffixes: Sequence[str]) -> str:
+def _why_not(folder: Path, path: Path, suffixes: Sequence[str], *, names_hidden: bool) -> str:
     """Why a match is left out, or ""."""
-    below = len(path.relative_to(folder).parts)
-    if any(part.is_symlink() for part in (path, *path.parents[: below - 1])):
-        return "symbolic link"
-    if not (suffix := suffix_of(path, suffixes)):
-        return OTHER_SUFFIX
-    if not path.is_file():
-        return "not a file"
+    if reason := _why_not_by_name(folder, path, suffixes, names_hidden=names_hidden):
+        return reason
+    suffix = suffix_of(path, suffixes)
     if suffix == ".arrow" and not _is_of_dataset(path):
         return "not listed in the state.json beside it"
     return "" if suffix not in TEXT_SUFFIXES or _decodes(path) else "not UTF-8"
+
+
+def _why_not_by_name(folder: Path, path: Path, suffixes: Sequence[str], *, names_hidden: bool) -> str:
+    """Why a match is left out, as far as that is known before it is opened, or ""."""
+    parts = path.relative_to(folder).parts
+    if any(part.is_symlink() for part in (path, *path.parents[: len(parts) - 1])):
+        return "symbolic link"
+    if not names_hidden and any(part.startswith(".") for part in parts):
+        return "hidden"
+    if not suffix_of(path, suffixes):
+        return OTHER_SUFFIX
+    return "" if path.is_file() else "not a file"
 
 
 def _decodes(path: Path) -> bool:
@@ -196,13 +263,12 @@ def _nothing_found(source: str, folder: Path, left_out: Mapping[Path, str], allo
 def _reasons(left_out: Mapping[Path, str], allowed: Sequence[str]) -> Iterator[str]:
     for reason, count in sorted(Counter(left_out.values()).items()):
         if reason == OTHER_SUFFIX:
-            suffixes = sorted({_suffix(path) or "no suffix" for path, why in left_out.items() if why == reason})
-            more = " and others" if len(suffixes) > MAX_SHOWN else ""
+            suffixes = _other_suffixes(left_out)
             verb = "is" if len(suffixes) == 1 else "are"
             edit = "rename the files, or write their texts as lines of a .jsonl"
             if ".parquet" in suffixes:
                 edit = "parquet files are not read here: write their rows as lines of a .jsonl"
-            yield f"{', '.join(suffixes[:MAX_SHOWN])}{more} {verb} not one of {' '.join(allowed)}; {edit}"
+            yield f"{_listed(suffixes)} {verb} not one of {' '.join(allowed)}; {edit}"
         else:
             yield f"{count} left out: {reason}"
 
@@ -222,6 +288,8 @@ def digest(files: tuple[SourceFile, ...]) -> str:
         total.update(f"{columns}\n".encode())
     for file in files:
         with open_regular(file.path) as stream:
+            if file.is_one_document and stream.read(len(BOM)) != BOM:  # which is no part of the text
+                stream.seek(0)
             content = hashlib.file_digest(stream, "sha256").hexdigest()
         total.update(f"{file.name}\0{content}\n".encode("utf-8", "surrogateescape"))
     return total.hexdigest()

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from runtime.contract import EXTRA_TOKENS
 from runtime.data.permutation import Numbers, permuted, permuted_all, unpermuted
-
-EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
 
 
 def windows_in(tokens: int, sequence: int, longest: int | None = None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -88,6 +88,7 @@ def prepare(
         if damaged is None:
             raise
         raise DataError(f"{error}; and {damaged}, which this run was trained on, is damaged") from None
+    say_skipped({"": task}, {"": request}, say)
     out.mkdir(parents=True, exist_ok=True)
     cache = usable(cache, say)
     about = about_of(request, task)
@@ -120,6 +121,18 @@ def shared(task: Task | TokenTask, cache: Path, about: dict[str, Any], purpose: 
             return made(task.passed(cache, guard_of(cache, purpose, say), say), cache, about)
         task.check(meta)
         return Prepared(cache / task.key, meta, reused=True)
+
+
+def say_skipped(tasks: Mapping[str, Task | TokenTask], requests: Mapping[str, DataRequest], say: Say) -> None:
+    """Say which files of sources are not read, and which are in several. Keys: the names of the sources."""
+    texts = {name: task for name, task in tasks.items() if isinstance(task, Task)}
+    notes = [
+        corpus.said_of_skipped(f"{requests[name].data.source}", len(task.files), task.skipped)
+        for name, task in texts.items()
+    ]
+    notes.append(corpus.said_of_shared({name: task.files for name, task in texts.items()}))
+    for note in filter(None, notes):
+        say(f"warning: {note}")
 
 
 def nobody_else(key: str) -> AbstractContextManager[None]:

@@ -6,6 +6,7 @@ A document has at most 64 MiB. Compressed lines are read piece by piece, and tab
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
@@ -28,6 +29,8 @@ SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *TABLE_SUFFIXES)
 MAX_DOCUMENT_BYTES = 64 << 20
 COLUMN = "text"
 BATCH_BYTES = 1 << 20
+BOM = codecs.BOM_UTF8  # before a text in UTF-8, of which it is no part
+_WIDE_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # those of UTF-32 begin or end with them
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -91,7 +94,7 @@ def read_text(path: Path) -> str:
         content = stream.read(MAX_DOCUMENT_BYTES + 1)
     if len(content) > MAX_DOCUMENT_BYTES:
         raise DataError(f"{path}: larger than {MAX_DOCUMENT_BYTES >> 20} MiB; write documents as lines of a .jsonl")
-    return content.decode("utf-8")
+    return content.removeprefix(BOM).decode("utf-8")
 
 
 def _texts_of_lines(path: Path, column: str) -> Iterator[str]:
@@ -113,7 +116,11 @@ def json_lines(path: Path) -> Iterator[tuple[str, bytes, Any]]:
             place = f"{path}:{number}"
             if len(line) > MAX_DOCUMENT_BYTES:
                 raise DataError(f"{place}: line longer than {MAX_DOCUMENT_BYTES >> 20} MiB")
+            if number == 1:
+                line = line.removeprefix(BOM)
             if line.strip():
+                if b"\0" in line or line.startswith(_WIDE_BOMS):
+                    raise DataError(f"{place}: in UTF-16, it seems: write it in UTF-8 (iconv -f UTF-16 -t UTF-8)")
                 try:
                     value = json.loads(line)
                 except (ValueError, RecursionError) as error:

@@ -64,16 +64,49 @@ def test_the_warning_is_at_the_source_and_is_no_error(folder: Path) -> None:
     found = json.loads(shown)
     assert (code, found["errors"], found["warnings"]) == (0, 0, 1) and found["specs"][0]["right"]
     assert dsc(folder, "check", "mine.dsc", "--format", "github")[1].startswith("::warning file=mine.dsc,line=19,")
-    spec(folder, "text/**/*.txt")
+    (folder / "long.txt").write_text("word " * 100, "utf-8")
+    spec(folder, "*.txt")
     assert "warning" not in "".join(map(str, dsc(folder, "check", "mine.dsc")))
 
 
+def test_files_that_are_not_read_or_too_short_are_warned_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`dsc data prepare` counts what is not in UTF-8, too: `dsc check` opens no file."""
+    (folder / "text" / ".notes.txt").write_text("hidden", "utf-8")
+    for number in range(7):
+        (folder / "text" / f"{number}.html").write_text("text", "utf-8")
+    spec(folder, "text")
+    assert main(["check", str(folder / "mine.dsc")]) == 0
+    shown = capsys.readouterr().out
+    names = "1 hidden; {}7 other suffix (.html); 1 symbolic link"
+    assert f"warning[D0104]: 9 of 12 files of 'text' are not read: {names.format('')}" in shown
+    assert "cannot be compiled" not in shown and "D0106" in shown, "3 bytes are fewer than a sample"
+    words = ["--jobs", "1", "--cache", str(folder / "cache"), "--format", "json"]
+    words += ["-s", "data.tokenizer=train(257)", "-s", "data.validation=0%", "-s", "train.validate=none"]
+    assert main(["data", "prepare", str(folder / "mine.dsc"), *words]) == 0
+    told = names.format("1 not UTF-8; ")
+    assert f"data: warning: 10 of 12 files of 'text' are not read: {told}\n" in capsys.readouterr().err
+
+
+def test_a_file_in_two_sources_is_warned_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "long.txt").write_text("word " * 100, "utf-8")
+    sources = """sources {
+      one { files = "*.txt", weight = 1 }, all { files = "**/l*g.txt", weight = 1 }
+    }"""
+    tiny = (ROOT / "specs/tiny.dsc").read_text("utf-8").replace("source = python_stdlib", sources)
+    (folder / "mine.dsc").write_text(tiny, "utf-8")
+    assert main(["check", str(folder / "mine.dsc")]) == 0
+    shown = capsys.readouterr().out
+    assert "warning[D0105]: files in several sources of the blend: 1, such as " in shown
+    assert "long.txt in one and all" in shown and shown.count("warning") == 1
+
+
 def test_token_ids_that_would_be_filtered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    megatron.write(folder / "ids", [[[1, 2, 0]], [[3, 0]]])
+    megatron.write(folder / "ids", [[[1, 2, 0] * 40], [[3, 0]]])
+    (folder / "long.txt").write_text("word " * 100, "utf-8")
     tiny = (ROOT / "specs/tiny.dsc").read_text("utf-8")
     one = 'source = "ids", filters { shortest = 9 }'
     two = """sources {
-      ids { files = "ids", weight = 1 }, text { files = "text/**/*.txt", weight = 1 }
+      ids { files = "ids", weight = 1 }, text { files = "long.txt", weight = 1 }
     }
     filters { shortest = 9 }"""
     for source, hint, line in ((one, "remove `filters`", 19), (two, "write `filters { }` in this source", 20)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from pathlib import Path
 
@@ -33,9 +34,42 @@ def test_what_is_left_out_is_counted_and_links_are_not_followed(spec_folder: Pat
     os.mkfifo(corpus / "pipe.txt")
     found = find("corpus/*", spec_folder)
     assert all(not file.path.is_symlink() for file in found.files) and len(found.files) == 8
-    assert dict(found.skipped) == {"symbolic link": 2, "not UTF-8": 1, "other suffix": 1, "not a file": 1}
+    assert dict(found.skipped) == {"symbolic link": 3, "not UTF-8": 1, "other suffix (.png)": 1, "not a file": 1}
+    below = dict(find("corpus", spec_folder).skipped)
+    assert below["symbolic link"] == 3, "a linked folder below the source is counted, too"
     with pytest.raises(DataError, match="1 file matches and is not read: 1 left out: symbolic link"):
         find("corpus/*/key.txt", spec_folder)
+
+
+def test_hidden_files_are_read_only_where_a_source_names_them(tmp_path: Path) -> None:
+    for name in ("seen.txt", ".hidden.txt", ".git/deep/log.txt"):
+        (tmp_path / "notes" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "notes" / name).write_text("text")
+    for source in ("notes", "notes/**/*.txt"):
+        found = find(source, tmp_path)
+        assert ([file.name for file in found.files], found.skipped) == (["seen.txt"], (("hidden", 2),))
+    assert [file.name for file in find("notes/.git/**/*.txt", tmp_path).files] == ["deep/log.txt"]
+    assert [file.name for file in find("notes/.*", tmp_path).files] == [".hidden.txt"]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    """What is read, and the digest by which prepared data is found, are those of the file without it."""
+    texts, digests = [], []
+    for name, mark in (("plain", b""), ("marked", codecs.BOM_UTF8)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_bytes(mark + "zwölf".encode())
+        (tmp_path / name / "b.jsonl").write_bytes(mark + b'{"text": "one"}\n{"text": "two"}\n')
+        files = find(name, tmp_path).files
+        texts.append([text for file in files for text in documents(file)])
+        digests.append(digest(files[:1]))
+    assert texts == [["zwölf", "one", "two"]] * 2 and digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_lines_in_another_encoding_are_named_as_such(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "wide.jsonl").write_bytes('{"text": "one"}\n{"text": "two"}\n'.encode(encoding))
+    with pytest.raises(DataError, match=r"wide\.jsonl:1: in UTF-16, it seems: write it in UTF-8"):
+        list(documents(find("wide.jsonl", tmp_path).files[0]))
 
 
 @pytest.mark.parametrize(

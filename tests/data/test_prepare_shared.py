@@ -279,6 +279,22 @@ def test_epochs_are_of_all_phases_and_many_are_warned_of(
     assert rows["code"]["epochs"] is None and rows["web"]["epochs"] > 4
 
 
+def test_files_that_are_not_read_are_said_at_each_start(spec_folder: Path, tmp_path: Path) -> None:
+    """This holds for one source and for a blend, whether the data is made or there already."""
+    (spec_folder / "corpus" / "a.html").write_text("text")
+    line = "warning: 1 of 25 files of 'corpus' are not read: 1 other suffix (.html)"
+    both = (Source("one", "corpus", 1), Source("two", "corpus/**/*.txt", 1))
+    for data in ({"source": "corpus"}, {"source": None, "sources": both}):
+        request = DataRequest(replace(CORPUS, **data), 400, 7)
+        for _ in range(2):
+            said: list[str] = []
+            prepare_data(request, spec_folder, tmp_path / "run", lambda *_: None, said.append)
+            assert said.count(line) == 1
+            assert sum("files in several sources of the blend: 24, such as " in each for each in said) == (
+                "sources" in data
+            )
+
+
 def test_the_time_to_go_is_of_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another source begins where less is done, or the total is another; it does not go at the pace of the first."""
     now_s = [100.0]

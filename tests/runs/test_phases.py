@@ -24,8 +24,7 @@ from dsl.load import load
 from dsl.schema import Spec
 from runtime.build import Build
 from runtime.checkpoint.publish import Checkpoint
-from runtime.contract import RatePhase
-from runtime.data.order import EXTRA_TOKENS
+from runtime.contract import EXTRA_TOKENS, RatePhase
 from runtime.data.samples import Samples
 from runtime.position import Position
 from runtime.positions import order_of

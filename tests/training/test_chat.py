@@ -16,7 +16,7 @@ from compiler.emit.recipe import data_request
 from compiler.emit.segment_cache import Segments
 from dsl.schema import Chat, Data, Spec
 from runtime.build import Build
-from runtime.data.order import EXTRA_TOKENS
+from runtime.contract import EXTRA_TOKENS
 from runtime.data.prepare import prepare
 from runtime.data.samples import RowSamples, samples_of
 from runtime.launch.heartbeat import Board

@@ -13,7 +13,7 @@ import torch
 from compiler.emit.recipe import data_request
 from compiler.emit.segment_cache import Segments
 from dsl.schema import Batch, Chat, Moe, Spec
-from runtime.data.order import EXTRA_TOKENS
+from runtime.contract import EXTRA_TOKENS
 from runtime.data.prepare import prepare
 from runtime.data.samples import RowSamples, samples_of
 from runtime.trainer import Trainer
