@@ -45,6 +45,7 @@ _ROTATION = re.compile(r"model\.(layers\.\d+\.)?attention\.rope\..*")
 _OF_A_PHASE = re.compile(rf"{_RECIPE.pattern}|{_ROTATION.pattern}")
 _OF_EACH_PHASE = re.compile(rf"train\.(within|rate|tokens)(\..*)?|model\.name|{_ROTATION.pattern}")
 _OF_THE_DATA = re.compile(r"train\.(batch|sequence|seed|tokens|rate)(\..*)?")
+_OF_MESSAGES = re.compile(r"train\.grpo\.rewards\.\d+\.named")  # what changes nothing of what is trained
 ENVIRONMENT = ("torch", "ops", "device")  # what computes
 MAX_SHOWN, _MAX_WORD = 6, 200
 _MAX_LAYERS, _MAX_VALUES, _MAX_COUNT = 10_000, 1_000_000, 1 << 62  # of a manifest's plan
@@ -267,7 +268,7 @@ def _layers(spans: Any) -> dict[int, dict[str, Any]]:
 def _changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(path, "path was → now") of what differs."""
     for path in dict.fromkeys((*was, *now)):
-        if was.get(path) != now.get(path):
+        if was.get(path) != now.get(path) and not _OF_MESSAGES.fullmatch(path):
             yield path, f"{_word(path)} {_word(was.get(path))} → {_word(now.get(path))}"
 
 

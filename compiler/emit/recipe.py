@@ -112,7 +112,9 @@ def train(spec: Spec) -> contract.Train:
 
 def _grpo(block: Grpo) -> contract.Grpo:
     rewards = (
-        contract.Reward(**dict(each) | {"file": None if each.file is None else reward_file(each.name)})
+        contract.Reward(
+            **dict(each) | {"file": None if each.file is None else reward_file(each.name), "named": each.file}
+        )
         for each in block.rewards
     )
     return contract.Grpo(**dict(block) | {"rewards": tuple(rewards)})

@@ -117,7 +117,7 @@ class Health:
 @dataclass(frozen=True)
 class Reward:
     """What a completion is rewarded for. `pattern`: of "regex". `file`: of "python", where the build has it; its
-    `function` may take so many `seconds` for those of a rank."""
+    `function` may take so many `seconds` for those of a rank. `named`: what the spec calls the file, for messages."""
 
     name: Annotated[str, Pattern(r"[A-Za-z_]\w{0,63}")]
     check: Literal["exact", "format", "regex", "python"]
@@ -126,6 +126,7 @@ class Reward:
     file: Annotated[str, Pattern(r"rewards/[A-Za-z_]\w{0,63}\.py")] | None = None
     function: Annotated[str, Pattern(r"[A-Za-z_]\w{0,254}")] = "reward"
     seconds: Annotated[float, Range(0, 86_400)] = 5.0
+    named: Annotated[str, Pattern(".{1,4096}")] | None = None
 
 
 @dataclass(frozen=True)

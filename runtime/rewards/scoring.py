@@ -103,11 +103,16 @@ class Rewards:
         self._processes[reward.name] = Process(reward.name, pattern, what, None, quicker)
 
     def _start_function(self, reward: Reward, source: Path | str) -> None:
-        path = source if isinstance(source, Path) else Path(reward.file or f"{reward.name}.py")
+        path = str(source) if isinstance(source, Path) else reward.named or reward.file or f"{reward.name}.py"
         text = _read(reward, source) if isinstance(source, Path) else source
-        what = {"path": str(path), "text": text, "function": reward.function}
-        folder = path.parent if isinstance(source, Path) else None
-        self._processes[reward.name] = Process(reward.name, str(path), what, folder, "make it quicker")
+        folder = source.parent if isinstance(source, Path) else None
+        what = {
+            "path": path,
+            "text": text,
+            "function": reward.function,
+            "imports_from": str(folder) if folder else None,
+        }
+        self._processes[reward.name] = Process(reward.name, path, what, folder, "make it quicker")
 
     def _each(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         """The results of calls by their names, all at the same time. Raises the first error in their order."""

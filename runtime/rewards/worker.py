@@ -3,9 +3,9 @@
 A function of the user may hang, print, end its process or fill memory, and a regular expression may backtrack without
 end. So both run here.
 
-The first question has {"pattern"} of a regular expression, or {"path", "text", "function"} of a file of Python. Then
-comes one for each call, {"prompts", "completions", "columns"}, with the answer {"values": [a number for each
-completion]}.
+The first question has {"pattern"} of a regular expression, or {"path", "text", "function", "imports_from"} of a file of
+Python: the path for messages, and the folder whose files it may import, or null. Then comes one for each call,
+{"prompts", "completions", "columns"}, with the answer {"values": [a number for each completion]}.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -57,11 +56,12 @@ def _search(pattern: str) -> Score:
 # ---------------------------------------------------------------- a function of the user
 
 
-def _function(path: str, text: str, function: str) -> Callable[..., Any]:
+def _function(path: str, text: str, function: str, imports_from: str | None) -> Callable[..., Any]:
     module = ModuleType(MODULE)
     module.__file__ = path
     sys.modules[MODULE] = module  # where dataclasses and pickle look for what the file defines
-    sys.path.insert(0, str(Path(path).parent))  # what lies beside the file can be imported, as of a script
+    if imports_from is not None:
+        sys.path.insert(0, imports_from)  # what lies beside the file, as of a script
     try:
         exec(compile(text, path, "exec"), module.__dict__)
     except MemoryError:

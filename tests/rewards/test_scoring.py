@@ -89,6 +89,10 @@ def test_numbers_of_libraries_are_numbers() -> None:
         assert rewards.score(CASES)[:, 0].tolist() == [9 / 3, 1 / 3]
 
 
+def test_messages_name_the_file_as_the_spec_does() -> None:
+    assert refusal("def reward(**_):\n    return 1\n", named="mine/own.py").startswith("reward `own`: mine/own.py: ")
+
+
 def test_what_is_printed_and_read_leaves_the_answers_alone() -> None:
     text = """
 import os, subprocess, sys

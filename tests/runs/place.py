@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ class Place:
             yield running
         finally:
             for pid in running.seen():
-                if not is_gone(pid):
+                with suppress(ProcessLookupError):  # it has ended meanwhile, with another
                     os.kill(pid, signal.SIGKILL)
             process.wait(LIMIT_S)
 
