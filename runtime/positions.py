@@ -10,7 +10,7 @@ from pathlib import Path
 from runtime.build import Build
 from runtime.checkpoint.publish import Checkpoint
 from runtime.contract import EXTRA_TOKENS, Plan
-from runtime.data.blend import Blend, Share
+from runtime.data.blend import Blend, Share, seed_of
 from runtime.data.errors import DataError
 from runtime.data.order import Order, windows_in
 from runtime.data.samples import RowSamples, too_short
@@ -41,19 +41,22 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
     if reason := too_short(meta, needed):
         raise DataError(reason)
     if sources := build.plan.data.sources:
-        orders = (_order(build, meta["sources"][each.name]["train"]["tokens"]) for each in sources)
-        shares = (Share(each.name, each.weight, order.whole) for each, order in zip(sources, orders, strict=True))
+        orders = {
+            each.name: _order(build, meta["sources"][each.name]["train"]["tokens"], seed_of(train.seed, each.name))
+            for each in sources
+        }
+        shares = (Share(each.name, each.weight, orders[each.name].whole) for each in sources)
         within = train.within
         samples = None if within is None or within.is_last else tokens_to_train(build.plan) // train.sequence
         return Blend(tuple(shares), samples=samples, phase=within.number if within else 0)
-    return _order(build, meta["splits"]["train"]["tokens"])
+    return _order(build, meta["splits"]["train"]["tokens"], train.seed)
 
 
-def _order(build: Build, tokens: int) -> Order:
+def _order(build: Build, tokens: int, seed: int) -> Order:
     """The order of samples of one text of so many tokens."""
     train, within = build.plan.train, build.plan.train.within
     longest = None if within is None else within.longest
-    plain = Order(train.sequence, windows_in(tokens, train.sequence, longest), train.seed)
+    plain = Order(train.sequence, windows_in(tokens, train.sequence, longest), seed)
     if within is None:
         return plain
     end = None if within.is_last else within.first_token + tokens_to_train(build.plan)
@@ -120,12 +123,16 @@ def _blended(was: Position, order: Blend, *, same_text: bool) -> tuple[Position,
     """Where a build of several sources goes on, and what is to be said of their weights."""
     found = was.blended(order, partial(Position.under, same_text=same_text))
     shares = was.order.shares if isinstance(was.order, Blend) else ()
+    seeds = {share.name: share.order.seed for share in shares}
+    notes = []
+    if same_text and any(seeds.get(share.name, share.order.seed) != share.order.seed for share in order.shares):
+        notes.append("sources have other orders: what they have not given in this epoch comes first")
     before = {share.name: share.weight for share in shares}
     weights = {share.name: share.weight for share in order.shares}
     if before == weights:
-        return found, []
+        return found, notes
     told = ", ".join(f"{name} {before.get(name, 0)} → {weights.get(name, 0)}" for name in {**before, **weights})
-    return found, [f"weights of sources: {told}; each source goes on with its next sample"]
+    return found, [*notes, f"weights of sources: {told}; each source goes on with its next sample"]
 
 
 def course(step: int, position: Position, plan: Plan) -> list[str]:

@@ -1,4 +1,4 @@
-"""The order in which samples of several sources are drawn. Sample i is a pure function of (weights, seed, i).
+"""The order in which samples of several sources are drawn. Sample i is a pure function of (names, weights, seed, i).
 
 Of n samples a source of share w has floor(w·n) or ceil(w·n), after each n: the chairman assignment (Tijdeman, Discrete
 Mathematics 32, 1980). With whole weights that sum to D, the (m+1)-th sample of a source of weight a has its place
@@ -9,6 +9,7 @@ and the places repeat.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,6 +25,11 @@ from runtime.data.cuts import Cut, left_out
 from runtime.data.order import Order
 
 _WALKS = Lock()
+
+
+def seed_of(seed: int, source: str) -> int:
+    """The seed of the order of a source, by the seed of the run. Sources of equal length have different orders."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}\0{source}".encode(), digest_size=6).digest(), "big")
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsl.shares import whole
+from runtime.build import Build
+from runtime.contract import Data, Source, TrainedTokenizer
 from runtime.data.blend import Blend, Share
 from runtime.data.order import Order
 from runtime.position import Move, Position
+from runtime.positions import order_of
+from tests.runtime.plans import small_plan
 
 WEIGHTS = st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any)
 SAME: Move = partial(Position.under, same_text=True)
@@ -43,6 +50,21 @@ def walk(position: Position, sizes: Sequence[int]) -> tuple[Position, list[tuple
             found.append((share.name, int(share.order.window(of_source))))
         position = position.after(drawn, 8)
     return position, found
+
+
+def test_sources_of_equal_text_have_orders_of_their_own(tmp_path: Path) -> None:
+    """The seeds are pinned: a change would draw other samples in every run that goes on."""
+    names = ("web", "code", "again")
+    sources = tuple(Source(name, "text.txt", 1) for name in names)
+    counts = {name: {split: {"tokens": 802} for split in ("train", "validation")} for name in names}
+    (tmp_path / "meta.json").write_text(json.dumps({"sources": counts}), "utf-8")
+    plan = small_plan(data=Data(None, TrainedTokenizer(300), 0.0, sources=sources))
+    build = cast(Build, SimpleNamespace(plan=replace(plan, train=replace(plan.train, sequence=8, seed=1))))
+    order = order_of(build, tmp_path)
+    assert isinstance(order, Blend)
+    drawn = {share.name: tuple(share.order.window(i) for i in range(100)) for share in order.shares}
+    assert all(sorted(each) == [*range(100)] for each in drawn.values()) and len({*drawn.values()}) == 3
+    assert [share.order.seed for share in order.shares] == [7266844446678, 156469784453624, 81107898825837]
 
 
 @given(WEIGHTS, st.integers(0, 10_000))
