@@ -69,7 +69,11 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
             hint = "write `filters { }` in this source" if request.sources else "remove `filters`"
             at = origins.get(path) if request.sources else origins.get("data.filters")
             return (Diagnostic("D0103", message, at, hint, severity="warning"),)
-    found = tuple(_of_files(spec, origins, folder))
+    try:
+        found = tuple(_of_files(spec, origins, folder))
+    except (DataError, OSError) as error:  # files that come and go while they are looked at
+        at = origins.get(next(iter(spec.data.patterns), ""))
+        found = (Diagnostic("D0104", str(error), at, severity="warning"),)
     message, hint = _template_fault(spec.data, folder)
     if not message:
         return found

@@ -168,6 +168,19 @@ def test_a_template_that_training_would_refuse_is_a_warning(
     assert "D0102" not in capsys.readouterr().out, "it may be elsewhere"
 
 
+def test_files_that_vanish_while_they_are_looked_at_are_a_warning(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec(folder, "text/**/*.txt")
+
+    def vanished(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/7/a.txt")
+
+    monkeypatch.setattr(corpus, "find_by_name", vanished)
+    assert main(["check", str(folder / "mine.dsc")]) == 0
+    assert "/proc/7/a.txt" in capsys.readouterr().out
+
+
 def test_it_is_an_error_of_train(folder: Path) -> None:
     spec(folder, "text/*.rst")
     code, _, stderr = dsc(folder, "train", "mine.dsc")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.data import corpus
 from runtime.data.corpus import SourceFile, digest, find
 from runtime.data.errors import DataError
 from runtime.data.readers import MAX_DOCUMENT_BYTES, documents
@@ -39,6 +40,20 @@ def test_what_is_left_out_is_counted_and_links_are_not_followed(spec_folder: Pat
     assert below["symbolic link"] == 3, "a linked folder below the source is counted, too"
     with pytest.raises(DataError, match="1 file matches and is not read: 1 left out: symbolic link"):
         find("corpus/*/key.txt", spec_folder)
+
+
+def test_what_the_kernel_shows_as_files_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern for the whole machine matches files of processes, which end while it is matched."""
+    for name in ("a.jsonl", "b/c/d.jsonl", "proc/1/e.jsonl", "b/proc/f.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    (tmp_path / "b" / "linked").symlink_to(tmp_path / "b" / "c")
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    source = f"{tmp_path}/**/*.jsonl"
+    before = [file.name for file in find(source, tmp_path).files]
+    assert before == ["a.jsonl", "b/c/d.jsonl", "b/proc/f.jsonl", "proc/1/e.jsonl"]
+    monkeypatch.setattr(corpus, "_ROOT", tmp_path)
+    assert [file.name for file in find(source, tmp_path).files] == before[:-1]
 
 
 def test_hidden_files_are_read_only_where_a_source_names_them(tmp_path: Path) -> None:
