@@ -124,7 +124,7 @@ class Blend:
     def made(self, where: Path, part: Part, guard: Guard) -> Prepared:
         """Make the folder in `where`; `part` gives that of a source. Under the lock of `key`, or of a run; `guard`: of
         the locks of others."""
-        with store.journal(where, self.key) as journal, TemporaryDirectory() as aside:
+        with store.journal(where, self.key) as journal, TemporaryDirectory(ignore_cleanup_errors=True) as aside:
             tokenizer = self.request.data.tokenizer
             if isinstance(tokenizer, TrainedTokenizer):
                 passed = {name: self._passed(name, task, where, guard) for name, task in self.tasks.items()}

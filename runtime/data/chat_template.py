@@ -88,7 +88,7 @@ class Template:
         except DataError:
             raise
         except Exception as error:  # what a template raises is up to it: TypeError, KeyError and others
-            raise DataError(f"the chat template fails: {error or type(error).__name__}") from None
+            raise DataError(f"the chat template fails: {str(error) or type(error).__name__}") from None
         return "".join(blocks)
 
 

@@ -166,7 +166,7 @@ def renamed(folder: Path, meta: Meta, about: Meta) -> Meta:
     """A verified folder's meta.json, which from now on says that `about` asked for it, and that it was used last."""
     if about_of(meta) != about:
         meta = signed({**meta, **about})
-        with TemporaryDirectory(prefix=BUILDING, dir=folder.parent) as temporary:
+        with TemporaryDirectory(prefix=BUILDING, dir=folder.parent, ignore_cleanup_errors=True) as temporary:
             write_synced(Path(temporary) / META, _text(meta))
             (Path(temporary) / META).replace(folder / META)
         sync_folder(folder)

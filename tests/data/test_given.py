@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from runtime.data import given, tokenizer
+from runtime.data import given, template_check, tokenizer
+from runtime.data.chat import Settings
 from runtime.data.errors import DataError
 from runtime.data.given import Given
 from runtime.data.prepare import Prepared
@@ -78,6 +79,26 @@ def test_processor_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _refused(content, "b" * 60_000 + "d") == (
         "own.json: cannot encode corpus/0.txt: it takes more than 1 s of processor time"
     )
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ 9 ** (9 ** 9) }}", "a.jinja: not a chat template: it takes more than 2 s to be compiled"),
+        ("{{ 9 ** (messages|length * 190000000) }}", ":1: it takes more than 1 s of processor time"),
+        ("{{ ('x' * (messages|length * 9000000000))|length }}", ":1: the chat template fails: MemoryError"),
+    ],
+    ids=["compiled", "rendered", "large"],
+)
+def test_a_chat_template_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str) -> None:
+    monkeypatch.setattr(given, "CPU_S", 1.0)
+    monkeypatch.setattr(template_check, "COMPILE_S", 2.0)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"messages": [{"role": "assistant", "content": "a"}]}\n')
+    settings = Settings(template, "a.jinja", {"eos_token": tokenizer.END})
+    with pytest.raises(DataError) as raised, Given(Path("own.json"), JSON.encode(), settings) as process:
+        process.encode([(SourceFile("rows.jsonl", rows), rows.read_text().strip())])
+    assert str(raised.value).endswith(said)
 
 
 @pytest.mark.parametrize(

@@ -341,3 +341,14 @@ def raises(error: type[BaseException]) -> Callable[..., Any]:
         raise error
 
     return function
+
+
+def test_a_log_that_is_a_link_is_not_written_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / beside.LOG).symlink_to(tmp_path / "theirs")
+    build = SimpleNamespace(files={run_copy.WATCH: json.dumps(tree(WATCH)).encode()})
+    exporters_of_run = beside.Exporters(build, tmp_path)  # type: ignore[arg-type]
+    exporters_of_run.begin()
+    exporters_of_run.close(waits=True)
+    assert not (tmp_path / "theirs").exists()
+    assert f"nothing is exported: {tmp_path / 'logs' / beside.LOG}: " in capsys.readouterr().out
