@@ -22,7 +22,7 @@ from pathlib import Path
 
 from runtime.contract import DataRequest
 from runtime.data.blended import prepare_data
-from runtime.data.errors import DataError
+from runtime.data.errors import DataError, MissingError, where_paths_start
 from runtime.data.files import open_regular
 from runtime.data.prepare import PHASES
 from runtime.outcome import printable, refusal_code
@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
         )
     except (DataError, OSError) as error:
         notes.error(f"error: {printable(str(error))}")
+        if isinstance(error, MissingError):
+            notes.error(f" = hint: {where_paths_start(args.data)}")
         return refusal_code(error)
     notes.found()
     print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}), flush=True)
@@ -65,7 +67,10 @@ def prepare_here(request: DataRequest, data: Path, out: Path, resume: bool, say:
             said.add(text)
             say(f"data: {printable(text)}")
 
-    return prepare_data(request, data, out, lambda *_: None, once, resumed=resumed).folder
+    try:
+        return prepare_data(request, data, out, lambda *_: None, once, resumed=resumed).folder
+    except MissingError as error:
+        raise DataError(f"{error}: {where_paths_start(data)}") from None
 
 
 def data_of_checkpoints(folder: Path) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest
 from runtime.contract import MoeLayer, Plan
+from runtime.data.errors import where_paths_start
 from runtime.health import record
 from runtime.health.judge import Recent
 from runtime.native import library
@@ -154,7 +155,10 @@ def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[s
     """
     if (named := plan.train.initial) is None:
         return None, []
-    path, manifest = find_manifest(folder / named.path)
+    try:
+        path, manifest = find_manifest(folder / named.path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {where_paths_start(folder)}") from None
     if digest(manifest) != named.sha256:
         raise CheckpointError(f"{path} is another checkpoint than the one that was compiled: compile the spec again")
     checkpoint = load(path)

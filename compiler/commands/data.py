@@ -76,7 +76,7 @@ def _of_show(args: argparse.Namespace) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Show a row, or prepare the data; 0, or 2 where the spec or its data cannot be used."""
-    from runtime.data.errors import DataError
+    from runtime.data.errors import DataError, MissingError, where_paths_start
 
     if args.what == "prepare" and (given := _of_show(args)):
         return wrong(f"`dsc data prepare` takes no {given}", how=args.format)
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         with TemporaryDirectory(prefix="dsc-data-", ignore_cleanup_errors=True) as out:
             shown = data_show.shown(args, chosen.spec, folder, Path(out))
     except (DataError, OSError) as error:
-        wrong(reason(error), how=args.format)
+        wrong(reason(error), where_paths_start(folder) if isinstance(error, MissingError) else "", args.format)
         return refusal_code(error)
     data_show.show(args, shown)
     return 0

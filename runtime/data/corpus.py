@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.data.errors import DataError
+from runtime.data.errors import DataError, MissingError
 from runtime.data.files import open_regular
 from runtime.data.readers import BOM, COLUMN, SUFFIXES, TEXT_SUFFIXES, SourceFile, read_text, suffix_of
 
@@ -59,7 +59,8 @@ def find(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES, col
         else:
             files.append(SourceFile(path.relative_to(folder).as_posix(), path, column))
     if not files:
-        raise DataError(_nothing_found(source, folder, left_out, suffixes))
+        kind = DataError if left_out else MissingError
+        raise kind(_nothing_found(source, folder, left_out, suffixes))
     return Corpus(tuple(sorted(files)), _counted(left_out))
 
 
@@ -140,7 +141,7 @@ def token_files(source: str, spec_folder: Path) -> tuple[Path, ...]:
     found = _matches(source, folder, pattern.removesuffix(named) + INDEX)
     prefixes = tuple(path.with_name(path.name.removesuffix(INDEX)) for path in sorted(found))
     if named and not prefixes:
-        raise DataError(f"data source {source!r}: no file of token ids, {INDEX} and .bin, found in {folder}")
+        raise MissingError(f"data source {source!r}: no file of token ids, {INDEX} and .bin, found in {folder}")
     return prefixes
 
 

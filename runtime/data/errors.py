@@ -1,4 +1,8 @@
-"""What the user must mend about the data: one exception, its message names the file."""
+"""What the user must mend about the data: exceptions whose messages name the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 from runtime.outcome import printable
 
@@ -11,3 +15,12 @@ class DataError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
+
+
+class MissingError(DataError):
+    """Nothing is where a path of a spec says: its paths may start at another folder."""
+
+
+def where_paths_start(folder: Path) -> str:
+    """Say where paths of a spec are looked for, and how to name another folder."""
+    return printable(f"paths of the spec start at {folder.absolute()}; `--data DIR` names another folder")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from runtime.data.errors import DataError
+from runtime.data.errors import DataError, MissingError
 from runtime.data.files import open_regular
 
 END = "<|endoftext|>"
@@ -53,7 +53,8 @@ def read(path: Path) -> bytes:
         with open_regular(path) as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise DataError(f"{path}: no tokenizer can be read: {error.strerror or error}") from None
+        kind = MissingError if isinstance(error, FileNotFoundError) else DataError
+        raise kind(f"{path}: no tokenizer can be read: {error.strerror or error}") from None
     if len(content) > MAX_FILE_BYTES:
         raise DataError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
     return content

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.data.errors import DataError
+from runtime.data.errors import DataError, MissingError
 from runtime.data.files import open_regular
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -58,7 +58,8 @@ def read_text(path: Path, most: int) -> str:
             raise DataError(f"{path}: larger than {most >> 20} MiB")
         return content.decode("utf-8")
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+        kind = MissingError if isinstance(error, FileNotFoundError) else DataError
+        raise kind(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: not UTF-8") from None
 
