@@ -68,8 +68,10 @@ def from_json(text: str) -> RecordedModules:
     try:
         rows = json.loads(text)["modules"]
         return RecordedModules({Wanted(**row["wanted"]): _module(row["module"]) for row in rows})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SyntaxError) as error:
-        raise ModuleError(f"{FILE} cannot be read: {error}", "compile the spec again") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SyntaxError, MemoryError) as error:
+        raise ModuleError(
+            f"{FILE} cannot be read: {str(error) or type(error).__name__}", "compile the spec again"
+        ) from None
 
 
 def _tree(value: Any) -> Any:

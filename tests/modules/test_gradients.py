@@ -180,6 +180,7 @@ def test_first_values_are_ones_zeros_or_random() -> None:
     [
         ('"aten.mm.default"', '"aten.mm.default(x, x); import os"'),
         ('"%"', "\"__import__('os')\""),
+        ('"%"', f'"{"-" * 90_000}1"'),
         ('"torch.float64"', '"torch.float64 if print() else 0"'),
         ('"p_up_weight"', '"p = 1"'),
         ('"up.weight"', '"up weight"'),
