@@ -14,9 +14,10 @@ from torch import Tensor
 
 from runtime import contract, zigzag
 from runtime.contract import EXTRA_TOKENS
-from runtime.data.order import put_by_cost
+from runtime.data.order import PADDING, put_by_cost
 
 NO_TARGET = -1
+REAL = {"real": 0, "mtp_real": 1}  # which rows of routers are tokens, and not padding
 AHEAD = {"tokens": 0, "targets": 1, "mtp_tokens": 1, "mtp_targets": 2}
 PLACES = ("starts", "positions")
 
@@ -65,7 +66,7 @@ class FilledUp:
 
     def tokens(self, index: int) -> np.ndarray:
         """[length] token ids."""
-        return self.source.tokens(index) if self._is_held_out(index) else np.full(self.length, NO_TARGET)
+        return self.source.tokens(index) if self._is_held_out(index) else np.full(self.length, PADDING)
 
     def starts(self, index: int) -> np.ndarray:
         """[length]: where the document of each token begins."""
@@ -105,10 +106,11 @@ class MicroBatches(dict[str, Tensor]):
     """A column's micro-batches of the samples of a step by name, [micro-batch, token]: its rows of them, where context
     ranks divide sequences and tensor ranks rows. Samples are read when a name is asked for that is of tokens.
 
-    A token below 0 is ~id of an input, and no target. Where documents are kept apart, a token of another document than
-    the one that is to predict it is no target either, and `starts` says where the document of each token begins in its
-    sequence: of all rows that a context rank has, for attention sees all. Context ranks also have `positions`, those of
-    their rows in their sequences.
+    A token below 0 is ~id of an input, and no target. PADDING is read as token 0, and `real` and `mtp_real`, which
+    routers of rows read, are 0 there. Where documents are kept apart, a token of another document than the one that is
+    to predict it is no target either, and `starts` says where the document of each token begins in its sequence: of all
+    rows that a context rank has, for attention sees all. Context ranks also have `positions`, those of their rows in
+    their sequences.
 
     Where tensor ranks have parts of the vocabulary, a rank gets the tokens of all rows, and beside its targets those of
     all rows as `part_targets`, both less the first word that it has; below 0 are those that other ranks have. The
@@ -152,6 +154,8 @@ class MicroBatches(dict[str, Tensor]):
         """Tokens and targets."""
         mesh, vocab = self._plan.mesh, self._plan.model.vocab
         z = self._there(self._tokens)
+        real = z != PADDING
+        z = z.masked_fill(~real, NO_TARGET)
         views = {name: self._ahead(z, skip) for name, skip in AHEAD.items()}
         data = {name: v if name.endswith("targets") else v ^ (v >> 63) for name, v in views.items()}
         if self._plan.data.masks_documents:
@@ -160,9 +164,11 @@ class MicroBatches(dict[str, Tensor]):
                 outside = self._ahead(self._starts, AHEAD[name]) > position
                 data[name] = data[name].masked_fill(outside, NO_TARGET)
         data = self._mine(data)
+        marks = {name: self._ahead(real, skip).to(torch.int32) for name, skip in REAL.items()}
+        marks = self._mine(marks) if self._plan.data.pads_rows else {}
         if mesh.tp == 1:
-            return data
-        rows = {name: v.chunk(mesh.tp, dim=1)[self._tensor_rank].contiguous() for name, v in data.items()}
+            return data | marks
+        rows = {name: v.chunk(mesh.tp, dim=1)[self._tensor_rank].contiguous() for name, v in (data | marks).items()}
         if vocab % mesh.tp:
             return rows
         own = {f"row_{name}": rows[name] for name in ("tokens", "mtp_tokens")}

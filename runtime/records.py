@@ -29,7 +29,7 @@ def flat(found: Mapping[str, Tensor], plan: Plan, device: torch.device) -> Tenso
     here = dict(found)
     for layer in plan.moe_layers:
         if layer.slots is not None and (name := f"load {layer.name}") in here:
-            here[name] = here[name][torch.tensor(layer.slots, device=device)]
+            here[name] = here[name].reshape(-1)[torch.tensor(layer.slots, device=device)]
     parts = [
         here.get(name, torch.zeros(extent, device=device)).reshape(-1).to(torch.float64)
         for name, extent in extents_of(plan).items()

@@ -32,7 +32,9 @@ def on_one_rank(spec: Spec, dtype: str = "") -> Spec:
     """
     parts = {"precision": BUILT_IN[dtype or spec.precision.compute], "parallel": Parallel(data=1)}
     parts |= {"train": spec.train.model_copy(update={"grpo": None})}  # whose head has a loss of sampled tokens
-    data = spec.data.model_copy(update={"documents": "joined", "chat": None})  # a sequence is a document here
+    data = spec.data.model_copy(
+        update={"documents": "joined", "chat": None, "prompts": None}
+    )  # a sequence is a document here
     return spec.model_copy(update=parts | {"data": data, "recompute": (), "unfused": (), "offload": ()})
 
 

@@ -17,12 +17,14 @@ from runtime.data import corpus, tokenizer, tokenizer_files
 from runtime.data.encode import check_vocab
 from runtime.data.errors import DataError
 from runtime.data.given import Given
+from runtime.data.order import PADDING
 from runtime.data.readers import batches, documents
-from runtime.data.samples import PADDING, RowSamples
+from runtime.data.samples import RowSamples
 from runtime.data.streams import open_split
 from runtime.data.words import is_byte_level
 
 VALIDATION = "validation"
+NO_TARGET = -1
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def of_file(path: Path, vocab: int, named: Tokenizer | None) -> Streams:
             "the tokens are those of another tokenizer",
         )
     ids = np.atleast_2d(found).astype(np.int64)
-    return _streams(tuple(np.where(ids < -vocab, PADDING, ids)), str(path), named)
+    return _streams(tuple(np.where(ids < -vocab, NO_TARGET, ids)), str(path), named)
 
 
 def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
@@ -94,7 +96,9 @@ def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
     try:
         if spec.data.chat is not None:
             rows = RowSamples(data, VALIDATION, spec.train.sequence, 0, seed=0, long=spec.data.chat.long)
-            return _streams(tuple(map(rows.tokens, range(rows.num_windows))), str(data / VALIDATION), named)
+            padded = map(rows.tokens, range(rows.num_windows))
+            ids = tuple(np.where(each == PADDING, NO_TARGET, each) for each in padded)
+            return _streams(ids, str(data / VALIDATION), named)
         names = [each.name for each in spec.data.sources] or [""]
         readers = [open_split(data, VALIDATION, name) for name in names]
     except (DataError, OSError) as error:

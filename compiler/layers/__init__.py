@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from compiler import ir
 from compiler.dtypes import is_packed, packed_of
 from compiler.ir.segment import SUM
-from compiler.layers import attention, dense, ends, hyper, indexer, moe, mtp, stream
+from compiler.layers import attention, balance, dense, ends, hyper, indexer, moe, mtp, stream
 from compiler.layers.adapter import adapted
 from compiler.layers.builder import Place
 from compiler.layers.value_dtypes import stored
@@ -72,7 +72,7 @@ LAYERS: dict[str, Layer] = {
         ("residual_norm", "quantise", "norm_gradient"),
     ),
     "attend": Layer(attention.build_attend, attention.PARAMETERS, ("rmsnorm", "mla_up", "attention"), ("quantise",)),
-    "balance": Layer(moe.build_balance, {}),
+    "balance": Layer(balance.build_balance, {}),
     "between": Layer(stream.build_between, stream.BETWEEN_PARAMETERS, ("hyper",), ("residual_norm", "norm_gradient")),
     "dense": Layer(
         dense.build,

@@ -17,6 +17,7 @@ from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
 from compiler.layers import hyper
 from compiler.layers.activation import activated, constants_of, times_gate, up_parts
+from compiler.layers.balance import has_balance, real_balance, real_rows, rows_of_sequence
 from compiler.layers.builder import Place, index, segment
 from compiler.layers.linear import grouped_linear, linear, named, weights
 from compiler.layers.residual import (
@@ -44,6 +45,7 @@ ROUTER_PARAMETERS = {
 SHARED_PARAMETERS = named(
     {"norm": "ffn.norm", "up": "ffn.shared.up", "gate": "ffn.shared.gate", "down": "ffn.shared.down"}, "up", "down"
 )
+LOAD = "load"  # an output of routers where rows may be padding: how many tokens each expert gets
 TABLE_DTYPE = "int32"  # of which experts each token goes to
 SUMMED = ("stream", "attended", "attended_post", "attended_comb")  # inputs of a join that makes the residual again
 JOIN_PARAMETERS = {"post_norm": "ffn.post_norm"}
@@ -76,14 +78,18 @@ def router(
     pre: bool = True,
     streams: hyper.Streams = (),
     replays: bool = False,
+    padded: int = 0,
 ) -> tuple[Any, ...]:
     """Chooses experts by their scores, or by tokens if they are given, or as is given if it `replays`, and puts the
     rows in their order, or `by_slots`, in that of their places in the layer; one row for each of the `slices` of an
     expert, whose places are `apart`. The residual h + y, of which attention gave y, is for the join, the normed `x` for
     the shared experts; with `balance` there is the sequence-wise loss, without its weight. Where ranks have parts of
     sequences, `balance` makes it, of the scores and of the choices that are counted, in so many rows of each. Of
-    several residual streams the mixing is the first of `more`, and that of what the join adds comes last."""
+    several residual streams the mixing is the first of `more`, and that of what the join adds comes last. If some of so
+    many rows may be `padded`, which of them are tokens comes before tables and choices: padding is in no load and no
+    loss."""
     mixing, given = (more[:2], more[2:]) if streams else ((), more)
+    real, given = (given[:1], given[1:]) if padded else ((), given)
     residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
     x_TD = entering(ops, p, x_TD, eps, pre)
     logits_TE = ops.linear_wide(x_TD, p.weight)
@@ -99,22 +105,32 @@ def router(
         expert_TK = ops.replay_choices(expert_TK, *given) if replays else ops.table_choices(*given, p.table)
         weigh = ops.weigh_chosen_scores if sqrt_softplus else ops.weigh_chosen
         gate_TK = weigh(logits_TE, expert_TK, *by_score, normalize, scale)
+    experts = p.weight.shape[0]
+    if padded:
+        expert_TK = ops.spread_padding(expert_TK, *real, experts, groups)
     routed = (x_TD, gate_TK, expert_TK)
     if slices > 1:
         of_slices = ops.slice_choices(gate_TK, expert_TK, p.slots, slices, apart)
-        permuted = ops.permute(x_TD, *of_slices, slices * p.weight.shape[0])
+        permuted = ops.permute(x_TD, *of_slices, slices * experts)
     else:
-        permuted = ops.permute_placed(*routed, p.slots) if by_slots else ops.permute(*routed, p.weight.shape[0])
+        permuted = ops.permute_placed(*routed, p.slots) if by_slots else ops.permute(*routed, experts)
     rows_SD, gate_S, order_S, counts_E = permuted
     x = (x_TD,) if shared else ()
     loss: tuple[Any, ...] = ()
-    if counted:
-        loss = (logits_TE, ops.choice_counts(expert_TK, p.weight.shape[0], counted))
+    load: tuple[Any, ...] = ()
+    if padded:
+        load = (ops.real_counts(expert_TK, *real, p.slots if by_slots else None, slices * experts, padded),)
+        if counted or balance:
+            loss = (logits_TE, ops.real_counts(expert_TK, *real, None, experts, counted or sequence))
+        if balance and not counted:
+            loss = real_balance(ops, (*loss, *real), (sequence, top_k), () if sqrt_softplus else (softmax,))
+    elif counted:
+        loss = (logits_TE, ops.choice_counts(expert_TK, experts, counted))
     elif balance and sqrt_softplus:
         loss = (ops.balance_scores(logits_TE, expert_TK, sequence),)
     elif balance:
         loss = (ops.sequence_balance(logits_TE, expert_TK, sequence, softmax),)
-    return (residual_TD, *x, rows_SD, gate_S, order_S, counts_E, *loss, *following)
+    return (residual_TD, *x, rows_SD, gate_S, order_S, counts_E, *load, *loss, *following)
 
 
 def replays_choices(place: Place) -> bool:
@@ -139,6 +155,7 @@ def build_router(place: Place) -> ir.Segment:
     shape, by_table = (place.model.vocab, moe.top_k), moe.choice == "table"
     replays = replays_choices(place)
     given = (index("tokens", place.T),) if by_table else (index("routes", place.T, moe.top_k),) if replays else ()
+    padded = real_rows(place)
     table = (ir.Param("table", shape, TABLE_DTYPE, grad=False, role="table"),) if by_table else ()
     of = segment(
         "router",
@@ -152,7 +169,7 @@ def build_router(place: Place) -> ir.Segment:
             *slots,
             *table,
         ),
-        (*sum_of(place), *given),
+        (*sum_of(place), *padded, *given),
         (
             "residual",
             *(("x",) if shared else ()),
@@ -160,6 +177,7 @@ def build_router(place: Place) -> ir.Segment:
             "gate",
             ir.Output("order", grad=False),
             ir.Output("counts", grad=False),
+            *((ir.Output(LOAD, grad=False),) if padded else ()),
             *(("scores", ir.Output("choices", grad=False)) if counted else ("sequence_loss",) if balance else ()),
             *hyper.following(place),
         ),
@@ -176,51 +194,16 @@ def build_router(place: Place) -> ir.Segment:
         balance=balance,
         **({"logit_bias": True} if logit_bias else {}),
         **({"replays": True} if replays else {}),
+        **({"padded": place.T} if padded else {}),
         **({"by_slots": True} if by_slots else {}),
         **({"slices": place.slices, "apart": place.experts_local} if place.slices > 1 else {}),
         **({"sqrt_softplus": True} if moe.score == "sqrt_softplus" else {}),
-        **({"counted": _rows_of_sequence(place)} if counted else {}),
+        **({"counted": rows_of_sequence(place)} if counted else {}),
         **hyper.streams_of(place),
         **entrance(place),
     )
     return replace(
         of, remade=(*(_normed(place, "residual") if shared else ()), *_summed(place, "residual", sum_of(place)))
-    )
-
-
-def has_balance(place: Place) -> bool:
-    """Whether a layer has a sequence-wise loss."""
-    return place.moe.balance.sequence_loss > 0 and not place.mtp
-
-
-def _rows_of_sequence(place: Place) -> int:
-    """The rows that a rank has of each of its sequences."""
-    return place.spec.train.sequence // place.spec.sequence_ranks
-
-
-def balance(
-    ops: Any, p: Any, scores_TE: Any, choices_NE: Any, *, rows: int, sequence: int, softmax: bool, given: bool
-) -> tuple[Any, ...]:
-    """What a rank that has parts of sequences has of the sequence-wise loss: with the choices of all that have parts of
-    the same, N counts. `given`: scores come as they are, and not as logits."""
-    if given:
-        return (ops.counted_balance_scores(scores_TE, choices_NE, rows, sequence),)
-    return (ops.counted_balance(scores_TE, choices_NE, rows, sequence, softmax),)
-
-
-def build_balance(place: Place) -> ir.Segment:
-    moe, rows = place.moe, _rows_of_sequence(place)
-    counts = place.T // rows * place.spec.sequence_ranks
-    return segment(
-        "balance",
-        balance,
-        (),
-        (ir.Input("scores", (place.T, moe.experts), place.wide_dtype), index("choices", counts, moe.experts)),
-        ("sequence_loss",),
-        rows=rows,
-        sequence=place.spec.train.sequence,
-        softmax=moe.score == "softmax",
-        given=moe.score == "sqrt_softplus",
     )
 
 

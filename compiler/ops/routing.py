@@ -72,12 +72,12 @@ def _infer_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax:
     return (Tensor((), statistics_dtype(logits_TE.dtype)),)
 
 
-def _infer_counts(expert_TK: Tensor, num_experts: int, rows: int) -> tuple[Tensor, ...]:
+def infer_counts(expert_TK: Tensor, num_experts: int, rows: int) -> tuple[Tensor, ...]:
     assert expert_TK.shape[0] % rows == 0, (expert_TK, rows)
     return (Tensor((expert_TK.shape[0] // rows, num_experts), INDEX),)
 
 
-def _infer_counted(
+def infer_counted(
     logits_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int, softmax: bool = False
 ) -> tuple[Tensor, ...]:
     (T, E), (N, _) = logits_TE.shape, counts_NE.shape
@@ -86,7 +86,7 @@ def _infer_counted(
 
 
 def _infer_counted_scores(score_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int) -> tuple[Tensor, ...]:
-    return _infer_counted(score_TE, counts_NE, rows, sequence)
+    return infer_counted(score_TE, counts_NE, rows, sequence)
 
 
 def _infer_permute(x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, num_experts: int) -> tuple[Tensor, ...]:
@@ -222,7 +222,7 @@ BALANCE_SCORES = Rule(
 CHOICE_COUNTS = Rule(
     args=("expert", "num_experts", "rows"),
     outputs=("counts",),
-    infer=_infer_counts,
+    infer=infer_counts,
     kernel_class="router",
     flops=elementwise("expert", 1),
     differentiable=(),
@@ -231,7 +231,7 @@ CHOICE_COUNTS = Rule(
 COUNTED_BALANCE = Rule(
     args=("logits", "counts", "rows", "sequence", "softmax"),
     outputs=("loss",),
-    infer=_infer_counted,
+    infer=infer_counted,
     kernel_class="router",
     flops=elementwise("logits", 8),
     differentiable=("loss",),

@@ -295,7 +295,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
     counted, balance = _balance(place, name, prefix, values)
     joined = (values["residual"], *shared, returned, values["order"], *(values[each] for each in following(place)))
     joined = (*joined, *(attended if len(joined) < len(LAYERS["join"].build(place).inputs) else ()))
-    entering = (*attended, *_tokens(place), *_routes(place, name))
+    entering = (*attended, *_real(place), *_tokens(place), *_routes(place, name))
     return (
         _use(place, "router", f"{name}.router", prefix, entering, tuple(values.values())),
         *counted,
@@ -311,6 +311,11 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
 def _routes(place: Place, name: str) -> tuple[str, ...]:
     """The choices that a router of a layer replays."""
     return (f"{name}{ROUTES}",) if replays_choices(place) else ()
+
+
+def _real(place: Place) -> tuple[str, ...]:
+    """Which rows of a router are tokens, where some may be padding."""
+    return ("mtp_real" if place.mtp else "real",) * place.spec.data.pads_rows
 
 
 def _tokens(place: Place) -> tuple[str, ...]:
@@ -334,7 +339,7 @@ def _balance(
         "balance",
         f"{name}.balance",
         prefix,
-        (values["scores"], f"{name}_all_choices"),
+        (values["scores"], f"{name}_all_choices", *_real(place)),
         (f"{name}_sequence_loss",),
     )
     counts, experts = use.segment.inputs[1].shape

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from compiler import ir
 from compiler.layers import Place, ends, qk_clip
+from compiler.layers.moe import LOAD
 from compiler.plan.blocks import ROUTES, CutModel, Step
 from compiler.plan.layer_runs import Runs
 from compiler.plan.splitting import Splitting
@@ -63,7 +64,19 @@ def _hidden(spec: Spec, value: str) -> ir.Buffer:
 
 def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
     """The data tensors a stage reads, each once."""
-    data = ("tokens", "starts", "positions", "targets", "mtp_tokens", "mtp_targets", *ROWS, *PARTS, *ends.SAMPLED)
+    data = (
+        "tokens",
+        "real",
+        "mtp_real",
+        "starts",
+        "positions",
+        "targets",
+        "mtp_tokens",
+        "mtp_targets",
+        *ROWS,
+        *PARTS,
+        *ends.SAMPLED,
+    )
     found = (
         ir.Buffer(value, argument.shape, argument.dtype)
         for use in steps
@@ -102,7 +115,7 @@ def _loads_of_experts(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
     """(metric, value): the tokens of each expert, by the prefix of the layer's tensors."""
     routers = [step for step in steps if isinstance(step, ir.Use) and step.segment.kind == "router"]
     metrics = [f"load {block_of(use)}" for use in routers]
-    counts = [[output.name for output in use.segment.outputs].index("counts") for use in routers]
+    counts = [_names(use).index(LOAD if LOAD in _names(use) else "counts") for use in routers]
     return tuple((metric, use.outputs[k]) for metric, use, k in zip(metrics, routers, counts, strict=True))
 
 

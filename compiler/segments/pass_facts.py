@@ -51,9 +51,9 @@ def logits(segment: Segment, trained: bool, part: bool) -> int:
 
 
 def scored(segment: Segment) -> bool:
-    """Whether a router scores and chooses in one op, and permutes rows by what it chose: without a table of tokens, and
-    without choices that are replayed."""
-    plain = {"sqrt_softplus", "slices", "replays"}.isdisjoint(dict(segment.constants))
+    """Whether a router scores and chooses in one op, and permutes rows by what it chose: without a table of tokens,
+    replayed choices or padding."""
+    plain = {"sqrt_softplus", "slices", "replays", "padded"}.isdisjoint(dict(segment.constants))
     return segment.kind == "router" and plain and all(each.name != "tokens" for each in segment.inputs)
 
 

@@ -289,6 +289,11 @@ class Data(Node):
         return {f"data.sources.{each.name}.files": each.files for each in self.sources}
 
     @property
+    def pads_rows(self) -> bool:
+        """Whether sequences end in padding: a row of a conversation, or a completion, is seldom as long as one."""
+        return self.chat is not None or self.prompts is not None
+
+    @property
     def masks_documents(self) -> bool:
         """Whether attention is told where documents begin."""
         return self.documents == "masked" or (self.chat is not None and self.chat.pack)

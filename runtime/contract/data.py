@@ -86,6 +86,11 @@ class Data:
     prompts: Prompts | None = None
 
     @property
+    def pads_rows(self) -> bool:
+        """Whether sequences end in padding."""
+        return self.chat is not None or self.prompts is not None
+
+    @property
     def masks_documents(self) -> bool:
         """Whether segments are told where documents begin."""
         return self.documents == "masked" or (self.chat is not None and self.chat.pack)

@@ -17,6 +17,8 @@ import numpy as np
 from runtime.contract import EXTRA_TOKENS
 from runtime.data.permutation import Numbers, permuted, permuted_all, unpermuted
 
+PADDING = -(1 << 31)  # behind the last token of a sample of rows: no token, and below every ~id
+
 
 def windows_in(tokens: int, sequence: int, longest: int | None = None) -> int:
     """How many windows of `sequence` tokens a text of so many tokens has.

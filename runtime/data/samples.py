@@ -20,7 +20,7 @@ from runtime.contract import Chat
 from runtime.data import store
 from runtime.data.blend import Blend
 from runtime.data.errors import DataError
-from runtime.data.order import Order
+from runtime.data.order import PADDING, Order
 from runtime.data.packing import Packs, packed, runs, sums
 from runtime.data.permutation import Numbers
 from runtime.data.row_shards import Notices, RowReader
@@ -28,7 +28,6 @@ from runtime.data.streams import open_split
 
 SPLITS = ("train", "validation")
 Fate = Literal["sample", "cut", "dropped", "without_loss"]  # of a row
-PADDING = -1  # ~0: read as token 0, and nobody's target
 _KEPT = {"train": "to train on", "validation": "held out"}
 
 
@@ -163,8 +162,9 @@ class RowSamples(_Drawn):
     """The samples of one split of conversations: a row is a sample, padded to `sequence + extra` tokens; or those rows
     are that `pack` puts together.
 
-    A token without loss is ~id; padding is -1. A row has at most `sequence` tokens: the rest of a longer one is cut, or
-    under `drop` the row is left out. Rows without a target are left out, too. Raises DataError when none is left.
+    A token without loss is ~id; behind the last one is PADDING. A row has at most `sequence` tokens: the rest of a
+    longer one is cut, or under `drop` the row is left out. Rows without a target are left out, too. Raises DataError
+    when none is left.
     """
 
     def __init__(

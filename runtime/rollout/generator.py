@@ -246,7 +246,8 @@ class Generator:
 
 
 class _Data(Mapping[str, Tensor]):
-    """What a program loads by name: the tokens of a round, of routers no choices, and nothing of all else."""
+    """What a program loads by name: the tokens of a round, none of which is padding, of routers no choices, and
+    nothing of all else."""
 
     def __init__(self, tokens: Tensor, forward: NextTokens) -> None:
         self._tokens, self._forward = tokens, forward
@@ -254,6 +255,8 @@ class _Data(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name.endswith(ROUTES):
             return self._forward.given(name, self._tokens.shape[1], self._tokens.device)
+        if name == "real":
+            return torch.ones_like(self._tokens, dtype=torch.int32)
         return self._tokens if name == "tokens" else torch.zeros_like(self._tokens)
 
     def __iter__(self) -> Iterator[str]:

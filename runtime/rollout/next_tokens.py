@@ -27,7 +27,10 @@ from runtime.ops import OPS
 from runtime.ops.causal import angles
 
 Body = Callable[..., None]
-NOTHING = ("sequence_balance", "balance_scores", "counted_balance", "counted_balance_scores", "indexer_loss")
+NOTHING = (
+    *("sequence_balance", "balance_scores", "counted_balance", "counted_balance_scores"),
+    *("real_counts", "real_balance", "real_balance_scores", "indexer_loss"),
+)
 
 
 @dataclass(frozen=True)

@@ -191,17 +191,20 @@ class Policy:
         sampled |= {"weight": made.weight_N[:, None]}
         if made.reference_NC is not None:
             sampled["reference"] = made.reference_NC
-        real = {name: np.zeros((len(mine), S)) for name in sampled}
+        of_tokens = {name: np.zeros((len(mine), S)) for name in sampled}
+        real = np.zeros((len(mine), S), np.int32)  # 0: padding
         for row, i in enumerate(mine.tolist()):
             prompt, length = made.rollouts.prompts[i], int(made.rollouts.lengths_N[i])
             completion, first = made.rollouts.tokens_NC[i, :length], len(prompt) - 1
             tokens[row, : first + 1 + length] = np.concatenate([prompt, completion])
+            real[row, : first + 1 + length] = 1
             targets[row, first : first + length] = completion
             for name, values_NC in sampled.items():
-                real[name][row, first : first + length] = values_NC[i, :length]
+                of_tokens[name][row, first : first + length] = values_NC[i, :length]
         dtype = torch.float64 if self.plan.precision.compute == "float64" else torch.float32
-        found = {name: torch.from_numpy(each) for name, each in {"tokens": tokens, "targets": targets}.items()}
-        found |= {name: torch.from_numpy(each).to(dtype) for name, each in real.items()}
+        whole = {"tokens": tokens, "targets": targets, "real": real}
+        found = {name: torch.from_numpy(each) for name, each in whole.items()}
+        found |= {name: torch.from_numpy(each).to(dtype) for name, each in of_tokens.items()}
         found |= {f"L{layer}{ROUTES}": each[mine] for layer, each in made.rollouts.routes.items()}
         return {name: each.reshape(-1, size * S, *each.shape[2:]).to(device) for name, each in found.items()}
 

@@ -113,6 +113,26 @@ def counted_balance_scores(source: Source) -> Args:
     return logits_TE.abs() + 0.1, *rest
 
 
+def real_balance(
+    source: Source, B: int = 3, S: int = 8, E: int = 6, K: int = 2, ranks: int = 2, softmax: bool = False
+) -> Args:
+    """Arguments like those of `counted_balance`, of sequences of 1, 2 … tokens with padding behind them."""
+    rows = S // ranks
+    real_BS = (torch.arange(S) < torch.arange(1, B + 1)[:, None]).to(torch.int32)
+    chosen_BSK = source.choices(B * S, E, K).view(B, S, K)
+    counts = [
+        torch.bincount(chosen_BSK[b, part][real_BS[b, part] > 0].flatten(), minlength=E)
+        for part in (slice(rank * rows, (rank + 1) * rows) for rank in range(ranks))
+        for b in range(B)
+    ]
+    return source.normal(B * rows, E), torch.stack(counts), real_BS[:, :rows].flatten(), rows, K, softmax
+
+
+def real_balance_scores(source: Source) -> Args:
+    logits_TE, *rest, _ = real_balance(source)
+    return logits_TE.abs() + 0.1, *rest
+
+
 def permute(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 3) -> Args:
     return source.normal(T, D), source.normal(T, K), source.choices(T, E, K), E
 
@@ -279,6 +299,8 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "route_scores": route_scores,
     "counted_balance": counted_balance,
     "counted_balance_scores": counted_balance_scores,
+    "real_balance": real_balance,
+    "real_balance_scores": real_balance_scores,
     "sequence_balance": sequence_balance,
     "hyper_add": lambda source: (source.normal(5, 12), source.normal(5, 4), source.normal(5, 3), source.normal(5, 9)),
     "hyper_collapse": lambda source: (source.normal(5, 12), source.normal(5, 3), 1e-2),

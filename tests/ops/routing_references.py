@@ -70,6 +70,23 @@ def counted_balance_scores(score_TE: Tensor, counts_NE: Tensor, rows: int, seque
     return loss
 
 
+def real_balance(logits_TE: Tensor, counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int, softmax: bool) -> Tensor:
+    return real_balance_scores(scores(logits_TE, softmax), counts_NE, real_T, rows, top_k)
+
+
+def real_balance_scores(score_TE: Tensor, counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int) -> Tensor:
+    """Sequence by sequence, the loss of its tokens alone, of which all ranks have as many as they count choices."""
+    (T, E), loss = score_TE.shape, score_TE.new_zeros(())
+    for b in range(T // rows):
+        kept = [t for t in range(b * rows, (b + 1) * rows) if real_T[t]]
+        counts_E = counts_NE[b :: T // rows].sum(0).tolist()
+        tokens = sum(counts_E) / top_k
+        for expert in range(E) if kept else ():
+            share = (score_TE[kept, expert] / score_TE[kept].sum(1)).sum()
+            loss = loss + E / (top_k * tokens) * counts_E[expert] * share / tokens
+    return loss
+
+
 def sequence_loss(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
     (T, E), K = score_TE.shape, expert_TK.shape[1]
     loss = score_TE.new_zeros(())

@@ -26,11 +26,14 @@ from tests.ops.cases import ACCUMULATIONS, FORWARD, Args, Source, as_tuple, sele
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 FUNCTIONS: dict[str, Callable[..., Any]] = OPS | TORCH
+REAL_6 = torch.tensor([1, 1, 0, 1, 0, 0], dtype=torch.int32)
 PLAIN: dict[str, Callable[[Source], Args]] = {
     "add": lambda source: (source.normal(5, 4), source.normal(5, 4)),
     "replay_choices": lambda source: (source.choices(6, 5, 2), source.choices(6, 5, 2)),
     "table_choices": lambda source: (source.below(9, 6), source.choices(9, 7, 3).to(torch.int32)),
     "choice_counts": lambda source: (source.choices(6, 5, 2), 5, 3),
+    "real_counts": lambda source: (source.choices(6, 5, 2), REAL_6, None, 5, 3),
+    "spread_padding": lambda source: (source.choices(6, 4, 2), REAL_6, 4, 2),
     "cat2": lambda source: (source.normal(5, 4), source.normal(5, 3)),
     "select_keys": select_keys,
     "split2": lambda source: (source.normal(5, 7), 3),

@@ -79,7 +79,14 @@ def forward_of(op: str) -> str:
 
 def test_tables_name_the_same_ops() -> None:
     """A rule has a function here or in torch; all other functions come into graphs that are traced already."""
-    integers = {"choice_counts", "replay_choices", "select_keys", "table_choices"}  # which have no gradient
+    integers = {
+        "choice_counts",
+        "real_counts",
+        "replay_choices",
+        "select_keys",
+        "spread_padding",
+        "table_choices",
+    }  # which have no gradient
     assert {*RULES} == {*FORWARD, *TORCH, *integers} and not {*FORWARD} & {*TORCH, *integers}
     assert {*PURE, *ACCUMULATIONS} < {*OPS}
     passed = {node.op for passes in PASSES.values() for each in passes for node in each.make}

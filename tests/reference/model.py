@@ -108,25 +108,35 @@ class DenseLayer(Network):
 
 @dataclass(frozen=True)
 class Routing:
-    """What the router decided. Score of every expert, indices of the chosen ones, their weights."""
+    """What the router decided. Score of every expert, indices of the chosen ones, their weights. `lengths_B`: tokens of
+    each sequence, behind which there is padding; None: all rows are tokens."""
 
     score_BSE: Tensor
     chosen_BSK: Tensor
     gate_BSK: Tensor
+    lengths_B: list[int] | None = None
 
     @property
     def load_E(self) -> Tensor:
         """Tokens each expert got over the whole batch: [E] int64."""
-        return self.chosen_BSK.flatten().bincount(minlength=self.score_BSE.shape[-1])
+        chosen_SK = torch.cat([chosen_SK for _, chosen_SK in self._sequences()])
+        return chosen_SK.flatten().bincount(minlength=self.score_BSE.shape[-1])
 
     @property
     def balance_loss(self) -> Tensor:
         """Σ_i f_i P_i of each sequence, averaged over the sequences (equations 17 to 20 without α); 1 when balanced."""
-        S, K, E = *self.chosen_BSK.shape[1:], self.score_BSE.shape[-1]
-        count_BE = functional.one_hot(self.chosen_BSK, E).sum(dim=(1, 2))
-        f_BE = E / (K * S) * count_BE.to(self.score_BSE.dtype)
-        P_BE = (self.score_BSE / self.score_BSE.sum(-1, keepdim=True)).mean(dim=1)
-        return (f_BE * P_BE).sum(-1).mean()
+        found = []
+        for score_SE, chosen_SK in self._sequences():
+            (S, K), E = chosen_SK.shape, score_SE.shape[1]
+            f_E = E / (K * S) * functional.one_hot(chosen_SK, E).sum(dim=(0, 1)).to(score_SE.dtype)
+            found.append((f_E * (score_SE / score_SE.sum(-1, keepdim=True)).mean(dim=0)).sum())
+        return torch.stack(found).mean()
+
+    def _sequences(self) -> list[tuple[Tensor, Tensor]]:
+        """Scores and choices of the tokens of each sequence."""
+        lengths_B = self.lengths_B or [self.score_BSE.shape[1]] * len(self.score_BSE)
+        rows = zip(self.score_BSE, self.chosen_BSK, lengths_B, strict=True)
+        return [(score_SE[:length], chosen_SK[:length]) for score_SE, chosen_SK, length in rows]
 
 
 class Router(nn.Module):

@@ -102,6 +102,9 @@ class Trained:
             text = np.concatenate([prompt, completion])
             tokens_S[: len(text)] = torch.from_numpy(text)
         output = self.model(tokens_NS)
+        pairs = zip(given.prompts, given.completions, strict=True)
+        lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
+        output.routings.update({name: replace(each, lengths_B=lengths) for name, each in output.routings.items()})
         logp_NSV = (output.logits_BSV / temperature).log_softmax(dim=2)
         logps = []
         for logp_SV, prompt, completion in zip(logp_NSV, given.prompts, given.completions, strict=True):

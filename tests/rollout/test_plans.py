@@ -44,7 +44,7 @@ def test_every_schedule_reports_and_can_generate(schedule: str, ranks: int) -> N
     for program in lowered.programs.values():
         assert sorted(k for rank in range(ranks) for k in reports(program, rank)) == [0, 1, 2, 3]
     loads = {buffer.name for stage in lowered.plan.stages for buffer in stage.loads}
-    assert loads == {"tokens", "targets", "old", "advantage", "weight", "reference"}
+    assert loads == {"tokens", "real", "targets", "old", "advantage", "weight", "reference"}
 
 
 def test_a_build_without_the_program_that_generates_is_refused(tmp_path: Path, segments: Segments) -> None:
