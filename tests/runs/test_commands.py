@@ -144,9 +144,9 @@ def test_a_spec_from_elsewhere(shop: Place, tmp_path: Path) -> None:
 
 def test_missing_data_is_said(shop: Place, tmp_path: Path) -> None:
     done = shop.dsc("train", shop.folder / "build" / "first", cwd=tmp_path, code=2)
-    assert (
-        done.stderr == f"error: data source 'corpus/*.py': no {', '.join(SUFFIXES)} file found in {tmp_path}/corpus\n"
-    )
+    missing = f"error: data source 'corpus/*.py': no {', '.join(SUFFIXES)} file found in {tmp_path}/corpus"
+    hint = f" = hint: paths of the spec start at {tmp_path}; `--data DIR` names another folder"
+    assert done.stderr == f"{missing}\n{hint}\n"
     assert "report: " not in done.stdout
 
 
@@ -156,7 +156,7 @@ def test_missing_data_is_said(shop: Place, tmp_path: Path) -> None:
 def test_missing_data_is_said_instead_of_compiling(place: Place) -> None:
     place.write(dict(ONE_RANK, source="away/*.py"))
     done = place.dsc("train", code=2)
-    assert done.stderr.startswith("error: data source 'away/*.py': no .txt") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: data source 'away/*.py': no .txt") and done.stderr.count("\n") == 2
     assert done.stdout == "" and not (place.folder / "build").exists()
 
 

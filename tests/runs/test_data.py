@@ -105,9 +105,6 @@ def test_a_cache_elsewhere_and_a_build_from_elsewhere(place: Place, tmp_path: Pa
     words = ("train", place.folder / "build" / "tiny", "--data", place.folder, "--steps", 1)
     place.dsc(*words, cwd=folder)
     assert [path.name for path in folder.iterdir()] == ["runs"]
-    refused = place.dsc("train", place.folder / "build" / "tiny", "--out", "lost", cwd=folder, code=2)
-    hint = f" = hint: paths of the spec start at {folder}; `--data DIR` names another folder"
-    assert refused.stderr.endswith(f"file found in {folder}/corpus\n{hint}\n")
 
 
 def test_a_held_lock_is_said_and_can_be_interrupted(place: Place) -> None:
