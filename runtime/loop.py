@@ -24,7 +24,7 @@ from runtime.checkpoint.retention import LOSS
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
 from runtime.contract import EXTRA_TOKENS, node_kind
 from runtime.data.blend import Blend
-from runtime.data.samples import AnySamples, BlendSamples, RowSamples, Samples, samples_of
+from runtime.data.samples import AnySamples, BlendSamples, RowSamples, Samples, samples_of, too_short
 from runtime.device import check, divide, take
 from runtime.events import Events
 from runtime.health import record, replicas
@@ -107,12 +107,17 @@ class Loop:
         return Progress(self.run, self.total, meta.get("unigram_nats"))
 
     def say_rows(self, say: Callable[[str], None]) -> None:
-        """Say which conversations or prompts are not read as they are. Raises DataError where no sample is left."""
-        for samples in (self._prompts() or self._samples("train"), self._validation()):
-            for text in (
-                () if samples is None or isinstance(samples, Samples | BlendSamples) else samples.survey.notes()
-            ):
-                say(f"data: {text}")
+        """Say which conversations or prompts are not read as they are, and whether what is held out is too short for a
+        later phase. Raises DataError where no sample is left."""
+        validation, within = self._validation(), self.build.plan.train.within
+        for samples in (self._prompts() or self._samples("train"), validation):
+            if samples is not None and not isinstance(samples, Samples | BlendSamples):
+                for text in samples.survey.notes():
+                    say(f"data: {text}")
+        if within is not None and isinstance(validation, Samples | BlendSamples):
+            meta = json.loads((self.corpus / "meta.json").read_text("utf-8"))
+            if text := too_short(meta, {"validation": within.longest + EXTRA_TOKENS}):
+                say(f"data: warning: a phase of longer sequences cannot validate: {text}")
 
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
         """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from dsl.shares import whole
 from runtime.build import Build
+from runtime.checkpoint.publish import Checkpoint
 from runtime.contract import Data, Source, TrainedTokenizer
 from runtime.data.blend import Blend, Share
 from runtime.data.order import Order
 from runtime.position import Move, Position
-from runtime.positions import order_of
+from runtime.positions import order_of, position_in
 from tests.runtime.plans import small_plan
 
 WEIGHTS = st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any)
@@ -52,19 +53,37 @@ def walk(position: Position, sizes: Sequence[int]) -> tuple[Position, list[tuple
     return position, found
 
 
-def test_sources_of_equal_text_have_orders_of_their_own(tmp_path: Path) -> None:
-    """The seeds are pinned: a change would draw other samples in every run that goes on."""
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    """A build of three sources with the same text: 100 windows of 8 tokens. `tmp_path` is their prepared folder."""
     names = ("web", "code", "again")
     sources = tuple(Source(name, "text.txt", 1) for name in names)
     counts = {name: {split: {"tokens": 802} for split in ("train", "validation")} for name in names}
     (tmp_path / "meta.json").write_text(json.dumps({"sources": counts}), "utf-8")
     plan = small_plan(data=Data(None, TrainedTokenizer(300), 0.0, sources=sources))
-    build = cast(Build, SimpleNamespace(plan=replace(plan, train=replace(plan.train, sequence=8, seed=1))))
+    return cast(Build, SimpleNamespace(plan=replace(plan, train=replace(plan.train, sequence=8, seed=1))))
+
+
+def test_sources_of_equal_text_have_orders_of_their_own(build: Build, tmp_path: Path) -> None:
+    """The seeds are pinned: a change would draw other samples in every run that goes on."""
     order = order_of(build, tmp_path)
     assert isinstance(order, Blend)
     drawn = {share.name: tuple(share.order.window(i) for i in range(100)) for share in order.shares}
     assert all(sorted(each) == [*range(100)] for each in drawn.values()) and len({*drawn.values()}) == 3
     assert [share.order.seed for share in order.shares] == [7266844446678, 156469784453624, 81107898825837]
+
+
+def test_a_run_whose_sources_had_one_order_goes_on(build: Build, tmp_path: Path) -> None:
+    """A checkpoint of a version that gave all sources the seed of the run: no window comes twice in an epoch."""
+    order = order_of(build, tmp_path)
+    assert isinstance(order, Blend)
+    shares = (replace(share, order=replace(share.order, seed=1)) for share in order.shares)
+    before, seen = walk(Position(order=replace(order, shares=tuple(shares))), [8] * 15)
+    checkpoint = cast(Checkpoint, SimpleNamespace(meta={"position": before.to_json()}))
+    position, notes = position_in(checkpoint, build, order, same_text=True)
+    assert notes == ["sources have other orders: what they have not given in this epoch comes first"]
+    seen += walk(position, [8] * 22 + [4])[1]
+    assert len(seen) == 300 == len({*seen})
 
 
 @given(WEIGHTS, st.integers(0, 10_000))

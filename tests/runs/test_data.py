@@ -181,3 +181,19 @@ def test_a_text_shorter_than_a_sample_is_one_error_before_the_first_step(place: 
     assert {" ".join(each) for each in found} == wanted
     assert f"warning: `dsc train` will refuse this data: the text is too short: {reason}" in warned.stderr
     assert not (place.folder / "runs" / name / "metrics.jsonl").exists()
+
+
+def test_what_a_later_phase_cannot_validate_on_is_said_at_the_beginning(place: Place) -> None:
+    """One text of 41 tokens is held out, which is a sample of 16 tokens and none of 64."""
+    (place.folder / "many").mkdir()
+    for number in range(12):
+        (place.folder / "many" / f"{number:02}.txt").write_text("abcd" * 10)
+    data = 'source = "many/*.txt", validation = 1%'
+    text = SHORT.format(name="growing", sequence=16, data=data).replace("train(258)", "train(257)")
+    text = text.rstrip().removesuffix("}") + "  phase last { train { sequence = 64, batch = 2, steps = 1 } }\n}\n"
+    path = place.folder / "growing.dsc"
+    path.write_text(text, "utf-8")
+    write_build(place.folder / "build" / "growing", compile_spec(load(path, "growing"), segments=place.segments).files)
+    done = place.dsc("train", path, "--steps", 1)
+    said = "a phase of longer sequences cannot validate: the text is too short: it has 41 tokens held out"
+    assert f"data: warning: {said}, and a sample takes 66" in done.stdout + done.stderr
