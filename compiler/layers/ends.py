@@ -88,11 +88,12 @@ def policy_head(
     low: float,
     high: float,
     kl: float,
+    corrected: bool,
     factor: float = 1.0,
     cap: float = 0.0,
 ) -> tuple[Any, ...]:
     """The policy loss, which weights sum over the valid targets, and the log-probability of each target."""
-    told = old_T, advantage_T, weight_T, reference_T, low, high, kl
+    told = old_T, advantage_T, weight_T, reference_T, low, high, kl, corrected
     return tuple(ops.policy_loss(_logits(ops, p, h_TD, factor, cap), targets_T, *told))
 
 
@@ -127,7 +128,8 @@ def build_head(place: Place) -> ir.Segment:
     if grpo:
         given = (ir.Input(name, (place.T,), place.wide_dtype, grad=False) for name in sampled(grpo))
         outputs, bounds = ("loss", ir.Output(LOGP, grad=False)), {"low": grpo.clip_low, "high": grpo.clip_high}
-        return segment("head", policy_head, params, (*inputs, *given), outputs, **bounds, kl=grpo.kl, **constants)
+        held = {"kl": grpo.kl, "corrected": grpo.kl_form == "corrected"}
+        return segment("head", policy_head, params, (*inputs, *given), outputs, **bounds, **held, **constants)
     if place.part:
         inputs, ranks = (*inputs, index("rank", 1)), {"ranks": place.ways}
         return segment("head", head_part, params, inputs, ("parts",), **ranks, **constants)

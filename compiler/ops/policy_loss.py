@@ -17,6 +17,7 @@ def _infer(
     low: float,
     high: float,
     kl: float,
+    corrected: bool,
 ) -> tuple[Tensor, ...]:
     dtype = statistics_dtype(logits_TV.dtype)
     each_T = Tensor(targets_T.shape, dtype)
@@ -26,7 +27,7 @@ def _infer(
     return Tensor((), dtype), each_T, each_T
 
 
-_TOLD = ("old", "advantage", "weight", "reference", "low", "high", "kl")
+_TOLD = ("old", "advantage", "weight", "reference", "low", "high", "kl", "corrected")
 
 RULES = {
     "policy_loss": Rule(

@@ -169,6 +169,21 @@ class Grpo(Node):
             examples=["kl = 0.001"],
         ),
     ] = 0.0
+    kl_form: Annotated[
+        Literal["corrected", "k3"],
+        Field(
+            description="how the KL divergence of a token is estimated, d = reference − logp", examples=["kl_form = k3"]
+        ),
+        Choices(
+            {
+                "corrected": "ratio · (exp(d) − d − 1), whose gradient is that of KL(policy ‖ reference) (arXiv "
+                "2512.02556)",
+                "k3": "exp(d) − d − 1, as DeepSeekMath writes it (arXiv 2402.03300): where the policy wrote the "
+                "completions, its gradient is that of KL(reference ‖ policy)",
+            }
+        ),
+        Quiet(),
+    ] = "corrected"
     loss: Annotated[
         Literal["grpo", "dapo", "dr_grpo"],
         Field(description="how the losses of tokens are averaged", examples=["loss = dapo"]),

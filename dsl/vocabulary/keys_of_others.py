@@ -139,6 +139,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("kl_coef", "kl_loss_coef", "init_kl_coef"), ("train.grpo.kl",)),
     **dict.fromkeys(("epsilon_low", "eps_clip", "clip_ratio", "clip_ratio_low"), ("train.grpo.clip_low",)),
+    "use_bias_correction_kl": ("train.grpo.kl_form",),
     **dict.fromkeys(("epsilon_high", "eps_clip_high", "clip_ratio_high"), ("train.grpo.clip_high",)),
     **dict.fromkeys(("num_iterations", "ppo_epochs"), ("train.grpo.iterations",)),
     "rollout_temperature": ("train.grpo.temperature",),

@@ -135,8 +135,8 @@ class Grpo:
 
     `prompt` and `completion`: tokens of the longest. `temperature` divides logits. A rollout is trained on `iterations`
     times. Ratios are clipped to 1 - clip_low .. 1 + clip_high. `kl`: weight of the divergence from the weights that
-    the run began with. `loss`: how tokens are averaged. `scale`: what advantages are divided by. `slots`: completions
-    that a column writes at the same time; None: all of a step.
+    the run began with, which `kl_form` estimates. `loss`: how tokens are averaged. `scale`: what advantages are divided
+    by. `slots`: completions that a column writes at the same time; None: all of a step.
     """
 
     group: Annotated[int, Range(2, 1024)]
@@ -151,6 +151,7 @@ class Grpo:
     scale: Literal["group", "batch", "none"]
     rewards: tuple[Reward, ...]
     slots: Count | None = None
+    kl_form: Literal["corrected", "k3"] = "corrected"
 
 
 @dataclass(frozen=True)

@@ -188,13 +188,15 @@ def cross_entropy_of_parts(source: Source, T: int = 7, ranks: int = 3) -> Args:
     return source.normal(T, ranks + 1), cross_entropy(source, T)[1]
 
 
-def policy_loss(source: Source, T: int = 9, V: int = 6, kl: float = 0.04, near: float = 0.4) -> Args:
+def policy_loss(
+    source: Source, T: int = 9, V: int = 6, kl: float = 0.04, near: float = 0.4, corrected: bool = True
+) -> Args:
     """Ratios on both sides of what they are clipped to, with advantages of both signs."""
     logits_TV, targets_T = cross_entropy(source, T, V)
     logp_T = logits_TV.double().log_softmax(1).gather(1, targets_T.clamp(min=0)[:, None])[:, 0]
     old_T, reference_T = ((logp_T + near * source.normal(T)).to(source.dtype) for _ in range(2))
     told = old_T, source.normal(T), source.normal(T).abs(), reference_T if kl else None
-    return logits_TV, targets_T, *told, 0.2, 0.28, kl
+    return logits_TV, targets_T, *told, 0.2, 0.28, kl, corrected
 
 
 def clamped_swiglu(

@@ -175,6 +175,7 @@ def policy_loss(
     low: float,
     high: float,
     kl: float,
+    corrected: bool,
 ) -> Tensor:
     """Token by token, by cases: beyond its bound a ratio is the bound, where that makes the objective smaller."""
     total = logits_TV.new_zeros(())
@@ -187,7 +188,7 @@ def policy_loss(
         loss = -advantage * (bound if is_clipped else ratio)
         if reference_T is not None:
             q = reference_T[t].exp()
-            loss = loss + kl * (q / p - torch.log(q / p) - 1)
+            loss = loss + kl * (ratio if corrected else 1) * (q / p - torch.log(q / p) - 1)
         total = total + weight_T[t] * loss
     return total
 

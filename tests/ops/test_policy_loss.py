@@ -45,9 +45,9 @@ def test_logp_has_the_bits_of_the_cross_entropy_whatever_rows_are_beside(
 
 @DTYPES
 def test_void_tokens_count_for_nothing(dtype: torch.dtype) -> None:
-    logits_TV, targets_T, *told, reference_T, low, high, kl = arguments(dtype)
+    logits_TV, targets_T, *told, reference_T, low, high, kl, corrected = arguments(dtype)
     wild = [each_T.masked_fill(targets_T < 0, torch.nan) for each_T in (*told, reference_T)]
-    plain, changed = ((logits_TV, targets_T, *four, low, high, kl) for four in ((*told, reference_T), wild))
+    plain, changed = ((logits_TV, targets_T, *four, low, high, kl, corrected) for four in ((*told, reference_T), wild))
     for one, two in zip(policy_loss(*plain), policy_loss(*changed), strict=True):
         assert torch.equal(one, two)
     assert torch.equal(gradient(plain), gradient(changed))
@@ -74,7 +74,7 @@ def test_the_gradient_stops_where_the_clipped_side_is_smaller(ratio: float, adva
     target = torch.tensor([2])
     logp_T = -cross_entropy(logits_TV, target)[0][None]
     old_T = logp_T - torch.tensor(ratio, dtype=torch.float64).log()
-    args = (logits_TV, target, old_T, advantage * one, 3 * one, None, LOW, HIGH, 0.0)
+    args = (logits_TV, target, old_T, advantage * one, 3 * one, None, LOW, HIGH, 0.0, True)
     bound = 1 + HIGH if advantage > 0 else 1 - LOW
     expected = -3 * advantage * (bound if is_clipped else ratio)
     assert policy_loss(*args)[0].item() == pytest.approx(expected, rel=1e-14)
@@ -85,8 +85,8 @@ def test_the_gradient_stops_where_the_clipped_side_is_smaller(ratio: float, adva
 
 def test_the_ratio_is_one_where_the_policy_is_the_one_that_sampled() -> None:
     logits_TV, targets_T, _, advantage_T, weight_T, *_ = arguments(torch.float32, T=64, V=500)
-    old_T = policy_loss(logits_TV, targets_T, advantage_T, advantage_T, weight_T, None, LOW, HIGH, 0.0)[1]
-    loss, logp_T, _ = policy_loss(logits_TV, targets_T, old_T, advantage_T, weight_T, old_T, LOW, HIGH, 0.5)
+    old_T = policy_loss(logits_TV, targets_T, advantage_T, advantage_T, weight_T, None, LOW, HIGH, 0.0, True)[1]
+    loss, logp_T, _ = policy_loss(logits_TV, targets_T, old_T, advantage_T, weight_T, old_T, LOW, HIGH, 0.5, True)
     valid = targets_T >= 0
     assert torch.equal(logp_T, old_T)
     assert loss == -(advantage_T.double() * weight_T)[valid].sum().float()
@@ -103,3 +103,20 @@ def test_a_target_that_is_no_word_makes_the_loss_no_number() -> None:
     targets_T = torch.where(torch.arange(len(targets_T)) == 4, logits_TV.shape[1], targets_T)
     loss, logp_T, _ = OPS["policy_loss"](logits_TV, targets_T, *told)
     assert loss.isnan() and logp_T.isnan().nonzero().flatten().tolist() == [4]
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_the_mean_gradient_over_all_words_is_that_of_a_divergence(corrected: bool) -> None:
+    """Each of five words is written once and weighs as often as the policy writes it; no word has an advantage."""
+    source = Source(torch.float64, 11)
+    policy_V, reference_V = (source.normal(5).requires_grad_(own) for own in (True, False))
+    logp_V, away_V = policy_V.log_softmax(0), reference_V.log_softmax(0)
+    divergence = (logp_V.exp() * (logp_V - away_V)) if corrected else (away_V.exp() * (away_V - logp_V))
+    divergence.sum().backward()
+    with torch.no_grad():
+        sampled = (torch.arange(5), logp_V, torch.zeros(5), logp_V.exp(), away_V, LOW, HIGH, 1.0, corrected)
+        loss, *_ = policy_loss(policy_V.expand(5, 5).contiguous(), *sampled)
+        found_VV = gradient((policy_V.expand(5, 5).contiguous(), *sampled))
+    torch.testing.assert_close(found_VV.sum(0), policy_V.grad, rtol=1e-12, atol=1e-14)
+    forward = (logp_V.exp() * (logp_V - away_V)).sum()
+    torch.testing.assert_close(loss, forward.detach(), rtol=1e-12, atol=1e-14)

@@ -47,6 +47,7 @@ class PolicyRecipe:
     clip_low: float
     clip_high: float
     kl: float
+    kl_form: str
     loss: str
     scale: str
     longest: int
@@ -72,8 +73,9 @@ def policy_loss(
     """The loss of whole completions, of each of which there are log-probabilities of its tokens: by the policy, by the
     one that sampled them, and by the reference.
 
-    Equation 3 of arXiv 2402.03300, averaged as it says ("grpo"), over all tokens ("dapo", arXiv 2503.14476, equation
-    8), or over as many as there might be ("dr_grpo", arXiv 2503.20783).
+    Equation 3 of arXiv 2402.03300, with the divergence as there ("k3") or times the ratio ("corrected"), averaged as it
+    says ("grpo"), over all tokens ("dapo", arXiv 2503.14476, equation 8), or over as many as there might be ("dr_grpo",
+    arXiv 2503.20783).
     """
     low, high = 1 - recipe.clip_low, 1 + recipe.clip_high
     losses = []
@@ -81,7 +83,8 @@ def policy_loss(
         ratio_C = logp_C.exp() / old_C.exp()
         gain_C = torch.minimum(ratio_C * advantage, ratio_C.clip(low, high) * advantage)
         rarer_C = reference_C.exp() / logp_C.exp()
-        losses.append(recipe.kl * (rarer_C - rarer_C.log() - 1) - gain_C)
+        away_C = (ratio_C if recipe.kl_form == "corrected" else 1) * (rarer_C - rarer_C.log() - 1)
+        losses.append(recipe.kl * away_C - gain_C)
     if recipe.loss == "grpo":
         return torch.stack([loss_C.mean() for loss_C in losses]).mean()
     tokens = len(losses) * recipe.longest if recipe.loss == "dr_grpo" else sum(map(len, losses))

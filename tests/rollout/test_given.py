@@ -52,7 +52,9 @@ class Case:
 
 CASES = {
     "alone": Case("v3", "1f1b", (1, 1, 1, 0), {}),
-    "to a reference": Case("v3", "dualpipe", (2, 2, 2, 1), {"kl": 0.4, "loss": "grpo", "scale": "batch"}),
+    "to a reference": Case(
+        "v3", "dualpipe", (2, 2, 2, 1), {"kl": 0.4, "kl_form": "k3", "loss": "grpo", "scale": "batch"}
+    ),
     "again": Case("llama", "zbv", (2, 1, 2, 2), {"iterations": 2, "loss": "dr_grpo", "scale": "none"}),
     "hot": Case("qwen", "interleaved", (2, 1, 1, 0), {"temperature": 1.6, "kl": 0.2, "clip_high": 0.3}, ("layer",)),
     "bounded": Case("split", "1f1b", (1, 1, 2, 3), {"temperature": 0.7, "clip_low": 0.1}),
@@ -62,7 +64,7 @@ CASES = {
 def recipe_of(chosen: Spec) -> PolicyRecipe:
     grpo = chosen.train.grpo
     assert grpo is not None
-    names = ("group", "temperature", "clip_low", "clip_high", "kl", "loss", "scale")
+    names = ("group", "temperature", "clip_low", "clip_high", "kl", "kl_form", "loss", "scale")
     return PolicyRecipe(**{name: getattr(grpo, name) for name in names}, longest=grpo.completion)
 
 

@@ -35,6 +35,7 @@ def head(run: dict[str, Any], low: float = TRL["low"], high: float = TRL["high"]
     vocab, hidden = np.shape(GIVEN["head_VD"])
     made = spec((DENSE,), vocab=vocab, hidden=hidden, mtp=False, sequence=len(GIVEN["targets_T"]), micro_batch=1)
     keys = {"temperature": run["temperature"], "kl": run["kl"], "clip_low": low, "clip_high": high}
+    keys |= {"kl_form": "corrected" if run["corrected"] else "k3"}
     segment = segment_of("head", with_rewards(made, **keys))
     lengths_N, policies = np.array(GIVEN["lengths_N"]), TRL["by_temperature"][str(run["temperature"])]
     values = {

@@ -4,8 +4,8 @@
 
 The trainer of TRL rolls out, rewards and computes its loss itself, on a small Llama in float64. What it is given are
 the completions, their rewards, and the log-probabilities of the policies that they are held to: these are beside those
-of the model, for else every ratio would be 1. Its option `use_bias_correction_kl`, on by default, is off: the
-divergence from the reference is not multiplied by the ratio.
+of the model, for else every ratio would be 1. `corrected`: its option `use_bias_correction_kl`, which is on by default
+and multiplies the divergence from the reference by the ratio.
 
 N completions, G of a prompt · T their tokens · D hidden · V vocabulary.
 """
@@ -29,10 +29,12 @@ VOCAB, HIDDEN, NUM, GROUP, LONGEST = 13, 8, 8, 4, 7
 REWARD_WEIGHTS = [1.0, -0.7]
 SHARED = {"low": 0.2, "high": 0.28}
 RUNS = [
-    {"loss": loss, "scale": scale, "kl": kl, "temperature": temperature}
-    for loss, scale, kl, temperature in [
-        *((*each, 1.0) for each in product(("grpo", "dapo", "dr_grpo"), ("group", "batch", "none"), (0.0, 0.3))),
-        ("dapo", "group", 0.3, 0.7),
+    {"loss": loss, "scale": scale, "kl": kl, "temperature": temperature, "corrected": corrected}
+    for loss, scale, kl, temperature, corrected in [
+        *((*each, 1.0, False) for each in product(("grpo", "dapo", "dr_grpo"), ("group", "batch", "none"), (0.0, 0.3))),
+        ("dapo", "group", 0.3, 0.7, False),
+        *((loss, "group", 0.3, 1.0, True) for loss in ("grpo", "dapo", "dr_grpo")),
+        ("dapo", "group", 0.3, 0.7, True),
     ]
 ]
 Rows = list[list[float]]
@@ -100,7 +102,7 @@ def trainer_of(model: Path, folder: Path, run: dict[str, Any], rewards_NR: Rows)
         loss_type=run["loss"],
         scale_rewards=run["scale"],
         beta=run["kl"],
-        use_bias_correction_kl=False,
+        use_bias_correction_kl=run["corrected"],
         temperature=run["temperature"],
         epsilon=SHARED["low"],
         epsilon_high=SHARED["high"],

@@ -37,11 +37,14 @@ def policy_loss(
     low: float,
     high: float,
     kl: float,
+    corrected: bool,
 ) -> tuple[Tensor, Tensor]:
     logp_T = logits_TV.log_softmax(dim=1).gather(1, targets_T.clamp(min=0)[:, None])[:, 0]
     logp_T = torch.where(targets_T < 0, 0.0, logp_T)
     ratio_T = torch.exp(logp_T - old_T)
     loss_T = -torch.min(ratio_T * advantage_T, torch.clamp(ratio_T, 1 - low, 1 + high) * advantage_T)
     if reference_T is not None:
-        loss_T = loss_T + kl * (torch.exp(reference_T - logp_T) - (reference_T - logp_T) - 1)
+        loss_T = loss_T + kl * (ratio_T if corrected else 1) * (
+            torch.exp(reference_T - logp_T) - (reference_T - logp_T) - 1
+        )
     return (torch.where(targets_T < 0, 0.0, loss_T) * weight_T).sum(), logp_T.detach()
