@@ -19,10 +19,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compiler.commands.common import Chosen, choose, refusals_of
 from compiler.emit.folder import check_place, write_build
@@ -113,12 +113,22 @@ class Loaded:
     writer: Writer = field(repr=False)
 
     def generate(
-        self, prompt: str, tokens: int = 128, *, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        tokens: int = 128,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
     ) -> str:
-        """The text that follows a prompt, of so many tokens at most. Temperature 0 takes the likeliest token."""
+        """The text that follows a prompt, of so many tokens at most. Temperature 0 takes the likeliest token.
+
+        A prompt of messages, `[{"role": "user", "content": "…"}]`, goes through the model's chat template.
+        """
         from compiler.inference.sampling import Sampler
 
-        begin = self.writer.prompt(prompt)
+        writer = self.writer
+        begin = writer.prompt(prompt) if isinstance(prompt, str) else writer.reply_prompt({"messages": list(prompt)})
         return self.writer.write(begin, tokens, Sampler(temperature, top_p, seed)).text
 
 
@@ -186,16 +196,11 @@ def load(run: Trained | File, *, dtype: str = "", average: bool = False) -> Load
 
     `dtype`: fp64, fp32 or bf16, by default the run's own. `average`: take the moving average of the weights.
     """
-    from compiler.inference.loaded import load_model
     from compiler.inference.sources import find_source
-    from compiler.inference.token_streams import ends, read_tokenizer, required
-    from compiler.inference.writing import Writer
+    from compiler.inference.writing import open_writer
 
     source = find_source(os.fspath(run.folder if isinstance(run, Trained) else run))
-    model = load_model(source, dtype, average=average, progress=lambda _: None)
-    path = required(source.tokenizer)
-    tokenizer = read_tokenizer(path, model.vocab)
-    return Loaded(source.spec, source.checkpoint.step, Writer(model, tokenizer, ends(path, tokenizer)))
+    return Loaded(source.spec, source.checkpoint.step, open_writer(source, dtype, average=average))
 
 
 def _printed(command: list[str]) -> list[str]:

@@ -138,7 +138,7 @@ def _template_fault(data: Data, folder: Path) -> tuple[str, str]:
     assert data.source is not None, "a rule of specs: conversations and prompts are of one source"
     from runtime.data import chat
     from runtime.data.prompts import reader_of
-    from runtime.data.template_check import marks_assistant
+    from runtime.data.template_process import marks_assistant
 
     try:
         settings = chat.read_settings(rows, folder / data.tokenizer, folder)
@@ -149,7 +149,7 @@ def _template_fault(data: Data, folder: Path) -> tuple[str, str]:
             return "", ""
         if settings.template is None:
             return chat.NO_TEMPLATE, chat.NAME_IT if settings.prompts is None else chat.PUT_IT
-        if not marks_assistant(settings.template, settings.path) and "messages" in row:
+        if not marks_assistant(settings) and "messages" in row:
             return f"{settings.path}: {chat.UNMARKED}", chat.MARK_IT
     except (DataError, OSError) as error:
         return str(error), ""

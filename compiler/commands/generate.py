@@ -3,6 +3,7 @@
 dsc generate runs/quickstart 'def main('
 dsc generate runs/quickstart 'import' --temperature 0.8 --top-p 0.95 --seed 7
 echo 'class Tree:' | dsc generate runs/quickstart -
+dsc generate runs/assistant --chat 'Who wrote Faust?'
 
 The text goes to standard output, what is said about it to standard error. The model is computed in this process, with
 a cache of what attention has seen; where it has multi-token prediction, that drafts the token after the next one.
@@ -37,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
         "prompt", nargs="?", default="", metavar="PROMPT", help="how the text begins; - reads it from standard input"
+    )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="the prompt is what a user says, or a conversation in JSON; it goes through the model's chat template",
     )
     parser.add_argument("--tokens", metavar="N", type=int, default=128, help="most tokens to write; default: 128")
     parser.add_argument(
@@ -93,32 +99,40 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _written(args: argparse.Namespace, source: Source) -> int:
+    from compiler.inference.conversations import conversation_of
     from compiler.inference.faults import InferenceError
-    from compiler.inference.loaded import divide_work, load_model
+    from compiler.inference.loaded import divide_work
     from compiler.inference.sampling import Sampler
-    from compiler.inference.token_streams import ends, read_tokenizer, required
-    from compiler.inference.writing import Writer
+    from compiler.inference.writing import open_writer
 
     if source.spec.model.customs:
         message = "text is written token by token, and modules of this model were traced for whole sequences"
         raise InferenceError(message, "`dsc eval` computes its loss")
-    path = required(args.tokenizer or source.tokenizer)
-    tokenizer = read_tokenizer(path, source.spec.model.vocab)
-    model = load_model(source, args.dtype or "", average=args.average, progress=progress("generate"))
-    divide_work(model)
     prompt = _prompt(args.prompt)
+    conversation = conversation_of(prompt) if args.chat else None
+    writer = open_writer(
+        source,
+        args.dtype or "",
+        average=args.average,
+        tokenizer=args.tokenizer,
+        drafts=not args.no_drafts,
+        progress=progress("generate"),
+    )
+    divide_work(writer.model)
+    ids = writer.prompt(prompt) if conversation is None else writer.reply_prompt(conversation)
     sampler = Sampler(args.temperature, args.top_p, args.seed)
-    writer = Writer(model, tokenizer, ends(path, tokenizer), drafts=not args.no_drafts)
     begin = perf_counter()
     if args.format == "json":
-        written = writer.write(writer.prompt(prompt), args.tokens, sampler)
+        written = writer.write(ids, args.tokens, sampler)
         print(json.dumps(document(prompt, written, perf_counter() - begin), indent=2, ensure_ascii=False))
         return 0
-    print(prompt, end="", flush=True)
-    written = writer.write(writer.prompt(prompt), args.tokens, sampler, lambda text: print(text, end="", flush=True))
+    print(prompt if conversation is None else "", end="", flush=True)
+    written = writer.write(ids, args.tokens, sampler, lambda text: print(text, end="", flush=True))
     print(flush=True)
     seconds = perf_counter() - begin
-    say(said(written, seconds, model.sequence))
+    say(said(written, seconds, writer.model.sequence))
+    if not written.tokens and conversation is None and writer.conversations.template is not None:
+        say("the model has a chat template: `--chat` puts the prompt into it")
     return 0
 
 
@@ -142,7 +156,7 @@ def document(prompt: str, written: Written, seconds: float) -> dict[str, object]
         "text": written.text,
         "prompt_tokens": len(written.prompt),
         "tokens": list(written.tokens),
-        "ended": written.ended,
+        "ended": bool(written.stop),
         "drafted": written.drafts.drafted,
         "taken": written.drafts.taken,
         "seconds": seconds,
@@ -153,6 +167,8 @@ def said(written: Written, seconds: float, sequence: int) -> str:
     """What is said about a text."""
     count, drafts = len(written.tokens), written.drafts
     lines = [f"{count:,} tokens in {seconds:.2f} s: {count / seconds:.0f} a second"]
+    if not count:
+        lines[0] = f"no text: the first token that the model wrote is {written.stop}, which ends a text"
     if drafts.drafted:
         lines[0] += f"; {drafts.taken:,} of {drafts.drafted:,} drafts taken ({drafts.taken / drafts.drafted:.0%})"
     if len(written.prompt) + count > sequence:

@@ -6,6 +6,8 @@ import it: docs/evaluating.md says how to join both.
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,11 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from compiler.inference.evaluation import NO_TARGET, TOKENS_AT_ONCE, Ids, filled
-from compiler.inference.loaded import load_model
+from compiler.inference.faults import InferenceError
 from compiler.inference.sampling import Sampler
 from compiler.inference.sources import find_source
-from compiler.inference.token_streams import ends, read_tokenizer, required
-from compiler.inference.writing import Writer
+from compiler.inference.writing import open_writer
+from runtime.data import tokenizer as bpe
 
 Window = tuple[Ids, Ids]  # tokens and their targets, NO_TARGET where a token is not asked for
 
@@ -48,13 +50,11 @@ class DscModel:
         average: bool = False,
         max_length: int | None = None,
     ) -> None:
-        found = find_source(source, spec)
-        path = required(Path(tokenizer) if tokenizer is not None else found.tokenizer)
-        model = load_model(found, dtype, average=average, progress=lambda _: None)
-        tokens = read_tokenizer(path, model.vocab)
-        self._writer = Writer(model, tokens, ends(path, tokens))
-        self.max_length = max_length or model.sequence
+        path = None if tokenizer is None else Path(tokenizer)
+        self._writer = open_writer(find_source(source, spec), dtype, average=average, tokenizer=path)
+        self.max_length = max_length or self._writer.model.sequence
         self.cache_hook: Any = None
+        self._is_chat = False  # whether contexts are what the chat template writes
 
     # ------------------------------------------------------------ what the harness asks
 
@@ -83,11 +83,29 @@ class DscModel:
 
     @property
     def tokenizer_name(self) -> str:
-        return "dsc"
+        """A name that differs where the tokenizer or the chat template does: the harness keeps requests by it."""
+        parts = bpe.digest(self._writer.tokenizer) + (self._writer.conversations.template or "")
+        return f"dsc-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Nothing: the models are trained on plain text."""
-        return ""
+        """The text of the chat template, or "" where the harness asks for none. InferenceError if there is none."""
+        return self._writer.conversations.required if chat_template else ""
+
+    def apply_chat_template(self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The text of a conversation, which ends with the header of the assistant's turn; without
+        `add_generation_prompt`, with what the last message says. From then on contexts are such texts, so nothing is
+        put in front of them. InferenceError if the template refuses the messages."""
+        self._is_chat = True
+        conversations, messages = self._writer.conversations, [*chat_history]
+        try:
+            return conversations.text({"messages": messages}, is_open=not add_generation_prompt)
+        except InferenceError as error:
+            others = [each for each in messages if each["role"] != "system"]
+            if len(others) == len(messages):
+                raise
+            found = conversations.text({"messages": others}, is_open=not add_generation_prompt)
+            warnings.warn(f"the system message is left out: {error}", stacklevel=2)
+            return found
 
     def set_cache_hook(self, cache_hook: Any) -> None:
         self.cache_hook = cache_hook
@@ -95,22 +113,24 @@ class DscModel:
     # ------------------------------------------------------------ windows
 
     def _after(self, context: str, continuation: str) -> Window:
-        """The window of a continuation. Spaces at the end of a context belong to the first word after it."""
-        before = context.rstrip()
-        continuation = context[len(before) :] + continuation
-        ids = self._writer.encode(before + continuation)
-        first = len(self._writer.encode(before))
-        begin = self._writer.beginning()
-        whole = np.array([*begin, *ids], np.int64)
+        """The window of a continuation. Spaces at the end of a context belong to the first word after it; those of a
+        chat template only where a token holds both."""
+        encode = self._writer.encode
+        ids, seen = encode(context + continuation), encode(context)
+        if not self._is_chat or ids[: len(seen)] != seen:
+            seen = encode(context.rstrip())
+        begin, rest = self._writer.begun(ids, is_whole=self._is_chat)
+        whole = np.array([*begin, *rest], np.int64)
+        first = max(len(begin), len(whole) - len(ids) + len(seen))
         targets = whole[1:].copy()
-        targets[: len(begin) - 1 + first] = NO_TARGET
+        targets[: first - 1] = NO_TARGET
         return whole[:-1][-self.max_length :], targets[-self.max_length :]
 
     def _rolling(self, text: str) -> Iterator[Window]:
         """Windows in which every token of a text is a target once. The last one is as long as others, so that its
         targets see as much."""
-        begin = self._writer.beginning()
-        whole = np.array([*begin, *self._writer.encode(text)], np.int64)
+        begin, rest = self._writer.begun(self._writer.encode(text))
+        whole = np.array([*begin, *rest], np.int64)
         done = len(begin)  # the tokens of the beginning are no targets
         while done < len(whole):
             end = min(len(whole), done + self.max_length)
@@ -140,8 +160,8 @@ class DscModel:
         temperature = float(settings.get("temperature") or 0.0) if sampled else 0.0
         sampler = Sampler(temperature, float(settings.get("top_p") or 1.0), int(settings.get("seed") or 0))
         words: Iterable[str] = (until,) if isinstance(until, str) else until
-        begin = self._writer.prompt(context)[-self.max_length :]
-        return self._writer.write(begin, most, sampler, until=tuple(words)).text
+        begin, rest = self._writer.begun(self._writer.encode(context), is_whole=self._is_chat)
+        return self._writer.write([*begin, *rest][-self.max_length :], most, sampler, until=tuple(words)).text
 
     def _cached(self, name: str, requests: Sequence[Request], found: list[Any]) -> list[Any]:
         """Hand results to the cache of the harness, if it has set one."""

@@ -27,13 +27,14 @@ RESOLVED = "spec.resolved"
 @dataclass(frozen=True)
 class Source:
     """A verified checkpoint and its spec; what belongs to them and is there: the folder of the run, that of the run's
-    data, and a tokenizer.json."""
+    data, a tokenizer.json, and a file of a chat template that is not beside it."""
 
     spec: Spec
     checkpoint: Checkpoint
     run: Path | None = None
     data: Path | None = None
     tokenizer: Path | None = None
+    template: Path | None = None
     published: str = ""  # the folder of a published model that the checkpoint was made of
 
     @property
@@ -90,8 +91,13 @@ def _of_spec(argument: str) -> Source:
         checkpoint = load_checkpoint(find_manifest(folder / spec.train.initial)[0])
     except CheckpointError as error:
         raise InferenceError(str(error), "`dsc verify` says which checkpoints are whole") from None
-    tokenizer = spec.data.tokenizer
-    return Source(spec, checkpoint, tokenizer=folder / tokenizer if isinstance(tokenizer, str) else None)
+    tokenizer, chat = spec.data.tokenizer, spec.data.chat
+    return Source(
+        spec,
+        checkpoint,
+        tokenizer=folder / tokenizer if isinstance(tokenizer, str) else None,
+        template=folder / chat.template if chat is not None and chat.template is not None else None,
+    )
 
 
 def _of_run(run: Path, step: int | None) -> Checkpoint:

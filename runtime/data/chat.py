@@ -18,7 +18,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +72,8 @@ def read_settings(data: Chat | Prompts, tokenizer_path: Path, folder: Path) -> S
     """
     prompts = data if isinstance(data, Prompts) else None
     named = data.template if isinstance(data, Chat) else None
-    config_path, tokens = (
-        tokenizer_path.with_name(tokenizer_files.CONFIG),
-        tokenizer_files.special_tokens(tokenizer_path),
-    )
+    config_path = tokenizer_path.with_name(tokenizer_files.CONFIG)
+    tokens = tokenizer_files.special_tokens(tokenizer_path)
     beside = tokenizer_path.with_name(tokenizer_files.TEMPLATE)
     if named is not None or beside.is_file():
         path = folder / named if named is not None else beside
@@ -183,14 +180,14 @@ class RowEncoder:
         self._bpe, self._path = bpe, settings["path"]
         from runtime.data.chat_template import Template  # with jinja2, which only the process that encodes waits for
 
-        bpe.encode_special_tokens = False  # a template writes special tokens as text
+        tokenizer.parse_special(bpe)  # a template writes special tokens as text
         self._tokens: Mapping[str, str] = settings["tokens"]
         text: str | None = settings["template"]
         self._template = None if text is None else Template(text, self._tokens, self._path)
         end: str | None = self._tokens.get("eos_token") or bpe.id_to_token(tokenizer.end_id(bpe))
         assert end is not None, "an id of the vocabulary"
         self._end = end
-        self._start = _tokens_in_front(bpe)
+        self._start = tokenizer.in_front(bpe)
         bpe.post_processor = None  # it would cut spaces from the offsets, and adds tokens that are in no text
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
@@ -233,7 +230,7 @@ class RowEncoder:
 
     def _marked(self, row: Mapping[str, Any]) -> Encoded:
         """Tokens of messages. The loss is on those that hold a character that the template marks."""
-        text, spans = self._given_template.render_marked(row["messages"], **_names(row))
+        text, spans = self._given_template.render_marked(row["messages"], **names_of(row))
         if not self._given_template.marks_assistant:
             raise DataError(f"{self._path}: {UNMARKED}: {MARK_IT}")
         found = self._encode(text)
@@ -246,7 +243,7 @@ class RowEncoder:
         return self._template
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any], *, prompt: bool) -> str:
-        return self._given_template.render(messages, prompt=prompt, **_names(row))
+        return self._given_template.render(messages, prompt=prompt, **names_of(row))
 
     def _encode(self, text: str) -> Encoding:
         try:
@@ -262,13 +259,7 @@ class RowEncoder:
         return as_inputs(ids[: len(self._start)]) == self._start
 
 
-def _tokens_in_front(bpe: Tokenizer) -> list[int]:
-    """Return the special tokens that a tokenizer puts in front of every text."""
-    found = bpe.encode("a", add_special_tokens=True)
-    return [i for i, _ in takewhile(lambda pair: pair[1], zip(found.ids, found.special_tokens_mask, strict=True))]
-
-
-def _names(row: Mapping[str, Any]) -> dict[str, Any]:
+def names_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a row gives its template beside messages."""
     return {"tools": _tools(row.get("tools")), **(row.get("chat_template_kwargs") or {})}
 

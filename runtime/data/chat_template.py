@@ -75,6 +75,20 @@ class Template:
             raise DataError("the chat template changes what is between its `generation` tags: filter it inside of them")
         return text, spans
 
+    def render_open(self, messages: Messages, **names: Any) -> str:
+        """Return the text of a conversation up to the end of what its last message says, which a completion continues.
+
+        Raises DataError as `render` does, and where the last message has no text, or its text is not in what the
+        template writes.
+        """
+        mark = unused_character(self.render(messages, prompt=False, **names))
+        *before, last = messages
+        rendered = self.render([*before, _with_text_at_the_end(last, mark + " ")], prompt=False, **names)
+        text, found, after = rendered.rpartition(mark)
+        if not found:
+            raise DataError("the chat template leaves out what the last message says, so it cannot be continued")
+        return text if after.startswith(" ") else text.rstrip()  # a template that trims what a message says
+
     def _render(self, messages: Messages, names: Mapping[str, Any]) -> str:
         blocks: list[str] = []
         size = 0
@@ -127,6 +141,19 @@ def instead_of(message: Mapping[str, Any], text: str) -> dict[str, Any]:
     left = {name: value for name, value in message.items() if name not in (*REASONING, "tool_calls")}
     is_parts = isinstance(left.get("content"), list)
     return left | {"content": [{"type": "text", "text": text}] if is_parts else text}
+
+
+def _with_text_at_the_end(message: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return a message with a text behind what it says. Raises DataError if it says nothing."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + text}
+    parts = list(content) if isinstance(content, list) else []
+    for place in reversed(range(len(parts))):
+        if isinstance(parts[place], Mapping) and isinstance(parts[place].get("text"), str):
+            parts[place] = {**parts[place], "text": parts[place]["text"] + text}
+            return {**message, "content": parts}
+    raise DataError("the last message has no text to continue")
 
 
 # ---------------------------------------------------------------- what templates may use

@@ -38,7 +38,7 @@ from runtime.data.errors import DataError
 from runtime.data.prompts import PromptEncoder, place_of
 from runtime.data.readers import SourceFile
 from runtime.data.row_shards import Notices
-from runtime.data.template_check import marks_assistant
+from runtime.data.template_process import marks_assistant
 from runtime.data.words import Encoder
 from runtime.limits import end_with_parent, limit, too_much_memory
 
@@ -123,7 +123,7 @@ class Given:
             self._end()
             names_file = self._chat is not None and str(ended).startswith(f"{self._chat.path}:")
             if not names_file and self._chat is not None and self._chat.template is not None:
-                marks_assistant(self._chat.template, self._chat.path)  # raises where it is the template
+                marks_assistant(self._chat)  # raises where it is the template
             raise DataError(f"{ended}" if names_file else f"{self.path}: {ended}") from None
 
     def _end(self) -> None:

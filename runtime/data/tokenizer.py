@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -87,6 +88,26 @@ def _plain(tokenizer: Tokenizer) -> Tokenizer:
     if isinstance(tokenizer.model, models.BPE):
         tokenizer.model.dropout = None
     return tokenizer
+
+
+def parse_special(tokenizer: Tokenizer) -> None:
+    """Let special tokens in a text be tokens, as prompts and the texts of chat templates have them."""
+    tokenizer.encode_special_tokens = False
+
+
+def in_front(tokenizer: Tokenizer) -> list[int]:
+    """The special tokens that a tokenizer.json puts in front of every text.
+
+    `add_bos_token` of tokenizer_config.json adds none: `transformers` does not read it beside a tokenizer.json.
+    """
+    found = tokenizer.encode("a", add_special_tokens=True)
+    return [i for i, _ in takewhile(lambda pair: pair[1], zip(found.ids, found.special_tokens_mask, strict=True))]
+
+
+def is_special(tokenizer: Tokenizer, index: int) -> bool:
+    """Whether an id is that of a special token."""
+    added = tokenizer.get_added_tokens_decoder().get(index)
+    return added is not None and bool(added.special)
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

@@ -11,7 +11,7 @@ import pytest
 
 from compiler.cli import main
 from compiler.commands.explain import OF_FILES
-from runtime.data import corpus, template_check
+from runtime.data import corpus, template_process
 from runtime.data.errors import DataError
 from tests.data import megatron
 from tests.data.chats import CHATML, UNMARKED, said, write_model, write_rows
@@ -150,7 +150,7 @@ def test_a_template_that_training_would_refuse_is_a_warning(
     warning: str,
 ) -> None:
     if "takes more" in warning:
-        monkeypatch.setattr(template_check, "COMPILE_S", 1.0)
+        monkeypatch.setattr(template_process, "COMPILE_S", 1.0)
     write_model(tmp_path / "model", template)
     write_rows(tmp_path / "rows.jsonl", [CHAT_ROWS[row]])
     text = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from runtime.data import given, template_check, tokenizer
+from runtime.data import given, template_process, tokenizer
 from runtime.data.chat import Settings
 from runtime.data.errors import DataError
 from runtime.data.given import Given
@@ -92,7 +92,7 @@ def test_processor_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_chat_template_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str) -> None:
     monkeypatch.setattr(given, "CPU_S", 1.0)
-    monkeypatch.setattr(template_check, "COMPILE_S", 2.0)
+    monkeypatch.setattr(template_process, "COMPILE_S", 2.0)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"messages": [{"role": "assistant", "content": "a"}]}\n')
     settings = Settings(template, "a.jinja", {"eos_token": tokenizer.END})
