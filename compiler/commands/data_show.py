@@ -27,16 +27,17 @@ COLOURED, BRACKETS, ASCII = ("\x1b[32m", "\x1b[0m"), ("⟦", "⟧"), ("[[", "]]"
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a row. `text`: U+FFFD where it is a part of a character only."""
+    """A token of a row. `text`: U+FFFD where it is a part of a character only; None without a tokenizer."""
 
     id: int
-    text: str
+    text: str | None
     loss: bool
 
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens beside each other, the loss on all of them or none: their text, whole characters but at its ends."""
+    """Tokens beside each other, the loss on all of them or none: their text, whole characters but at its ends;
+    without a tokenizer their ids."""
 
     text: str
     loss: bool
@@ -111,7 +112,8 @@ def shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Show
         found = prepare_data(request, folder, out, lambda phase, done, total: tell(PHASES[phase]), cache=cache)
     finally:
         tell("")
-    bpe = Tokenizer.from_file(str(found.folder / TOKENIZER))
+    file = found.folder / TOKENIZER
+    bpe = Tokenizer.from_file(str(file)) if file.is_file() else None  # none of ids whose spec has `end_id` alone
     if args.sequence is not None and args.row is not None:
         raise DataError("--row and --sequence: name one of them")
     if args.sequence is not None:
@@ -138,13 +140,16 @@ def _source(name: str | None, request: DataRequest) -> str:
     return name or next(iter(names), "")
 
 
-def _tokens(bpe: Tokenizer, ids: Sequence[int], used: int) -> tuple[tuple[Token, ...], tuple[Run, ...]]:
+def _tokens(bpe: Tokenizer | None, ids: Sequence[int], used: int) -> tuple[tuple[Token, ...], tuple[Run, ...]]:
     """Tokens and their runs. An id below 0 is ~id of a token without loss; those from `used` on are not trained on."""
 
     def decoded(part: Sequence[int]) -> str:
-        return str(bpe.decode([i if i >= 0 else ~i for i in part], skip_special_tokens=False))
+        plain = [i if i >= 0 else ~i for i in part]
+        if bpe is None:
+            return "".join(f"{i} " for i in plain)
+        return str(bpe.decode(plain, skip_special_tokens=False))
 
-    tokens = tuple(Token(i if i >= 0 else ~i, decoded([i]), i >= 0) for i in ids)
+    tokens = tuple(Token(i if i >= 0 else ~i, None if bpe is None else decoded([i]), i >= 0) for i in ids)
     parts = groupby(enumerate(ids), lambda item: (item[1] >= 0, item[0] < used))
     return tokens, tuple(Run(decoded([i for _, i in part]), *which) for which, part in parts)
 
@@ -214,7 +219,7 @@ def _windows(request: DataRequest, folder: Path, split: str, train: Train, sourc
 
 
 def _sequence(
-    args: argparse.Namespace, request: DataRequest, folder: Path, train: Train, bpe: Tokenizer
+    args: argparse.Namespace, request: DataRequest, folder: Path, train: Train, bpe: Tokenizer | None
 ) -> ShownSequence:
     """The sequence that is asked for. Raises DataError where there is none, or where its documents are not apart."""
     from runtime.data.errors import DataError

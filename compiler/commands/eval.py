@@ -21,10 +21,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.commands.common import progress, refused, wrong
+from compiler.commands.common import progress, refused, say, wrong
 from dsl.diagnostics import SpecError
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from compiler.inference.evaluation import Ids, Loss
     from compiler.inference.sources import Source
 
@@ -84,11 +86,12 @@ def _measured(args: argparse.Namespace, source: Source) -> int:
     from compiler.inference.evaluation import Loss
 
     show = progress("eval")
-    vocab, path = source.spec.model.vocab, args.tokenizer or source.tokenizer
+    vocab = source.spec.model.vocab
     if args.text is not None:
-        streams = token_streams.of_text(args.text, token_streams.required(path), vocab, show)
+        path = token_streams.required(args.tokenizer or source.tokenizer)
+        streams = token_streams.of_text(args.text, path, vocab, show)
     else:
-        named = token_streams.read_tokenizer(path, vocab) if path else None
+        named = _tokenizer(args.tokenizer, source)
         if args.tokens is not None:
             streams = token_streams.of_file(args.tokens, vocab, named)
         else:
@@ -107,6 +110,23 @@ def _measured(args: argparse.Namespace, source: Source) -> int:
     found = Loss(found.nats, found.tokens, streams.bytes)
     print(json.dumps(document(args, source, found), indent=2) if args.format == "json" else text(source, found))
     return 0
+
+
+def _tokenizer(named: Path | None, source: Source) -> Tokenizer | None:
+    """The tokenizer that says how many bytes token ids are; None where there is none. One of the source that cannot be
+    used is said, and one that was named raises InferenceError."""
+    from compiler.inference.faults import InferenceError
+    from compiler.inference.token_streams import read_tokenizer
+
+    if (path := named or source.tokenizer) is None:
+        return None
+    try:
+        return read_tokenizer(path, source.spec.model.vocab)
+    except InferenceError as error:
+        if named is not None:
+            raise
+        say(f"warning: bits per byte are not known: {error}")
+        return None
 
 
 def _on_one_rank(args: argparse.Namespace, source: Source, streams: Sequence[Ids], show: Callable[[str], None]) -> Loss:

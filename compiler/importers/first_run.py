@@ -1,4 +1,7 @@
-"""A run to begin with for a model: the smallest cluster of 8-GPU nodes that holds it, and a recipe to be changed."""
+"""A run to begin with for a model: the smallest cluster that holds it, and a recipe to be changed.
+
+That is this machine, a node with one GPU, or nodes of 8.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from dsl.memory import lower_bound
 from dsl.schedules import DEFAULT, FACTS, PLAIN
 from dsl.schema import BUILT_IN, AdamW, Batch, Model, Moe, Parallel, Schedule, Spec, Train
 
-DEVICES = 8  # of a node
+DEVICES = 8  # of a node, where one does not hold the model
 NODE = (  # an H100 and what connects it
     "device h100 { sms = 132, memory = 80GB, hbm = 3.35TB/s, bf16 = 989TFLOPS, fp8 = 1979TFLOPS }",
     "nvlink = 450GB/s",
@@ -21,8 +24,9 @@ MEMORY = 80e9  # bytes of a device
 ROOM = 0.45  # of the memory, for activations and all else that the lower bound leaves out
 INDENTED = "\n    ".join(NODE)
 LAPTOP = 50_000_000  # parameters that a laptop trains in FP32, 16 bytes each
+FEWEST_TRAINED = 257  # entries of a tokenizer that is trained: the bytes, and the end of a document
 PIPELINES = (1, 2, 4, 8, 16)
-MAX_NODES = 4096
+PLACES = ((1, 1), *((2**power, DEVICES) for power in range(13)))  # nodes, and devices of each
 MAX_EXPERT = 64
 SEQUENCES = 512  # of a step, at least
 STEPS = 20_000
@@ -30,9 +34,10 @@ STEPS = 20_000
 
 @dataclass(frozen=True)
 class Place:
-    """How a model is spread over `nodes` of 8 devices."""
+    """How a model is spread over `nodes` of so many `devices`."""
 
     nodes: int
+    devices: int
     schedule: str
     parallel: Parallel
 
@@ -55,7 +60,7 @@ class Start:
 def run_text(model: Model, context: int, start: Start = Start()) -> str:
     """A `run pretrain` and its cluster; "" where no cluster that is thought of here holds the model."""
     found = parameters(model)
-    if found.total + found.mtp <= LAPTOP and model.vocab > 256:
+    if found.total + found.mtp <= LAPTOP:
         return _laptop(model, context, start)
     place = _smallest(model, context)
     return _cluster(model, context, place, start) if place else ""
@@ -70,18 +75,16 @@ def _smallest(model: Model, context: int) -> Place | None:
     """The first of ever larger places that holds the model."""
     sparse = [span.ffn for span in model.layers if isinstance(span.ffn, Moe)]
     experts = gcd(*(ffn.experts for ffn in sparse)) or 1
-    nodes = 1
-    while nodes <= MAX_NODES:
-        most = max(1, min(nodes * DEVICES, model.num_layers // 2))  # a stage of one layer wastes its rank
+    for nodes, devices in PLACES:
+        most = max(1, min(nodes * devices, model.num_layers // 2))  # a stage of one layer wastes its rank
         for pipeline in (each for each in PIPELINES if each <= most):
-            data = nodes * DEVICES // pipeline
+            data = nodes * devices // pipeline
             # the default overlaps the all-to-all of experts; without experts it only costs memory
             schedule = DEFAULT if sparse and pipeline > 1 else PLAIN
             parallel = Parallel(pipeline=pipeline, data=data, expert=_divisor(gcd(experts, data)), zero=1)
-            place = Place(nodes, schedule, parallel)
+            place = Place(nodes, devices, schedule, parallel)
             if lower_bound(_outline(model, context, place)).total <= (1 - ROOM) * MEMORY:
                 return place
-        nodes *= 2
     return None
 
 
@@ -132,7 +135,7 @@ run pretrain {{
 cluster h100 {{
   nodes = {place.nodes}
   node {{
-    devices = {DEVICES}
+    devices = {place.devices}
     {INDENTED}
   }}
 }}
@@ -140,7 +143,8 @@ cluster h100 {{
 
 
 def _laptop(model: Model, context: int, start: Start) -> str:
-    tokenizer = f'"{start.tokenizer}"' if start.tokenizer else f"train({min(model.vocab, 4096)})"
+    named = start.tokenizer or ("tokenizer.json" if model.vocab < FEWEST_TRAINED else "")
+    tokenizer = f'"{named}"' if named else f"train({min(model.vocab, 4096)})"
     return f"""\
 # A place to begin: this model is small enough to train on this machine, on the source files of its Python.
 run pretrain {{

@@ -91,11 +91,12 @@ def _of_spec(argument: str) -> Source:
         checkpoint = load_checkpoint(find_manifest(folder / spec.train.initial)[0])
     except CheckpointError as error:
         raise InferenceError(str(error), "`dsc verify` says which checkpoints are whole") from None
-    tokenizer, chat = spec.data.tokenizer, spec.data.chat
+    chat = spec.data.chat
+    tokenizer = folder / spec.data.tokenizer if isinstance(spec.data.tokenizer, str) else None
     return Source(
         spec,
         checkpoint,
-        tokenizer=folder / tokenizer if isinstance(tokenizer, str) else None,
+        tokenizer=tokenizer if tokenizer is not None and tokenizer.is_file() else None,
         template=folder / chat.template if chat is not None and chat.template is not None else None,
     )
 

@@ -11,6 +11,7 @@ import pytest
 from compiler.cli import main
 from runtime.data.row_shards import UNALIGNED, UNSTARTED
 from tests.cli.forms import FORMS, faults
+from tests.data import megatron
 from tests.data.chats import CHATML, said, write_model, write_rows
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +150,20 @@ def test_a_sequence_of_masked_text_shows_its_documents(folder: Path, capsys: Cap
     assert all(token["loss"] for token in parts[0]["tokens"]), "it began in the sequence before"
     for part in parts[1:]:
         assert [token["loss"] for token in part["tokens"]] == [False] + [True] * (len(part["tokens"]) - 1)
+
+
+def test_ids_without_a_tokenizer_are_numbers(folder: Path, capsys: Captured) -> None:
+    """A window has them, and a sequence with documents that are kept apart."""
+    megatron.write(folder / "ids", [[[*range(1, 100), 0]], [[*range(100, 150), 0]]], "int32")
+    before, _, after = (folder / "text.dsc").read_text("utf-8").partition("  data {")
+    data = '  data { source = "ids", end_id = 0, validation = 0%, documents = masked }'
+    (folder / "ids.dsc").write_text(before + data + after.partition("}")[2], "utf-8")
+    words = ("-s", "train.validate=none")
+    assert show(capsys, folder, *words, spec="ids.dsc").splitlines()[2] == f"⟦{' '.join(map(str, range(1, 65)))} ⟧"
+    assert document(capsys, folder, *words, spec="ids.dsc")["tokens"][0] == {"id": 1, "text": None, "loss": True}
+    found = json.loads(show(capsys, folder, *words, "--sequence", "1", "--format", "json", spec="ids.dsc"))
+    assert faults(found, FORMS["data_sequence"]) == []
+    assert [part["tokens"][0]["id"] for part in found["documents"]] == [65, 100]
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,32 @@ def test_mutated_configs(tmp_path_factory: pytest.TempPathFactory, seed: int) ->
                 assert load(path).model == found.model
 
 
+@pytest.mark.parametrize(
+    ("sizes", "device", "devices"),
+    [
+        ({"vocab_size": 96}, "cpu", 1),  # below what a tokenizer is trained to
+        ({"vocab_size": 2048, "hidden_size": 1024, "num_hidden_layers": 12}, "h100", 1),
+        ({"vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 16}, "h100", 8),
+        ({"vocab_size": 151936, "hidden_size": 8192, "num_hidden_layers": 48}, "h100", 32),
+    ],
+)
+def test_the_cluster_fits_the_model(tmp_path: Path, sizes: dict[str, int], device: str, devices: int) -> None:
+    """It is the smallest that is thought to hold it, and the run on it has no mistake."""
+    width = sizes.get("hidden_size", 64)
+    config = {"num_hidden_layers": 2, "hidden_size": width, "intermediate_size": 3 * width, "head_dim": 64}
+    heads = width // 64
+    config |= {"num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": 2048} | sizes
+    text = json.dumps({"model_type": "qwen3", **config})
+    found = huggingface.read(parse(Source("c.json", text)), "m")
+    assert found.model is not None
+    begin = run_text(found.model, found.context)
+    path = tmp_path / "m.dsc"
+    path.write_text(f"{begin}\n{model_text(found.model, found.model_type, found.remarks)}", "utf-8")
+    assert check(path) == ()
+    cluster = load(path).cluster
+    assert (cluster.node.device.name, cluster.nodes * cluster.node.devices) == (device, devices)
+
+
 @given(st.binary(max_size=40), st.integers(0, 2**32))
 @settings(max_examples=200)
 def test_damaged_text(noise: bytes, seed: int) -> None:

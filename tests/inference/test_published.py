@@ -88,6 +88,22 @@ def test_text_ends_where_the_publication_says(tmp_path: Path, capsys: Captured) 
     assert stop not in begun
 
 
+def test_token_ids_need_no_tokenizer(tmp_path: Path, capsys: Captured) -> None:
+    """Neither one that the spec names and that is not there, nor one that cannot be used."""
+    random_model("llama", torch.float32, vocab_size=200).save_pretrained(tmp_path / "hf")
+    np.save(tmp_path / "ids.npy", np.arange(40))
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    assert 'tokenizer = "tokenizer.json"' in (tmp_path / "m.dsc").read_text("utf-8")
+    words = [tmp_path / "m.dsc", "--tokens", tmp_path / "ids.npy"]
+    expected = document(capsys, "eval", *words)
+    assert expected["tokens"] == 39 and expected["bytes"] is None
+    write_tokenizer(tmp_path)  # of more tokens than the model has
+    assert document(capsys, "eval", *words) == expected
+    assert main(["eval", *map(str, words)]) == 0
+    assert "warning: bits per byte are not known: " in capsys.readouterr().err
+    assert main(["eval", *map(str, words), "--tokenizer", str(tmp_path / "tokenizer.json")]) == 2
+
+
 def test_what_is_no_trained_model(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert main(["eval", str(tmp_path), "--text", "x"]) == 2
