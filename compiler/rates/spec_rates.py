@@ -18,7 +18,7 @@ from dsl.formats import FP8, format_of
 from dsl.memory import sent_bytes
 from dsl.nodes import reached
 from dsl.schema import Device as SpecDevice
-from dsl.schema import Machine, Moe, Precision, Spec
+from dsl.schema import Compressed, Machine, Model, Moe, Spec
 
 RATED = (*FLOPS, *MEMORY, *LINKS, "optimizer", HOST)
 # Of a class without any row: shares of a peak that well-written kernels reach, and of a CPU core without a peak. Of
@@ -50,7 +50,7 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
     parts = [(count, node, _table_of(node.device, table), _place(spec, node)) for count, node in spec.cluster.parts]
     fabric = Fabric(tuple(Nodes(count, node.devices, _links(at, place)) for count, node, at, place in parts))
     _, node, at, place = parts[part_of(spec, rank)]
-    wanted = [(kind, dtype) for kind in RATED for dtype in _dtypes(kind, precision)]
+    wanted = [(kind, dtype) for kind in RATED for dtype in _dtypes(kind, spec)]
     found = {each: points_of(at, place, *each) for each in wanted}
     said: list[str] = []
     if table is None and table_for(node.device) == OTHERWISE and OTHERWISE not in node.device.name.lower():
@@ -130,15 +130,23 @@ def table_for(device: SpecDevice) -> str:
     return next((name for name in SHIPPED_FOR if name in device.name.lower()), OTHERWISE)
 
 
-def _dtypes(kind: str, precision: Precision) -> tuple[str, ...]:
-    """Dtypes in which a recipe runs a class. Gate, head and attention are never in FP8 (arXiv 2412.19437 §3.3)."""
+def _dtypes(kind: str, spec: Spec) -> tuple[str, ...]:
+    """Dtypes in which a spec runs a class. Gate, head and attention are never in FP8 (arXiv 2412.19437 §3.3), nor are
+    products of groups that are not those of experts."""
+    precision = spec.precision
     if kind not in FLOPS:
         return ("any",)
     both = tuple(sorted({precision.linear, precision.compute}))
     if kind in ("gemm", "wgrad"):
         return both
-    grouped = both if precision.high else (precision.linear,)
-    return grouped if kind.startswith("grouped") else (precision.compute,)
+    if kind.startswith("grouped"):
+        return both if precision.high or _has_other_groups(spec.model) else (precision.linear,)
+    return (precision.compute,)
+
+
+def _has_other_groups(model: Model) -> bool:
+    """Whether groups of heads are projected behind attention, or a module of the user's own may have such products."""
+    return bool(model.customs) or any(isinstance(kind, Compressed) for _, kind in model.attentions)
 
 
 def points_of(table: Table, place: Place, kind: str, dtype: str) -> tuple[tuple[Point, ...], str]:

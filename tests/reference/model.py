@@ -12,7 +12,7 @@ Shapes: B sequences of a batch · S tokens of a sequence · Z = S + 2 · D hidde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -348,8 +348,10 @@ class Reference(nn.Module):
         targets_BS: Tensor | None = None,
         mtp_targets_BS: Tensor | None = None,
         starts_BS: Tensor | None = None,
+        lengths_B: list[int] | None = None,
     ) -> Losses:
-        """z_BZ: [B, S + 2] samples of a global batch. Targets are z[1:S+1] and z[2:S+2] unless given (−1: invalid)."""
+        """z_BZ: [B, S + 2] samples of a global batch. Targets are z[1:S+1] and z[2:S+2] unless given (−1: invalid).
+        lengths_B: tokens of each sequence, behind which there is padding (None: there is none)."""
         S = self.config.sequence
         assert z_BZ.shape[1] == S + 2, f"a sample is sequence + 2 = {S + 2} tokens, not {z_BZ.shape[1]}"
         targets_BS = z_BZ[:, 1 : S + 1] if targets_BS is None else targets_BS
@@ -359,6 +361,11 @@ class Reference(nn.Module):
             each.nats.clear()
         output = self(z_BZ[:, :S], z_BZ[:, 1 : S + 1] if self.mtp else None, starts_BS)
 
+        if lengths_B is not None:  # MTP reads the token behind each as well
+            behind = {block: [length - (block == "mtp.0") for length in lengths_B] for block in output.routings}
+            output.routings.update(
+                {block: replace(each, lengths_B=behind[block]) for block, each in output.routings.items()}
+            )
         main = cross_entropy(output.logits_BSV, targets_BS)
         mtp = torch.zeros_like(main)
         if output.mtp_logits_BSV is not None:

@@ -42,8 +42,9 @@ def chat_spec(of: str, precision: str) -> Spec:
     return chosen.model_copy(update={"train": train, "data": data, "model": model})
 
 
-def samples_and_labels(folder: Path, chosen: Spec) -> tuple[RowSamples, Tensor, Tensor]:
-    """Our samples, and in their order what `transformers` makes of the rows: tokens and labels [B, S], cut at S."""
+def samples_and_labels(folder: Path, chosen: Spec) -> tuple[RowSamples, Tensor, Tensor, list[int]]:
+    """Our samples, and in their order what `transformers` makes of the rows: tokens and labels [B, S], cut at S, and
+    how many tokens each has."""
     path = write_model(folder / "model", CHATML)
     rows = [{"messages": MESSAGES[name], "tools": [TOOL] if name == "tool" else None} for name in NAMES]
     write_rows(folder / "chat" / "rows.jsonl", [{"messages": MESSAGES["no assistant"]}, *rows])
@@ -56,13 +57,14 @@ def samples_and_labels(folder: Path, chosen: Spec) -> tuple[RowSamples, Tensor, 
     )
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), chat_template=CHATML, **TOKENS)
     tokens_BS = torch.zeros(SAMPLES, SEQUENCE, dtype=torch.int64)
-    labels_BS = torch.full((SAMPLES, SEQUENCE), IGNORED)
+    labels_BS, lengths_B = torch.full((SAMPLES, SEQUENCE), IGNORED), []
     for i in range(SAMPLES):
         row = rows[int(samples.rows(samples.window(i))[0]) - 1]
         found = theirs.apply_chat_template(**row_arguments(row), return_dict=True, return_assistant_tokens_mask=True)
         ids, mask = (torch.tensor(found[name][:SEQUENCE]) for name in ("input_ids", "assistant_masks"))
         tokens_BS[i, : len(ids)], labels_BS[i, : len(ids)] = ids, torch.where(mask == 1, ids, IGNORED)
-    return samples, tokens_BS, labels_BS
+        lengths_B.append(len(ids))
+    return samples, tokens_BS, labels_BS, lengths_B
 
 
 def row_arguments(row: dict[str, object]) -> dict[str, object]:
@@ -91,7 +93,7 @@ def gradients(trainer: Trainer) -> dict[str, Tensor]:
 
 def test_the_loss_and_gradients_are_those_of_llama_with_labels(tmp_path: Path, segments: Segments) -> None:
     chosen = chat_spec("llama", "fp32")
-    samples, tokens_BS, labels_BS = samples_and_labels(tmp_path, chosen)
+    samples, tokens_BS, labels_BS, _ = samples_and_labels(tmp_path, chosen)
     trainer, weights = trainer_of(tmp_path, segments, chosen, samples)
     config = Config.from_plan(chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE})
     theirs = to_transformers(weights, config)
@@ -108,7 +110,7 @@ def test_the_loss_and_gradients_are_those_of_llama_with_labels(tmp_path: Path, s
 def test_every_gradient_is_that_of_autograd_with_mtp_and_experts(tmp_path: Path, segments: Segments) -> None:
     """In float64, against a plain model; MTP predicts the token after the next where the loss is on that one."""
     chosen = chat_spec("v3", "fp64")
-    samples, tokens_BS, labels_BS = samples_and_labels(tmp_path, chosen)
+    samples, tokens_BS, labels_BS, lengths_B = samples_and_labels(tmp_path, chosen)
     trainer, weights = trainer_of(tmp_path, segments, chosen, samples)
     model = Reference(Config.from_plan(chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE}))
     model.load_logical(weights)
@@ -117,7 +119,8 @@ def test_every_gradient_is_that_of_autograd_with_mtp_and_experts(tmp_path: Path,
         for each, fill in ((tokens_BS, 0), (labels_BS, IGNORED))
     )
     targets_BZ = torch.where(labels_BZ == IGNORED, -1, labels_BZ)
-    wanted = model.losses(inputs_BZ, targets_BZ[:, 1 : SEQUENCE + 1], targets_BZ[:, 2 : SEQUENCE + 2])
+    targets = targets_BZ[:, 1 : SEQUENCE + 1], targets_BZ[:, 2 : SEQUENCE + 2]
+    wanted = model.losses(inputs_BZ, *targets, lengths_B=lengths_B)
     wanted.total(0.3).backward()
     found = trainer._losses(trainer.accumulate())
     assert found["loss"] == pytest.approx(wanted.main.item(), rel=1e-12)

@@ -14,6 +14,7 @@ from compiler.emit.recipe import data_request
 from compiler.emit.segment_cache import Segments
 from dsl.schema import Batch, Chat, Moe, Spec
 from runtime.contract import EXTRA_TOKENS
+from runtime.data.order import PADDING
 from runtime.data.prepare import prepare
 from runtime.data.samples import RowSamples, samples_of
 from runtime.trainer import Trainer
@@ -98,7 +99,7 @@ def test_the_loss_and_gradients_are_those_of_llama_under_a_mask_of_blocks(
     for index in range(source.num_windows):
         ids, starts = source.tokens(index)[:SEQUENCE], source.starts(index)[:SEQUENCE]
         row = np.searchsorted(np.unique(starts), starts, "right")
-        tokens.append(np.where(ids < 0, ~ids, ids))
+        tokens.append(np.where(ids == PADDING, 0, np.where(ids < 0, ~ids, ids)))
         labels.append(np.where((ids < 0) | (np.arange(SEQUENCE) == starts), -100, ids))
         positions.append(np.arange(SEQUENCE) - starts)
         seen.append((row[:, None] == row[None]) & np.tri(SEQUENCE, dtype=bool))
