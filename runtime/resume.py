@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from runtime.build import Build
 from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest
-from runtime.contract import MoeLayer, Plan
+from runtime.contract import MoeLayer, Plan, RatePhase
 from runtime.data.errors import where_paths_start
 from runtime.health import record
 from runtime.health.judge import Recent
@@ -34,9 +35,10 @@ from runtime.outcome import printable
 from runtime.phases import begins_with, check_is_not_over, going_back
 from runtime.position import Position
 from runtime.positions import course, order_of, position_in
+from runtime.rate import learning_rate
 from runtime.run_copy import program_digest
 from runtime.snapshot import AVERAGE
-from runtime.strict_json import tree
+from runtime.strict_json import FormError, read, tree
 
 SECTIONS = ("model", "train", "mesh", "placement", "zero", "precision")  # of plan.json
 # Of a model, what says how it is trained and not what it computes.
@@ -130,6 +132,8 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
         notes.append(_beginning(checkpoint.step, build.plan, changed))
     elif was.get("build") != now["build"] and was.get("programs") != now["programs"]:
         differs = differs or ["the build"]
+    if not begins:
+        notes += _jump(was, build.plan, position.tokens)
     if was.get("data") != now["data"] or any(_OF_THE_DATA.fullmatch(path) for path, _ in changed):
         notes += course(checkpoint.step, position, build.plan)
     if differs:
@@ -146,6 +150,30 @@ def _beginning(step: int, plan: Plan, changed: Sequence[tuple[str, str]]) -> str
     told = [text for path, text in changed if not _OF_EACH_PHASE.fullmatch(path)]
     told += ["the rotation of positions"] * any(_ROTATION.fullmatch(path) for path, _ in changed)
     return f"phase {within.number} of {within.phases} begins behind step {step:,}: {_listed(told) or 'nothing differs'}"
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """What a checkpoint says of the learning rate."""
+
+    rate: tuple[RatePhase, ...]
+
+
+def _jump(was: Mapping[str, Any], plan: Plan, tokens: int) -> list[str]:
+    """Say by how much the learning rate changes where a run goes on, as it does if other steps stretch its phases."""
+    train = was.get("plan", {}).get("train")
+    written = train.get("rate") if isinstance(train, dict) else None
+    if written is None or written == tree(plan.train.rate):
+        return []
+    with suppress(FormError, ArithmeticError, IndexError):
+        before = learning_rate(read(_Rates, json.dumps({"rate": written}), "a learning rate").rate, tokens)
+        after = learning_rate(plan.train.rate, tokens)
+        if not math.isclose(before, after, rel_tol=1e-9):
+            return [
+                f"the learning rate jumps here, from {before:.3g} to {after:.3g}: `rate` has other values after "
+                f"{tokens:,} tokens now"
+            ]
+    return []
 
 
 def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[str]]:

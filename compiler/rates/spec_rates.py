@@ -17,8 +17,8 @@ from compiler.topology import Experts, Fabric, Links, Nodes
 from dsl.formats import FP8, format_of
 from dsl.memory import sent_bytes
 from dsl.nodes import reached
-from dsl.schema import Device as SpecDevice
 from dsl.schema import Compressed, Machine, Model, Moe, Spec
+from dsl.schema import Device as SpecDevice
 
 RATED = (*FLOPS, *MEMORY, *LINKS, "optimizer", HOST)
 # Of a class without any row: shares of a peak that well-written kernels reach, and of a CPU core without a peak. Of

@@ -55,9 +55,12 @@ def operand_weights(joint: Joint) -> tuple[str, ...]:
 
 
 def is_wide(joint: Joint, node: Node) -> bool:
-    """Whether a product stays in the dtype of activations: those of adapters do."""
+    """Whether a product stays in the dtype of activations: those of adapters do, and weight gradients of products that
+    are not in few bits in the forward, as those of an indexer."""
     if node.op.endswith("_wgrad"):
-        return any(is_adapter(name) and value in node.outputs for name, value in joint.weights)
+        narrow = {each.args[1] for each in joint.nodes if each.op in PRODUCTS}
+        found = [name for name, value in joint.weights if value in node.outputs]
+        return any(is_adapter(name) or name not in narrow for name in found)
     return is_adapter(node.reads[1])
 
 

@@ -116,8 +116,9 @@ def _manner(joint: Joint, node: Node) -> tuple[bool | str, ...]:
     if "stochastic" not in how:
         return ("hadamard" in how,)
     (rows, _), reads = node.outputs, (each for each in joint.nodes if each.op.endswith("_dgrad"))
-    weight = next(each.reads[1] for each in reads if each.reads[0] == rows)
-    return "hadamard" in how, f"{weight}_key"
+    found = [each.reads[1] for each in reads if each.reads[0] == rows]
+    assert found, f"{rows} is read by no gradient of an input"  # next() would end the caller's map, without a word
+    return "hadamard" in how, f"{found[0]}_key"
 
 
 def quantised(joint: Joint) -> tuple[Quantised, ...]:

@@ -10,6 +10,7 @@ from dsl.schema import (
     AnyAttention,
     Balance,
     Batch,
+    Chat,
     Cluster,
     Compressed,
     Data,
@@ -96,6 +97,11 @@ def softmax_moe(**changes: Any) -> Moe:
     """An MoE like `moe`, with the gate of DeepSeek-V2, which has no bias."""
     values = {"score": "softmax", "normalize": False, "scale": 16.0, "balance": Balance(sequence_loss=1e-2)}
     return moe(**(values | changes))
+
+
+def padded(of: Spec) -> Spec:
+    """A run whose rows are conversations, and end in padding."""
+    return of.model_copy(update={"data": of.data.model_copy(update={"chat": Chat()})})
 
 
 def spec(

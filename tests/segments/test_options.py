@@ -10,7 +10,7 @@ import torch
 from dsl.schema import Clamp, Dense
 from dsl.schema.model import Act
 from tests.segments.running import assert_equal, by_autograd, by_segment, load
-from tests.segments.specs import DENSE, gqa, moe, spec
+from tests.segments.specs import DENSE, gqa, moe, padded, spec
 from tests.segments.test_segments import SOURCES, arguments, check, segment_of
 from tests.training.specs import with_rewards
 
@@ -98,6 +98,18 @@ def test_a_bias_of_the_logits(score: str) -> None:
     assert [param.name for param in segment.params] == ["norm", "weight", "logit_bias", "bias"]
     assert [param.grad for param in segment.params] == [True, True, True, False]
     check(segment)
+
+
+@pytest.mark.parametrize("context", [1, 2])
+@pytest.mark.parametrize("score", ["sigmoid", "softmax", "sqrt_softplus"])
+def test_rows_that_are_padding(score: str, context: int) -> None:
+    """Whole sequences, and parts of them on context ranks, which put the counts of choices together."""
+    of = padded(spec((moe(score=score),)))
+    of = of.model_copy(update={"parallel": of.parallel.model_copy(update={"context": context})})
+    for kind in ("router", *(["balance"] if context > 1 else [])):
+        segment = segment_of(kind, of)
+        assert [each.name for each in segment.inputs][-1] == "real"
+        check(segment)
 
 
 @pytest.mark.parametrize("changes", [{}, *ACTIVATIONS[1:4:2], *BIASED], ids=str)

@@ -59,7 +59,9 @@ def arguments(segment: ir.Segment, vocab: int, rows: list[int] | None = None, se
         given["table"] = given["table"].argsort(dim=1).int()
     given |= {f"g_{param.name}": noise(param.shape) for param in segment.params if param.grad}
     for argument in segment.inputs:
-        if argument.dtype == "int32":
+        if argument.name == "real":  # five tokens of each sequence of eight
+            given["real"] = (torch.arange(int(argument.shape[0])) % 8 < 5).to(torch.int32)
+        elif argument.dtype == "int32":
             given[argument.name] = torch.tensor(rows).cumsum(0).to(torch.int32)
         elif argument.name == "order":
             given[argument.name] = torch.randperm(int(argument.shape[0]), generator=generator)
