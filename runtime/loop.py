@@ -320,7 +320,8 @@ class Loop:
         if action != "skip":
             if self.slots:
                 return
-            raise bad
+            order = record.identity(trainer.position, text_of(self.corpus))
+            raise bad.after(record.failed_before(self.run, order, bad))
         trainer.leave_out()
         if trainer.rank == 0:
             first, end = bad.samples

@@ -53,11 +53,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ModuleParameter:
-    """A parameter of a module: its name there, and its first values: ones, zeros, or random (`constant` is None)."""
+    """A parameter of a module: its name there, and the number that it begins with (None: random numbers)."""
 
     name: str  # up.weight
     shape: tuple[int, ...]
-    constant: int | None = None
+    constant: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,12 +99,14 @@ def _build(
 
 def _param(place: Place, role: str, name: str, each: ModuleParameter) -> ir.Param:
     """A parameter of a module: random ones have the model's deviation, and those of two dimensions or more decay."""
-    init = {None: place.model.init_std, 0: 0.0, 1: None}[each.constant]
+    constant = each.constant
+    init, mean = (place.model.init_std, 0.0) if constant is None else (0.0, constant)
+    first = {"init": None} if constant == 1 else {"init": init, "mean": mean}
     decay = len(each.shape) > 1 and each.constant is None
     dtype = TORCH_DTYPE[place.spec.precision.parameter]
     matrices = each.shape[:1] if decay and len(each.shape) == 2 else ()
     path = f"{role}.module.{each.name}"
-    return ir.Param(name, each.shape, dtype, init=init, decay=decay, path=path, matrices=matrices)
+    return ir.Param(name, each.shape, dtype, **first, decay=decay, path=path, matrices=matrices)
 
 
 def wanted(spec: Spec, role: str, text: str) -> Wanted:

@@ -85,7 +85,8 @@ def _tree(value: Any) -> Any:
 def _module(tree: Mapping[str, Any]) -> Module:
     return Module(
         parameters=tuple(
-            ModuleParameter(_like(NAME, e["name"]), tuple(e["shape"]), e["constant"]) for e in tree["parameters"]
+            ModuleParameter(_like(NAME, e["name"]), tuple(e["shape"]), _number(e["constant"]))
+            for e in tree["parameters"]
         ),
         forward=tuple(map(_node, tree["forward"])),
         backward=tuple(map(_node, tree["backward"])),
@@ -94,6 +95,12 @@ def _module(tree: Mapping[str, Any]) -> Module:
         d_x=tree["d_x"],
         weights=tuple(tree["weights"]),
     )
+
+
+def _number(value: Any) -> float | None:
+    if value is not None and type(value) not in (int, float):
+        raise ValueError(f"{value!r:.50} is no number")
+    return value
 
 
 def _node(tree: Mapping[str, Any]) -> Node:

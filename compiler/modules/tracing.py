@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import operator
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from types import ModuleType
 
@@ -87,10 +88,9 @@ def _refuse_state(module: nn.Module, name: str) -> None:
 
 def _parameter(values: FirstValues, key: str, parameter: nn.Parameter) -> ModuleParameter:
     constant = values.constant(parameter)
-    if constant not in (None, 0, 1):
-        message = f"parameter {key} begins at {constant:g}: one begins at 0, at 1, or random"
-        raise ModuleError(message, "let it begin at 0 or 1, and compute with it in forward what you need")
-    return ModuleParameter(key, tuple(parameter.shape), None if constant is None else int(constant))
+    if constant is not None and not isfinite(constant):
+        raise ModuleError(f"parameter {key} begins at {constant}, which no training changes", "begin with a number")
+    return ModuleParameter(key, tuple(parameter.shape), constant)
 
 
 def _shaped(x_TD: Tensor, wanted: Wanted) -> Tensor:

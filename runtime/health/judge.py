@@ -79,20 +79,39 @@ class BadStepError(ReportedError):
     """A step that must not change the weights, on every rank alike, of the `samples` [first, end).
 
     Of a rollback, `to` is the step that it goes back behind, and the samples are all since then. `prints`: of a step
-    that was computed again, a fingerprint of each rank's numbers.
+    that was computed again, a fingerprint of each rank's numbers. `before`: other samples on which an earlier start of
+    the run failed at the same step: then the weights are at fault, and no samples need to be left out.
     """
 
     prints: tuple[int, ...] = ()
 
     def __init__(
-        self, step: int, verdict: Verdict, loss: float, norm: float, samples: tuple[int, int], to: int | None = None
+        self,
+        step: int,
+        verdict: Verdict,
+        loss: float,
+        norm: float,
+        samples: tuple[int, int],
+        to: int | None = None,
+        before: tuple[int, int] | None = None,
     ) -> None:
         how = "to leave these samples out: dsc train --resume --skip-batch"
+        if before is not None:
+            how = (
+                f"the same step failed on samples {before[0]} to {before[1] - 1}, too, so the weights have diverged "
+                "and other samples will not help: lower `rate` or `clip`, and go on from an earlier checkpoint"
+            )
         if to is not None:
             how = f"the run goes back behind step {to:,}, and on without samples {samples[0]:,} to {samples[1] - 1:,}"
         met = f"{verdict.reason}, on samples {samples[0]} to {samples[1] - 1}" if to is None else verdict.reason
         super().__init__(f"step {step}: {met}; nothing was updated; {how}")
         self.step, self.verdict, self.loss, self.norm, self.samples, self.to = step, verdict, loss, norm, samples, to
+
+    def after(self, before: tuple[int, int] | None) -> BadStepError:
+        """Return this error as it is where the same step failed before, on other samples."""
+        if before is None or self.to is not None:
+            return self
+        return BadStepError(self.step, self.verdict, self.loss, self.norm, self.samples, before=before)
 
 
 def judge(health: Health | None, recent: Recent, step: int, loss: float, norm: float) -> Verdict | None:

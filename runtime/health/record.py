@@ -70,6 +70,12 @@ def read(run: Path, order: Mapping[str, Any]) -> Ranges:
     return tuple(_samples(row) for row in _rows(run, "batches") if row["order"] == order)
 
 
+def failed_before(run: Path, order: Mapping[str, Any], bad: BadStepError) -> tuple[int, int] | None:
+    """Return other samples [first, end) on which the run failed at the same step, if there are any."""
+    rows = (row for row in _rows(run, "batches") if row["order"] == order and row["step"] == bad.step)
+    return next((samples for row in rows if (samples := _samples(row)) != bad.samples), None)
+
+
 def rollbacks(run: Path) -> tuple[Rollback, ...]:
     """The rollbacks of a run, the first one first."""
     return tuple(Rollback(row["order"], row["step"], _samples(row), row["to"]) for row in _rows(run, "rollbacks"))

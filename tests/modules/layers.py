@@ -15,10 +15,11 @@ class Geglu(nn.Module):
         self.up = nn.Linear(hidden, 4 * hidden)
         self.down = nn.Linear(2 * hidden, hidden)
         self.gain = nn.Parameter(torch.ones(hidden))
+        self.slope = nn.Parameter(torch.full((2 * hidden,), 0.75))
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.up(x).chunk(2, dim=-1)
-        return self.down(functional.gelu(gate, approximate="tanh") * up) * self.gain
+        return self.down(functional.gelu(gate * self.slope, approximate="tanh") * up) * self.gain
 
 
 class Shared(nn.Module):

@@ -22,6 +22,7 @@ from compiler.segments.interpret import cut, interpret
 from compiler.segments.split import split, view_nodes
 from compiler.spec_files import SpecFiles
 from dsl.schema import Custom, CustomAttention, Spec
+from runtime.initial_values import initial_value
 from tests.modules import layers
 from tests.reference.attention import rmsnorm
 from tests.segments.running import call, load
@@ -166,11 +167,14 @@ def test_a_graph_is_read_back_from_a_build() -> None:
         assert recorded.module(wanted) == module and recorded.module(wanted).digest == module.digest
 
 
-def test_first_values_are_ones_zeros_or_random() -> None:
-    """Ones and zeros are the module's; a random one has the model's deviation, and matrices decay."""
+def test_first_values_are_one_number_or_random() -> None:
+    """A number is the module's; a random parameter has the model's deviation, and matrices decay."""
     params = {each.path: each for name in ("Geglu", "Shared") for each in segment_of(name).params}
     std = spec(1, 1, 1, 2, of="llama").model.init_std
     assert params["ffn.module.gain"].init is None and params["ffn.module.scale"].init == 0.0
+    slope = params["ffn.module.slope"]
+    first = initial_value(1, "slope", slope.shape, slope.init, mean=slope.mean)
+    assert torch.equal(first, torch.full((2 * HIDDEN,), 0.75))
     assert params["ffn.module.up.weight"].init == params["ffn.module.up.bias"].init == std
     assert params["ffn.module.up.weight"].decay and not params["ffn.module.up.bias"].decay
 

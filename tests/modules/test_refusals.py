@@ -99,9 +99,9 @@ WRONG = {
         "use torch.full or torch.arange in forward, or a parameter",
     ),
     "first values": (
-        {"make": "self.first = nn.Parameter(torch.full((hidden,), 0.5))", "result": "x * self.weight * self.first"},
-        "parameter first begins at 0.5: one begins at 0, at 1, or random",
-        "let it begin at 0 or 1, and compute with it in forward what you need",
+        {"make": "self.first = nn.Parameter(torch.full((hidden,), 1e999))", "result": "x * self.weight * self.first"},
+        "parameter first begins at inf, which no training changes",
+        "begin with a number",
     ),
     "constructor": (
         {"make": "raise ValueError('no')"},

@@ -19,7 +19,6 @@ from runtime.build import Build
 from runtime.checkpoint.publish import Checkpoint, Keep, Part, Publisher, load
 from runtime.checkpoint.shard_manifest import CheckpointError, render
 from runtime.contract import Plan
-from runtime.rate import learning_rate
 from runtime.resume import expected_shapes, find
 from runtime.state import build_state
 from runtime.strict_json import tree
@@ -277,18 +276,6 @@ def test_a_change_of_the_recipe_is_said(begun: tuple[Path, Build, Path], path: s
     last = find(checkpoints, changed(build, path, RECIPE[path]), corpus, "cpu").notes[-1]
     differs = last.removeprefix("not bit for bit as without the break, for this differs: ")
     assert differs.startswith(f"{path} ") and differs.count("→") == 1, last
-
-
-def test_a_rate_that_jumps_is_said(begun: tuple[Path, Build, Path]) -> None:
-    """Both rates, and nothing where phases differ behind this place alone."""
-    checkpoints, build, corpus = begun
-    here, phases = find(checkpoints, build, corpus, "cpu").position.tokens, tree(build.plan.train.rate)
-    before = learning_rate(build.plan.train.rate, here)
-    cosine = {"shape": "cosine", "start": 1e-3, "end": 1e-4, "end_tokens": 2 * here}
-    jump, later = (changed(build, "train.rate", each) for each in ([cosine], [*phases, cosine]))
-    notes = find(checkpoints, jump, corpus, "cpu").notes
-    assert any(f"the learning rate jumps here, from {before:.3g} to 0.00055: " in note for note in notes), notes
-    assert not any("jumps" in note for note in find(checkpoints, later, corpus, "cpu").notes)
 
 
 def test_the_same_layers_written_in_other_ranges_are_the_same(begun: tuple[Path, Build, Path]) -> None:

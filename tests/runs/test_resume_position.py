@@ -95,6 +95,22 @@ def test_another_batch_draws_the_samples_that_follow(place: Place, monkeypatch: 
     assert f"train.batch.end 8 → {size}" in said
 
 
+def test_a_rate_that_jumps_is_said(place: Place) -> None:
+    """Both rates, and nothing where phases differ behind this place alone."""
+    with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3")
+    place.dsc("train", "tiny.dsc", "--out", "jump", "--steps", FIRST)
+    (corpus,) = (path.parent for path in (place.folder / "jump" / "data").glob("*/meta.json"))
+    said = {
+        name: find(place.folder / "jump" / "checkpoints", Build.open(build()), corpus, "cpu").notes
+        for name, build in {
+            "longer warm-up": lambda: with_keys(place, SETTINGS, rate="warmup 4000 tokens to 2e-3"),
+            "more steps": lambda: with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3", steps="steps = 80"),
+        }.items()
+    }
+    jump = "the learning rate jumps here, from 0.00064 to 0.00032: `rate` has other values after 640 tokens now"
+    assert jump in said["longer warm-up"] and not any("jumps" in note for note in said["more steps"])
+
+
 @pytest.mark.parametrize("sequence", [8, 32])
 def test_another_sequence_trains_on_the_rest_of_the_epoch(
     place: Place, monkeypatch: pytest.MonkeyPatch, sequence: int

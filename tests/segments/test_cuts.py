@@ -291,8 +291,7 @@ def test_every_rule_is_used() -> None:
     whole = [spec(attention=deltanet("head")), spec(attention=deltanet("channel"))]
     whole += [spec(attention=compressed(compress=each)) for each in (Hca(rate=4), Csa(rate=4, indexer=indexer))]
     whole += [spec(attention=mla(indexer=indexer)), spec((*by_table,), attention=gqa(output_gate=True))]
-    whole += [padded(spec(tuple(moe(score=score) for score in scores)))]
-    whole.append(with_rewards(spec(mtp=False), iterations=2))
+    whole += [padded(spec(tuple(moe(score=each) for each in scores))), with_rewards(spec(mtp=False), iterations=2)]
     whole += [clipped(spec(attention=each)) for each in (mla(), gqa(), windowed)]
     ops = {
         node.op
