@@ -23,7 +23,7 @@ from compiler.weights.folder import FolderError, Held, check, has_weights, read_
 from compiler.weights.tensors import DERIVED, copies_of, mtp_block, published
 from compiler.weights.tokenizer import NAME, published_files
 from dsl.diagnostics import plural, visible
-from dsl.schema import Mla, Model
+from dsl.schema import Model
 from runtime.contract.weights import FP4_DATA, Import
 from runtime.strict_json import pretty
 
@@ -60,7 +60,7 @@ def find(folder: Path, root: Json, model: Model, model_type: str) -> Weights | N
         raise FolderError(f"{folder}: weights of type {model_type} are not read; --config-only leaves them out")
     held = read_folder(folder)
     remarks = []
-    rotates = "halves" if isinstance(model.attention, Mla) and _of(root, "rope_interleave") is False else ""
+    rotates = "halves" if family.reads_order and _of(root, "rope_interleave") is False else ""
     tensors = (*published(model, family, rotates), *copies_of(model))
     if model.mtp is not None and without_mtp(tensors, held, mtp_block(model, 0)):
         remarks.append("the configuration says multi-token prediction, the weights have none: not in this spec")

@@ -96,12 +96,12 @@ def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope
         kv_heads = reader.number(f"{at}.kv_heads", Gqa, "kv_heads", "num_key_value_heads", null=num_heads)
     else:
         reader.used.add("num_key_value_heads")
-    biased = family.always_biased or reader.flag("attention_bias", False)
+    biased = family.always_biased or (family.bias != "" and reader.flag("attention_bias", False))
     return Gqa(
         heads=num_heads,
         kv_heads=kv_heads,
         head_dim=width,
-        bias=family.bias if biased else None,
+        bias=(family.bias or None) if biased else None,
         qk_norm=_qk_norm(reader, family),
         scale=_scale(reader, family, width),
         softcap=_softcap(reader, family),
@@ -143,13 +143,15 @@ def _softcap(reader: Reader, family: Family) -> float | None:
 
 def _window(reader: Reader, family: Family, context: int) -> int | None:
     """The window of layers that have one; None where there is none, or none that is shorter than the context."""
+    if not family.windows:
+        return None
     window = reader.get("sliding_window")
     length = family.window if "sliding_window" not in reader.members else window.value if window is not None else None
-    used = reader.flag("use_sliding_window", family.slides) and length not in (None, False)
+    used = (not family.may_slide or reader.flag("use_sliding_window", False)) and length not in (None, False)
     if not used or (isinstance(length, int) and length >= context):
         return None
-    if family.attention == "mla" or not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        meaning = f"attention to the last {shown(length)} tokens, which a spec has for grouped queries alone"
+    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+        meaning = f"attention to the last {shown(length)} tokens, which is no number of tokens"
         reader.refuse("attention", "sliding_window", meaning)
         return None
     if window is not None:
@@ -174,8 +176,10 @@ def _without_position(reader: Reader, family: Family, num_layers: int) -> set[in
 
 def _kinds(reader: Reader, family: Family, num_layers: int, without: set[int]) -> list[str]:
     """`full_attention` or `sliding_attention` of each layer. `without`: layers without position."""
+    if family.windows == "all":
+        return [SLIDING] * num_layers
     listed = reader.get("layer_types")
-    begin = reader.count("max_window_layers", 0, 2**40, 28) if family.slides_late else 0
+    begin = reader.count("max_window_layers", 0, 2**40, 28) if family.slides_late or family.slides_early else 0
     every = family.slides_every
     if family.local_theta:
         every = reader.count("sliding_window_pattern", 1, 2**20, every)
@@ -184,6 +188,8 @@ def _kinds(reader: Reader, family: Family, num_layers: int, without: set[int]) -
             return [SLIDING if layer in without else FULL for layer in range(num_layers)]
         if every:  # all but each N-th layer
             return [SLIDING if (layer + 1) % every else FULL for layer in range(num_layers)]
+        if family.slides_early:
+            return [FULL if layer % 2 or layer >= begin else SLIDING for layer in range(num_layers)]
         return [SLIDING if layer >= begin else FULL for layer in range(num_layers)]
     values = [each.value for each in listed.value] if isinstance(listed.value, tuple) else [listed.value]
     values = [FULL if family.indexes and value == INDEXED else value for value in values]

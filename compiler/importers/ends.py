@@ -37,8 +37,8 @@ def whole(reader: Reader, family: Family, hidden: int) -> dict[str, Any]:
 
 
 def activation(reader: Reader) -> Act:
-    """The activation of every feed-forward part."""
-    name = "hidden_activation" if "hidden_activation" in {*reader.members, *reader.defaults} else "hidden_act"
+    """The activation of every feed-forward part, under the name that the class of the model type reads."""
+    name = "hidden_activation" if "hidden_activation" in reader.defaults else "hidden_act"
     word = reader.text(name, "silu")
     if word not in ACTIVATIONS:
         value = reader.members.get(name)

@@ -17,11 +17,13 @@ class Family:
     ffn: Literal["dense", "deepseek", "deepseek_v4", "qwen", "mixtral", "olmoe", "gpt_oss"]
     defaults: Defaults  # None: the key is as if it were null
     qk_norm: Literal["head", "width"] | None = None
+    windows: Literal["", "all", "listed"] = ""  # the layers that sliding_window is of, "listed": in layer_types
     window: int | None = None  # of a config that does not mention sliding_window
-    slides: bool = True  # a window is used where use_sliding_window is not mentioned
+    may_slide: bool = False  # use_sliding_window is read: without it there is no window
     slides_every: int = 0  # without layer_types, every N-th layer attends to all tokens, the others to a window
     slides_late: bool = False  # without layer_types, layers from max_window_layers on have the window
-    bias: Literal["qkv", "all"] = "all"  # the biases that attention_bias stands for
+    slides_early: bool = False  # without layer_types, every other layer in front of max_window_layers has the window
+    bias: Literal["", "qkv", "all"] = "all"  # the biases that attention_bias stands for; "": it is not read
     always_biased: bool = False
     may_bias_ffn: bool = False  # mlp_bias is read
     sinks: bool = False  # each query head has a logit of its own in the softmax
@@ -43,6 +45,9 @@ class Family:
     caps_logits: bool = False  # final_logit_softcapping is read
     streams: bool = False  # residual streams are several, hc_mult
     multiplies: bool = False  # embeddings, the residual stream and logits have multipliers
+    acts: bool = True  # hidden_act or hidden_activation is read
+    gate: Literal["", "sigmoid"] = ""  # the scores of experts, where scoring_func and topk_method are not read
+    lists_ffn: bool = False  # mlp_layer_types is read
     indexes: bool = False  # index_n_heads, index_head_dim and index_topk are read
 
 
@@ -123,8 +128,6 @@ _GLM4_MOE: Defaults = {
     "rms_norm_eps": 1e-5,
     "first_k_dense_replace": 1,
     "norm_topk_prob": True,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
     "n_shared_experts": 1,
     "routed_scaling_factor": 1.0,
     "n_group": 1,
@@ -151,11 +154,10 @@ _GEMMA2: Defaults = {
     "final_logit_softcapping": 30.0,
 }
 _GEMMA3: Defaults = {
-    **_GEMMA2,
+    **{key: value for key, value in _GEMMA2.items() if key != "attn_logit_softcapping"},  # its class does not read it
     "max_position_embeddings": 131_072,
     "rope_theta": 1e6,
     "rope_local_base_freq": 10_000.0,
-    "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
 }
 _SMOLLM3: Defaults = {
@@ -223,10 +225,11 @@ FAMILIES = {
     "deepseek": Family("gqa", "deepseek", _DEEPSEEK),
     "deepseek_v2": Family("mla", "deepseek", _DEEPSEEK_V2),
     "deepseek_v3": Family("mla", "deepseek", _DEEPSEEK_V3),
-    "deepseek_v32": Family("mla", "deepseek", _DEEPSEEK_V32, indexes=True),
+    "deepseek_v32": Family("mla", "deepseek", _DEEPSEEK_V32, lists_ffn=True, indexes=True),
     "deepseek_v4": Family("compressed", "deepseek_v4", _DEEPSEEK_V4, streams=True),
     "gemma2": Family(
         *("gqa", "dense", _GEMMA2),
+        windows="listed",
         window=4096,
         slides_every=2,
         scale="query_pre_attn_scalar",
@@ -238,44 +241,84 @@ FAMILIES = {
     "gemma3_text": Family(
         *("gqa", "dense", _GEMMA3),
         qk_norm="head",
+        windows="listed",
         window=4096,
         slides_every=6,
         local_theta=True,
         scale="query_pre_attn_scalar",
-        softcap=True,
         norm="sandwich",
         scales_embedding=True,
         caps_logits=True,
     ),
     "glm4_moe": Family(
-        "gqa", "deepseek", _GLM4_MOE, bias="qkv", may_norm="use_qk_norm", rotates_part=True, rotated=0.5
+        *("gqa", "deepseek", _GLM4_MOE),
+        bias="qkv",
+        may_norm="use_qk_norm",
+        rotates_part=True,
+        rotated=0.5,
+        gate="sigmoid",
     ),
-    "gpt_oss": Family("gqa", "gpt_oss", _GPT_OSS, window=128, slides_every=2, sinks=True, rope=_YARN_OF_GPT_OSS),
+    "gpt_oss": Family(
+        *("gqa", "gpt_oss", _GPT_OSS),
+        windows="listed",
+        window=128,
+        slides_every=2,
+        sinks=True,
+        rope=_YARN_OF_GPT_OSS,
+        acts=False,
+    ),
     "granite": Family("gqa", "dense", _GRANITE, scale="attention_multiplier", multiplies=True, may_bias_ffn=True),
     "kimi_k2": Family("mla", "deepseek", _DEEPSEEK_V3),
-    "kimi_linear": Family("mla", "deepseek", _KIMI_LINEAR, linear="kimi", rotates=False, renamed=_KEYS_OF_KIMI_LINEAR),
+    "kimi_linear": Family(
+        *("mla", "deepseek", _KIMI_LINEAR),
+        linear="kimi",
+        rotates=False,
+        lists_ffn=True,
+        renamed=_KEYS_OF_KIMI_LINEAR,
+    ),
     "llama": Family("gqa", "dense", _LLAMA, may_bias_ffn=True),
-    "mistral": Family("gqa", "dense", _MISTRAL, window=4096),
-    "mixtral": Family("gqa", "mixtral", _MIXTRAL),
+    "mistral": Family("gqa", "dense", _MISTRAL, windows="listed", window=4096, bias=""),
+    "mixtral": Family("gqa", "mixtral", _MIXTRAL, windows="all", bias=""),
     "olmo2": Family("gqa", "dense", _OLMO2, qk_norm="width", norm="post"),
     "olmoe": Family("gqa", "olmoe", _OLMOE, qk_norm="width"),
-    "qwen2": Family("gqa", "dense", _QWEN2, slides=False, slides_late=True, bias="qkv", always_biased=True),
-    "qwen2_moe": Family(
-        "gqa", "qwen", _QWEN2_MOE, slides=False, slides_late=True, bias="qkv", always_biased=True, shared_gate=True
+    "qwen2": Family(
+        *("gqa", "dense", _QWEN2),
+        windows="listed",
+        window=4096,
+        may_slide=True,
+        slides_late=True,
+        bias="qkv",
+        always_biased=True,
     ),
-    "qwen3": Family("gqa", "dense", _QWEN3, qk_norm="head", slides=False, slides_late=True),
-    "qwen3_moe": Family("gqa", "qwen", _QWEN3_MOE, qk_norm="head", slides=False),
+    "qwen2_moe": Family(
+        *("gqa", "qwen", _QWEN2_MOE),
+        windows="listed",
+        window=4096,
+        may_slide=True,
+        slides_early=True,
+        bias="qkv",
+        always_biased=True,
+        shared_gate=True,
+    ),
+    "qwen3": Family(
+        *("gqa", "dense", _QWEN3),
+        qk_norm="head",
+        windows="listed",
+        window=4096,
+        may_slide=True,
+        slides_late=True,
+    ),
+    "qwen3_moe": Family("gqa", "qwen", _QWEN3_MOE, qk_norm="head", windows="all", window=4096, may_slide=True),
     "qwen3_next": Family(
         *("gqa", "qwen", _QWEN3_NEXT),
         qk_norm="head",
-        slides=False,
         rotates_part=True,
         rotated=0.25,
         shared_gate=True,
         linear="qwen",
         output_gate=True,
     ),
-    "smollm3": Family("gqa", "dense", _SMOLLM3, slides=False, skips_rotation=4, may_bias_ffn=True),
+    "smollm3": Family("gqa", "dense", _SMOLLM3, windows="listed", may_slide=True, skips_rotation=4, may_bias_ffn=True),
 }
 
 # model types that a spec cannot describe, and what is in the way

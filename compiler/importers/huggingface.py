@@ -17,7 +17,7 @@ from compiler.importers.json_text import Json
 from compiler.importers.layer_patterns import with_attention
 from compiler.importers.layers import layers
 from compiler.importers.reader import Reader, Remark, shown
-from compiler.importers.unread_keys import IRRELEVANT, REFUSED, REPEATED
+from compiler.importers.unread_keys import IRRELEVANT, OF_TYPES, REFUSED, REPEATED
 from dsl import rules
 from dsl.diagnostics import Diagnostic, in_order
 from dsl.resolve.context import suggest
@@ -75,7 +75,7 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
     if family.attention == "mla" and fields["norm_eps"] != LATENT_EPS:
         text = f"the norms of latents take {LATENT_EPS:g} in the classes of such models; in this spec, norm_eps"
         reader.warn("I0303", "attention", text, reader.place("rms_norm_eps"))
-    _others(reader)
+    _others(reader, model_type)
     theirs = {ours: name for name, ours in family.renamed.items()}
     reader.filled = {theirs.get(key, key): value for key, value in reader.filled.items()}
     _say_defaults(reader, model_type)
@@ -127,25 +127,30 @@ def _mtp(reader: Reader, attention: Attention | None) -> Mtp | None:
     return Mtp(depth=1, weight=(Phase(value=MTP_WEIGHT),), attention=attention)
 
 
-def _others(reader: Reader) -> None:
-    """Keys that are refused, or not known."""
-    for name, (harmless, meaning, place) in REFUSED.items():
+def _others(reader: Reader, model_type: str) -> None:
+    """Keys that are refused, that models of this type do not read, or that are not known."""
+    for name, repeated in REPEATED.items():
+        value, taken = reader.members.get(name), reader.members.get(repeated)
+        if value is not None and taken is not None and repeated in reader.used and value.value == taken.value:
+            reader.used.add(name)
+    harmless = {**OF_TYPES, **{name: each.harmless for name, each in REFUSED.items()}}
+    for name, values in harmless.items():
         value = None if name in reader.used else reader.members.get(name)
         reader.used.add(name)
-        if value is not None and value.value is not None:
-            same = (value.value == each and type(value.value) is type(each) for each in harmless)
-            if not any(same):
-                reader.refuse(place, name, meaning)
+        same = (value.value == each and type(value.value) is type(each) for each in values) if value else ()
+        if value is None or value.value is None or any(same):
+            continue
+        if name in REFUSED and REFUSED[name].is_read(model_type):
+            reader.refuse(REFUSED[name].place, name, REFUSED[name].meaning)
+        else:
+            text = f"`{name}` = {shown(value)} is not read by models of type {model_type}, and not in this spec"
+            reader.warn("I0302", "model", text, value.key)
     classes = reader.members.get("architectures")
     listed = classes.value if classes is not None and isinstance(classes.value, tuple) else ()
     for each in listed:
         if not isinstance(each.value, str) or not each.value.endswith("ForCausalLM"):
             text = f"architectures: {shown(each)}; this spec predicts the next token, as *ForCausalLM does"
             reader.warn("I0303", "model", text, each.span)
-    for name, repeated in REPEATED.items():
-        value, taken = reader.members.get(name), reader.members.get(repeated)
-        if value is not None and taken is not None and repeated in reader.used and value.value == taken.value:
-            reader.used.add(name)
     for name, value in reader.members.items():
         if name not in reader.used and name not in IRRELEVANT and not name.startswith("_"):
             text = f"`{shown(name)[1:-1]}` = {shown(value)} is not known, and not in this spec"

@@ -24,10 +24,12 @@ def layers(reader: Reader, family: Family, model_type: str) -> tuple[LayerRange,
     if family.ffn == "deepseek_v4":
         return deepseek_v4.layers(reader)
     num_layers = reader.count("num_hidden_layers", 1, MAX_LAYER + 1)
-    sparse = {"dense": _all_dense, "deepseek": _deepseek_layers, "qwen": _qwen_layers}
-    kinds = sparse.get(family.ffn, _all_sparse)(reader, num_layers)
+    kinds = _kinds(reader, family, num_layers)
     order = [kind for kind, _ in groupby(kinds)]
-    act = activation(reader)
+    act = activation(reader) if family.acts else "swiglu"
+    if family.linear and act != "swiglu":
+        text = "the activation of linear attention, too, which is SiLU in a spec"
+        reader.refuse("attention", "hidden_act", text)
     dense = _dense(reader, family, order.index(False), act) if False in order else None
     moe = _moe(reader, family, model_type, order.index(True)) if True in order else None
     moe = moe.model_copy(update={"activation": act}) if moe is not None else None
@@ -43,21 +45,19 @@ def layers(reader: Reader, family: Family, model_type: str) -> tuple[LayerRange,
     return tuple(spans)
 
 
-def _all_dense(reader: Reader, num_layers: int) -> list[bool]:
-    return [False] * num_layers
+def _kinds(reader: Reader, family: Family, num_layers: int) -> list[bool]:
+    """Whether each layer has experts."""
+    if family.ffn == "deepseek":
+        return _deepseek_layers(reader, family, num_layers)
+    return _qwen_layers(reader, num_layers) if family.ffn == "qwen" else [family.ffn != "dense"] * num_layers
 
 
-def _all_sparse(reader: Reader, num_layers: int) -> list[bool]:
-    return [True] * num_layers
-
-
-def _deepseek_layers(reader: Reader, num_layers: int) -> list[bool]:
+def _deepseek_layers(reader: Reader, family: Family, num_layers: int) -> list[bool]:
     every = reader.count("moe_layer_freq", 1, MAX_LAYER + 1, 1)
     if "n_routed_experts" in reader.members and reader.members["n_routed_experts"].value is None:
         reader.used |= {"n_routed_experts", "first_k_dense_replace"}
         return [False] * num_layers
-    listed = reader.get("mlp_layer_types")
-    if listed is not None:
+    if family.lists_ffn and (listed := reader.get("mlp_layer_types")) is not None:
         kinds = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
         if len(kinds) != num_layers or any(kind not in ("dense", "sparse") for kind in kinds):
             text = f"`mlp_layer_types` has dense or sparse for each of {num_layers} layers, {shown(listed)} has not"
@@ -65,12 +65,6 @@ def _deepseek_layers(reader: Reader, num_layers: int) -> list[bool]:
         reader.used.add("first_k_dense_replace")
         return [kind == "sparse" for kind in kinds] if len(kinds) == num_layers else [True] * num_layers
     dense = reader.count("first_k_dense_replace", 0, MAX_LAYER + 1)
-    if (listed := reader.get("mlp_layer_types")) is not None:
-        kinds = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
-        if len(kinds) == num_layers and {*kinds} <= {"dense", "sparse"}:
-            return [kind == "sparse" for kind in kinds]
-        text = f"`mlp_layer_types` is a list of dense and sparse, one for each of {num_layers} layers"
-        reader.complain("I0203", text, listed.span)
     return [layer >= dense and layer % every == 0 for layer in range(num_layers)]
 
 
@@ -104,7 +98,7 @@ def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
         balance=Balance(),
     )
     if family.ffn == "deepseek":
-        return _deepseek_gate(reader, model_type, moe, at)
+        return _deepseek_gate(reader, family, model_type, moe, at)
     balance = Balance(
         sequence_loss=_batch_loss(reader, "router_aux_loss_coef", "batch and all layers, on another scale")
     )
@@ -121,8 +115,10 @@ def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
     return moe.model_copy(update={"balance": balance, **more})
 
 
-def _deepseek_gate(reader: Reader, model_type: str, moe: Moe, at: str) -> Moe:
-    score, method = reader.text("scoring_func", "softmax"), reader.text("topk_method", "greedy")
+def _deepseek_gate(reader: Reader, family: Family, model_type: str, moe: Moe, at: str) -> Moe:
+    score, method = "sigmoid", "noaux_tc"
+    if not family.gate:
+        score, method = reader.text("scoring_func", "softmax"), reader.text("topk_method", "greedy")
     groups, top_groups = (
         reader.number(f"{at}.{field}", Moe, field, name, null=1) if method != "greedy" or name in reader.members else 1
         for field, name in (("groups", "n_group"), ("top_groups", "topk_group"))

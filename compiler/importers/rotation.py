@@ -100,7 +100,7 @@ def _rotated_width(
         share = family.rotated
     if not family.rotates_part:
         if "partial_rotary_factor" in parameters and share not in (1, None):
-            reader.refuse("rope", "partial_rotary_factor", REFUSED["partial_rotary_factor"][1], found)
+            reader.refuse("rope", "partial_rotary_factor", REFUSED["partial_rotary_factor"].meaning, found)
         return None
     reader.used.add("partial_rotary_factor")
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
@@ -158,6 +158,9 @@ def scaling_of(
     text += ", an extension of the context: to train from the beginning, remove `scaling`"
     reader.remarks.append(Remark("rope", text))
     inner = Reader(Json(part, reader.members[name].span), lossy=reader.lossy)
+    context = reader.get("max_position_embeddings")
+    if context is not None:  # which `transformers` takes where the context before is not said
+        inner.defaults = {"original_max_position_embeddings": context.value}
     scaled = _scaled(inner, cls, keys)
     reader.mistakes += inner.mistakes
     reader.origins |= {path: span for path, span in inner.origins.items() if path}

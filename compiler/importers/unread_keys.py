@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from compiler.importers.reader import Place
 
 # key → why it makes no difference to what is trained
@@ -43,27 +45,64 @@ IRRELEVANT = {
 # key → the key that it repeats in published configurations, whose value is taken
 REPEATED = {"hidden_act": "hidden_activation", "sliding_window_size": "sliding_window"}
 
-# key → (values that ask for nothing, what other values ask for, where the comment belongs)
-REFUSED: dict[str, tuple[tuple[object, ...], str, Place]] = {
-    "attention_bias": ((False,), "biases on the projections of latent attention; a spec has none", "attention"),
-    "attention_dropout": ((0, 0.0), "dropout; a spec has none", "attention"),
-    "attn_logit_softcapping": ((), "logits of attention bent by tanh, which this model type does not do", "attention"),
-    "clip_qkv": ((), "queries, keys and values cut off at a value", "attention"),
-    "embd_pdrop": ((0, 0.0), "dropout; a spec has none", "model"),
-    "final_logit_softcapping": ((), "logits of the head bent by tanh, which this model type does not do", "model"),
-    "hidden_dropout": ((0, 0.0), "dropout; a spec has none", "model"),
-    "index_topk": ((), "attention to chosen tokens only, which this model type does not do", "attention"),
-    "mlp_bias": ((False,), "biases in the feed-forward layers, which this model type does not have", "ffn"),
-    "partial_rotary_factor": ((1, 1.0), "a part of each head is rotated, which this model type does not do", "rope"),
-    "qk_layernorm": ((False,), "norms on queries and keys that this model type does not have", "attention"),
-    "resid_pdrop": ((0, 0.0), "dropout; a spec has none", "model"),
-    "router_jitter_noise": ((0, 0.0), "noise on what the gate reads; a spec has none", "ffn"),
-    "shared_expert_intermediate_size": (
-        (0,),
-        "a shared expert of its own width, which this model type does not have",
-        "ffn",
+# Keys that classes of some types read, and values of them that are as if they were absent.
+OF_TYPES: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "hidden_activation": (),
+    "layer_types": (),
+    "mlp_layer_types": (),
+    "norm_topk_prob": (),
+    "scoring_func": ("sigmoid",),
+    "sliding_window": (False, 0),
+    "topk_method": ("noaux_tc",),
+    "use_sliding_window": (False,),
+}
+MLA = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_linear")
+REMOTE = ("deepseek", "kimi_k2")  # types whose code lies beside their weights: what it reads is not known here
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What a key asks for that a spec has not.
+
+    `harmless`: values that ask for nothing. `place`: where the comment belongs. `types`: those whose classes in
+    `transformers` 5.23 compute it; None: all. Of another type the key is not read, neither there nor here.
+    """
+
+    harmless: tuple[object, ...]
+    meaning: str
+    place: Place
+    types: tuple[str, ...] | None = None
+
+    def is_read(self, model_type: str) -> bool:
+        """Whether models of a type compute what the key asks for."""
+        return self.types is None or model_type in (*self.types, *REMOTE)
+
+
+_DROPOUT = "dropout; a spec has none"
+_NORMS = "norms on queries and keys that this model type does not have"
+REFUSED = {
+    "attention_bias": Refused(
+        (False,), "biases on the projections of latent attention; a spec has none", "attention", MLA
     ),
-    "use_bidirectional_attention": ((False,), "attention to later tokens; a spec attends to earlier ones", "attention"),
-    "use_mrope": ((False,), "positions in height and width as well; a spec has those in time", "rope"),
-    "use_qk_norm": ((False,), "norms on queries and keys that this model type does not have", "attention"),
+    "attention_dropout": Refused((0, 0.0), _DROPOUT, "attention"),
+    "attn_logit_softcapping": Refused((), "logits of attention bent by tanh", "attention", ()),
+    "clip_qkv": Refused((), "queries, keys and values cut off at a value", "attention", ("olmoe",)),
+    "embd_pdrop": Refused((0, 0.0), _DROPOUT, "model", ()),
+    "final_logit_softcapping": Refused((), "logits of the head bent by tanh", "model", ()),
+    "hidden_dropout": Refused((0, 0.0), _DROPOUT, "model", ()),
+    "index_topk": Refused((), "attention to chosen tokens only", "attention", ()),
+    "mlp_bias": Refused((False,), "biases in the feed-forward layers", "ffn", ("deepseek_v2", "deepseek_v4")),
+    "partial_rotary_factor": Refused(
+        (1, 1.0), "a part of each head is rotated, which this model type does not do", "rope"
+    ),
+    "qk_layernorm": Refused((False,), _NORMS, "attention", ()),
+    "resid_pdrop": Refused((0, 0.0), _DROPOUT, "model", ()),
+    "router_jitter_noise": Refused((0, 0.0), "noise on what the gate reads; a spec has none", "ffn", ("mixtral",)),
+    "shared_expert_intermediate_size": Refused((0,), "a shared expert of its own width", "ffn", ()),
+    "use_bidirectional_attention": Refused(
+        (False,), "attention to later tokens; a spec attends to earlier ones", "attention", ("gemma3_text",)
+    ),
+    "use_mrope": Refused((False,), "positions in height and width as well; a spec has those in time", "rope", ()),
+    "use_qk_norm": Refused((False,), _NORMS, "attention", ()),
 }

@@ -147,9 +147,15 @@ def model_config(model: Model, model_type: str, context: int) -> Config:
         **({"intermediate_size": dense.inner} if dense else {}),
         **({"mlp_bias": dense.bias} if dense and family.may_bias_ffn else {}),
         **FFN_KEYS[family.ffn](model, moe),
+        **({"mlp_layer_types": _ffn_kinds(model)} if family.lists_ffn else {}),
     }
     theirs = {ours: name for name, ours in family.renamed.items()}
     return {theirs.get(key, key): value for key, value in config.items()}
+
+
+def _ffn_kinds(model: Model) -> list[str]:
+    """Whether each layer is dense or has experts, in the words of `mlp_layer_types`."""
+    return ["dense" if isinstance(model.ffn(layer), Dense) else "sparse" for layer in range(model.num_layers)]
 
 
 def _attention(model: Model, family: importable.Family) -> Config:
@@ -276,13 +282,13 @@ def _windows(model: Model, family: importable.Family) -> Config:
     """The sliding window, for families that have one: of all layers, or of those that are listed."""
     found = [each.window for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
     length = next((window for window in found if window is not None), None)
-    if not (family.slides_late or family.slides_every or family.window or family.skips_rotation):
+    if not family.windows:
         return {}
     keys: Config = {"sliding_window": length}
-    if not family.slides:
+    if family.may_slide:
         keys["use_sliding_window"] = length is not None
-    by_layer = family.slides_late or family.slides_every or family.skips_rotation
-    if family.local_theta or (length is not None and by_layer):
+    by_layer = family.slides_late or family.slides_early or family.slides_every or family.skips_rotation
+    if family.local_theta or (length is not None and family.windows == "listed" and (by_layer or None in found)):
         keys["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in found]
     return keys
 

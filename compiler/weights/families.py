@@ -26,6 +26,7 @@ class Family:
     linear: Names = field(default_factory=dict)  # of a block with linear attention, in the place of all others
     gains_from_one: bool = False  # gains of norms are published as their differences from 1
     predicts: bool = False  # whether there are tensors of multi-token prediction
+    reads_order: bool = False  # rope_interleave is read: false of it means halves
     remote: bool = False  # whether `transformers` needs the code beside the published weights
 
 
@@ -129,7 +130,7 @@ _SIGMOID = {"score": "sigmoid"}
 
 # The first that describes a model is how it is published, unless it was imported as another one that does.
 FAMILIES: Mapping[str, Family] = {
-    "deepseek_v3": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True),
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, reads_order=True),
     "deepseek_v32": Family("DeepseekV32ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", "pairs", fixed={"score": "softmax", "normalize": False}),
     "llama": Family("LlamaForCausalLM", "halves"),
@@ -149,7 +150,7 @@ FAMILIES: Mapping[str, Family] = {
     "kimi_linear": Family("KimiLinearForCausalLM", "pairs", _KIMI_LINEAR, fixed=_SIGMOID, linear=_KDA),
     "granite": Family("GraniteForCausalLM", "halves"),
     "smollm3": Family("SmolLM3ForCausalLM", "halves"),
-    "kimi_k2": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, remote=True),
+    "kimi_k2": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, reads_order=True, remote=True),
     "deepseek_v4": Family("DeepseekV4ForCausalLM", "pairs", _DEEPSEEK_V4, _ENDS_OF_V4),
     "deepseek": Family("DeepseekForCausalLM", "halves", fixed={"score": "softmax"}, remote=True),
 }

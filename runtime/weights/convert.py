@@ -27,7 +27,8 @@ def to_halves(rows: Tensor, halves: Halves | None) -> Tensor:
 def _reordered(rows: Tensor, halves: Halves, sizes: tuple[int, int]) -> Tensor:
     heads = rows.unflatten(0, (-1, halves.head)).clone()
     rotated = slice(halves.first, halves.first + halves.width)
-    heads[:, rotated] = heads[:, rotated].unflatten(1, sizes).transpose(1, 2).flatten(1, 2)
+    # clone: of two rotated columns the right side is the same memory, which torch refuses to copy onto itself
+    heads[:, rotated] = heads[:, rotated].clone().unflatten(1, sizes).transpose(1, 2).flatten(1, 2)
     return heads.flatten(0, 1)
 
 

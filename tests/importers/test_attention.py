@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
+from compiler.importers.families import FAMILIES
 from dsl.counts import parameters
 from dsl.schema import Gqa, LinearScaling, Llama3Scaling, Mla, Model, Rope, YarnScaling
 from tests.importers.test_defaults import SIZES, SIZES_OF
@@ -88,6 +89,14 @@ def test_windows(tmp_path: Path) -> None:
     turns = model_of(tmp_path, "qwen3", use_sliding_window=True, sliding_window=64, layer_types=kinds)
     assert [_window(turns, layer) for layer in range(5)] == [64, None, 64, None, 64]
     assert [(span.first, span.last, span.by) for span in turns.layers] == [(0, 4, 1), (1, 3, 2)]
+
+
+@pytest.mark.parametrize("model_type", [each for each, family in FAMILIES.items() if family.linear])
+def test_linear_attention_has_the_activation_of_its_convolution(model_type: str) -> None:
+    """Its class applies `hidden_act` there too."""
+    values = SIZES_OF[model_type] | {"model_type": model_type, "hidden_act": "gelu"}
+    errors = [each.message for each in imported(values).diagnostics]
+    assert '`hidden_act` = "gelu": the activation of linear attention, too, which is SiLU in a spec' in errors
 
 
 def _window(model: Model, layer: int) -> int | None:

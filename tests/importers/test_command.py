@@ -96,7 +96,7 @@ def test_where_it_cannot_be_written(folder: Path, capsys: Capture, out: str, mes
 
 
 def test_a_refused_config_writes_nothing(folder: Path, capsys: Capture) -> None:
-    Path("c.json").write_text(json.dumps(LLAMA | {"clip_qkv": 8.0, "index_topk": 64}), "utf-8")
+    Path("c.json").write_text(json.dumps(LLAMA | {"attention_dropout": 0.1, "partial_rotary_factor": 0.5}), "utf-8")
     assert import_("c.json", "-o", "m.dsc") == 2
     assert capsys.readouterr().err.endswith("2 errors; --lossy writes the spec without what it cannot express\n")
     assert not Path("m.dsc").exists()

@@ -70,7 +70,6 @@ BESIDE = {
     "deepseek_v3": LOSS | GATE_V3,
     "deepseek_v32": LOSS | GATE_V3 | {"num_nextn_predict_layers": 1},
     "kimi_k2": LOSS | GATE_V3,
-    "glm4_moe": GATE_V3,
     "kimi_linear": {"moe_router_activation_func": "sigmoid", "topk_method": "noaux_tc", "first_k_dense_replace": 1},
 }
 

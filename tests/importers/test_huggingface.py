@@ -280,19 +280,35 @@ def test_every_key_counts_or_is_known_not_to(name: str) -> None:
     assert outcome(values | {"mystery": 1})[1] != before[1]
 
 
+READERS = {  # a type whose class reads the key
+    **{"attention_bias": "deepseek-v3", "mlp_bias": "deepseek-v2-lite", "router_jitter_noise": "mixtral-8x7b"},
+    **{"use_bidirectional_attention": "gemma-3-1b", "attention_dropout": "llama-3-8b"},
+    "partial_rotary_factor": "llama-3-8b",
+}
+
+
 @pytest.mark.parametrize("key", sorted(REFUSED))
 def test_what_is_refused(key: str, tmp_path: Path) -> None:
-    plain = config({"attention_bias": "deepseek-v3", "mlp_bias": "qwen3-8b"}.get(key, "llama-3-8b"))
-    values = plain | {key: "gelu" if key == "hidden_act" else 3.5}
-    (error,) = imported(values).diagnostics
-    assert (error.code, error.severity) == ("I0301", "error") and key in error.message
-    for harmless in (*REFUSED[key][0], None):
-        assert imported(values | {key: harmless}).diagnostics == ()
-    found = imported(values, lossy=True)
-    assert found.model is not None and [item.severity for item in found.diagnostics] == ["warning"]
-    text = model_text(found.model, found.model_type, found.remarks)
-    assert f"`{key}` = " in text.replace("\n", " ")
-    assert loaded(found, tmp_path).model == found.model
+    """A key is refused where a class of the type reads it. Elsewhere it is said not to be read, there and here."""
+    other = "qwen2.5-7b"
+    for name in {READERS.get(key, other)} | ({other} if REFUSED[key].types is not None else set()):
+        plain = config(name)
+        before = imported(plain)
+        values = plain | {key: 3.5}
+        said_before = [each.message for each in before.diagnostics]
+        new = [each for each in imported(values).diagnostics if each.message not in said_before]
+        is_read = REFUSED[key].is_read(plain["model_type"])
+        assert is_read == (key in READERS and name == READERS[key])
+        (found,) = [each for each in new if key in each.message]
+        assert (found.code, found.severity) == (("I0301", "error") if is_read else ("I0302", "warning"))
+        for harmless in (*REFUSED[key].harmless, None):
+            assert [each.message for each in imported(values | {key: harmless}).diagnostics] == said_before
+        lossy = imported(values, lossy=True)
+        assert lossy.model == before.model and len(lossy.diagnostics) == len(said_before) + 1
+        assert lossy.model is not None
+        text = model_text(lossy.model, lossy.model_type, lossy.remarks)
+        assert f"`{key}` = " in text.replace("\n", " ")
+        assert loaded(lossy, tmp_path).model == lossy.model
 
 
 def test_a_balancing_loss_that_is_left_out_is_said() -> None:

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
+from transformers import PreTrainedModel
 
 from compiler.cli import main
 from compiler.inference.faults import InferenceError
 from compiler.inference.harness import DscModel
 from runtime.data import tokenizer
 from tests.cli.forms import parsed
-from tests.weights.published import KEYS, import_, in_this_process, random_model, with_eps
+from tests.weights.published import KEYS, export, import_, in_this_process, loaded, random_model, with_eps
 
 Captured = pytest.CaptureFixture[str]
 
@@ -42,9 +43,7 @@ def test_the_loss_is_that_of_transformers(model_type: str, tmp_path: Path, capsy
     theirs.save_pretrained(tmp_path / "hf")
     tokens_BZ = torch.randint(300, (3, 21), generator=torch.Generator().manual_seed(1))
     np.save(tmp_path / "ids.npy", tokens_BZ.numpy())
-    with torch.no_grad():
-        logits_BSV = theirs(input_ids=tokens_BZ[:, :-1], use_cache=False).logits.double()
-    expected = float(torch.nn.functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BZ[:, 1:].flatten()))
+    expected = cross_entropy(theirs, tokens_BZ)
     words = ["--tokens", tmp_path / "ids.npy", "--dtype", "fp32"]
     found = document(capsys, "eval", tmp_path / "hf", *words)
     assert math.isclose(found["loss"], expected, rel_tol=1e-5) and found["tokens"] == 60
@@ -54,6 +53,49 @@ def test_the_loss_is_that_of_transformers(model_type: str, tmp_path: Path, capsy
     assert document(capsys, "eval", tmp_path / "m.dsc", *words)["loss"] == found["loss"]
     beside = document(capsys, "eval", tmp_path / "m.weights", "--spec", tmp_path / "m.dsc", *words)
     assert beside["loss"] == found["loss"]
+
+
+SLIDES = ["full_attention", "sliding_attention", "full_attention"]
+READ_OTHERWISE = [  # keys that classes of other types read, or read in another way
+    ("gemma3_text", {"attn_logit_softcapping": 2.0}),
+    ("gemma3_text", {"sliding_window": 4, "use_sliding_window": False}),
+    ("deepseek_v2", {"rope_interleave": False}),
+    ("deepseek_v3", {"sliding_window": 4, "mlp_layer_types": ["dense", "sparse", "dense"]}),
+    ("glm4_moe", {"sliding_window": 4, "layer_types": SLIDES, "topk_method": "greedy", "scoring_func": "softmax"}),
+    ("gpt_oss", {"hidden_act": "gelu"}),
+    ("llama", {"sliding_window": 4, "hidden_activation": "gelu", "final_logit_softcapping": 3.0}),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 2.0}}),
+    ("mistral", {"sliding_window": 4, "use_sliding_window": False, "attention_bias": True, "mlp_bias": True}),
+    ("mixtral", {"sliding_window": 4, "layer_types": SLIDES, "attention_bias": True}),
+    ("qwen2", {"sliding_window": 4, "attention_bias": True, "clip_qkv": 0.5}),
+    ("qwen2_moe", {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1}),
+    ("qwen3_moe", {"sliding_window": 4, "use_sliding_window": True, "layer_types": SLIDES}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "keys"), READ_OTHERWISE, ids=lambda each: each if isinstance(each, str) else "")
+def test_a_key_is_read_as_the_class_reads_it(
+    model_type: str, keys: dict[str, Any], tmp_path: Path, capsys: Captured
+) -> None:
+    """What a class of `transformers` computes with a configuration is what is imported, and what is exported again."""
+    random_model(model_type, torch.float32).save_pretrained(tmp_path / "hf")
+    file = tmp_path / "hf" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | keys))
+    tokens_BZ = torch.randint(300, (2, 25), generator=torch.Generator().manual_seed(1))
+    np.save(tmp_path / "ids.npy", tokens_BZ.numpy())
+    expected = cross_entropy(with_eps(loaded(tmp_path / "hf")), tokens_BZ)
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    capsys.readouterr()
+    words = [tmp_path / "m.dsc", "--tokens", tmp_path / "ids.npy", "--dtype", "fp32"]
+    assert math.isclose(document(capsys, "eval", *words)["loss"], expected, rel_tol=1e-5)
+    assert export(tmp_path / "m.weights", tmp_path / "out", "--dtype", "fp32") == 0
+    assert math.isclose(cross_entropy(with_eps(loaded(tmp_path / "out")), tokens_BZ), expected, rel_tol=1e-5)
+
+
+@torch.no_grad()
+def cross_entropy(model: PreTrainedModel, tokens_BZ: torch.Tensor) -> float:
+    logits_BSV = model(input_ids=tokens_BZ[:, :-1], use_cache=False).logits.double()
+    return float(torch.nn.functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BZ[:, 1:].flatten()))
 
 
 def test_greedy_text_is_that_of_transformers(tmp_path: Path, capsys: Captured) -> None:

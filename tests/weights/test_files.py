@@ -28,6 +28,7 @@ from tests.weights.published import (
     KEYS,
     MLA,
     SIZES,
+    THETA,
     config_of,
     export,
     import_,
@@ -284,6 +285,12 @@ VARIANTS = {
     "biases": ("llama", {"attention_bias": True}),
     "a window": ("qwen3", WINDOW),
     "a window in every layer": ("mistral", {"sliding_window": 5}),
+    "a window of routed experts": ("mixtral", {"sliding_window": 5}),
+    "a window that is switched on": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 5}),
+    "a window in every other layer": ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 5}),
+    "listed windows": ("qwen2_moe", {**WINDOW, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]}),
+    "two rotated columns": ("qwen3_next", {"rope_parameters": THETA | {"partial_rotary_factor": 0.25}}),
+    "listed experts": ("deepseek_v32", {"mlp_layer_types": ["dense", "sparse", "dense"]}),
     "without query rank": ("deepseek_v2", {"q_lora_rank": None}),
 }
 
@@ -300,6 +307,6 @@ def test_variants_come_back(name: str, tmp_path: Path) -> None:
     assert equal(tensors(tmp_path / "out"), tensors(tmp_path / "hf"))
     assert again.config.model_type == model_type and loss(again) == pytest.approx(loss(model), rel=1e-5)
     plain = random_model(model_type, torch.float32)
-    if name not in ("biases", "biases of dense layers", "tied", "without query rank"):
+    if name not in ("biases", "biases of dense layers", "tied", "without query rank", "listed experts"):
         plain.load_state_dict(model.state_dict())
         assert loss(plain) != pytest.approx(loss(model), rel=1e-4), "the variant makes a difference"
