@@ -25,6 +25,8 @@ from compiler.kernels import KERNELS, emit_kernel
 from compiler.kernels.calls import updates as calls_of_optimizer
 from compiler.lower.estimate import Overlap, overlaps_of, rank_times
 from compiler.report.page import report_html
+from compiler.report.planned import Planned
+from compiler.report.report import Report
 from compiler.report.sections import report_of
 from compiler.report.watch_file import watch_json
 from compiler.spec_files import standing_alone, texts_of_files
@@ -77,7 +79,7 @@ def compile_spec(
     entries = segments.entries(different.values(), num_sms(spec)) | orders.entries
     return Build(
         files=(*sorted(files.items()), ("manifest.json", manifest(files))),
-        summary=summary(spec, lowered, emission.overlaps),
+        summary=summary(spec, lowered, emission.overlaps, emission.planned.ranks),
         warning=does_not_fit(spec, lowered),
         entries=tuple(sorted(entries.items())),
     )
@@ -97,6 +99,17 @@ class _Emission:
         return overlaps_of(self.lowered.programs, rank_times(self.lowered.lowering))
 
     @cached_property
+    def report(self) -> Report:
+        """What the page of the build shows."""
+        return report_of(self.spec, self.lowered)
+
+    @property
+    def planned(self) -> Planned:
+        """What is predicted of a step."""
+        assert self.report.planned is not None
+        return self.report.planned
+
+    @cached_property
     def resolved(self) -> str:
         """The spec with nothing left open."""
         return canonical(standing_alone(self.spec))
@@ -112,8 +125,6 @@ class _Emission:
             (call, emit_kernel(call.op, call.arguments, num_sms(spec)) if call.op in KERNELS else None)
             for call in calls_of_optimizer(spec)
         ]
-        report = report_of(spec, lowered)
-        assert report.planned is not None
         of_few_bits = quantised(lowered.plan, num_sms(spec))
         files = {
             "spec.resolved": self.resolved,
@@ -127,9 +138,9 @@ class _Emission:
             "plan.json": plan_json(spec, lowered, self.overlaps, rows(of_few_bits)),
             "plan.txt": plan_text(spec, lowered, self.overlaps),
             "schedule.txt": lowered.main_schedule.to_text(),
-            "report.html": report_html(report),
+            "report.html": report_html(self.report),
             "train.py": train_py(spec),
-            "watch.json": watch_json(spec, report.planned),
+            "watch.json": watch_json(spec, self.planned),
         }
         files |= texts_of_files(spec)
         files |= {

@@ -112,11 +112,11 @@ class StepTime:
             "spent_s": {part: round(sum(each[part] for each in ranks) / len(ranks), 6) for part in parts},
             "spent_most_s": {part: round(max(each[part] for each in ranks), 6) for part in parts},
             "slowest_rank": max(range(len(ranks)), key=lambda rank: ranks[rank]["compute"]),
-            "memory_bytes": max(int(each[-1]) for each in of_ranks),
+            "process_bytes" if self._on_cpu else "memory_bytes": max(int(each[-1]) for each in of_ranks),
         }
 
     def _peak_bytes(self) -> int:
-        """The most bytes that the rank has held so far: of its device, or on a CPU of its process."""
+        """The most bytes that the rank has held so far: of tensors on its device, or on a CPU of its whole process."""
         if self._on_cpu:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # it is in KiB
         return torch.cuda.max_memory_allocated(self._device)

@@ -21,7 +21,10 @@ from compiler.textfile import TextFileError
 
 METRICS, EVENTS, WITNESS = "metrics.jsonl", "events.jsonl", "witness"
 # What differs between two trainings of one step, and what only a last step or a due one has.
-MEASURED = frozenset({"time", "tokens_per_s", "step_s", "spent_s", "spent_most_s", "slowest_rank", "memory_bytes"})
+MEASURED = frozenset({"time", "tokens_per_s", "step_s", "spent_s", "spent_most_s", "slowest_rank"}) | {
+    "memory_bytes",
+    "process_bytes",
+}
 AT_THE_END = ("validation_",)
 DIGITS = 16  # of a fingerprint
 Verdict = Literal["real", "transient", "device", "unknown"]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from compiler.decide import Lowered
 from compiler.emit.build_files import plan_head
 from compiler.lower.estimate import Overlap
 from compiler.predict.memory_state import device_of
 from compiler.predict.numbers import size
+from compiler.predict.prediction import RankMemory
 from dsl.memory import Memory
 from dsl.schema import Spec
 
 
-def summary(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> str:
-    """Model, mesh, steps, the schedule of the largest batch, what is proven, and the memory of the fullest rank."""
+def summary(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap], planned: Sequence[RankMemory]) -> str:
+    """Model, mesh, steps, the schedule of the largest batch, what is proven, and the memory of the fullest rank.
+
+    `planned`: what `dsc plan` says of each pipeline rank, with what segments need inside.
+    """
     main = lowered.main_schedule
     overlap = overlaps[f"train_{main.num_micro_batches}"]
     num_instructions = sum(certificate.num_instructions for certificate in lowered.certificates.values())
@@ -29,6 +33,9 @@ def summary(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> st
     parts = ", ".join(f"{kind} {size(amount)}" for kind, amount in parts_of(memory))
     when = _when(lowered, rank)
     lines.append(f"memory: {size(memory.total)} on the fullest device, of pipeline rank {rank}{when}: {parts}")
+    most = max(planned, key=lambda each: each.peak_bytes)
+    if most.peak_bytes > memory.total:
+        lines.append(f"memory, planned: {size(most.peak_bytes)} on rank {most.pp_rank}, with what segments need inside")
     return "\n".join(lines) + "\n"
 
 

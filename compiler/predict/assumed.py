@@ -10,7 +10,7 @@ from compiler.plan.sharding import Crossing, crossing_of
 from compiler.predict import failures
 from compiler.predict.memory_why import gib, memory_assumptions
 from compiler.predict.numbers import seconds
-from compiler.predict.prediction import RankMemory
+from compiler.predict.prediction import CALIBRATE, RankMemory
 from compiler.rates import Rates
 from compiler.rates.kernel_classes import HOST, LINKS
 from compiler.topology.messages import messages_of
@@ -39,6 +39,7 @@ def assumptions(
         *failures.assumed(spec, goodput),
         *_of_keys(plan, keys),
         *_of_links(spec, plan, rates[0]),
+        *_of_another_cpu(rates),
         *dict.fromkeys(said for one in rates for said in one.assumptions),
         *_of_the_host(spec, rates),
         *_of_rates(spec, plan, rates),
@@ -87,6 +88,15 @@ def _of_links(spec: Spec, plan: Plan, rates: Rates) -> Iterator[str]:
     exchanges = max(p.expert, p.expert_tensor, p.tensor, p.context) > 1 or plan.sharded
     if exchanges and not spec.sm.communication and rates.left < 1:
         yield f"no SMs are kept for exchanges: they take {1 - rates.left:.0%} of them from what is computed beside"
+
+
+def _of_another_cpu(rates: Sequence[Rates]) -> Iterator[str]:
+    """Say that times are not those of this machine, and which command measures it."""
+    if not all(one.calibrated for one in rates):
+        yield (
+            "times are those of a core of a small server; a step may take several times as long on this machine: "
+            f"`{CALIBRATE}` measures it in half a minute, and prints the line that makes plans use it"
+        )
 
 
 def _of_divided_state(spec: Spec, plan: Plan) -> Iterator[str]:

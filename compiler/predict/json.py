@@ -64,6 +64,7 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
         ],
         "exchange": asdict(p.exchange) if p.exchange else None,
         "rates": p.rates,
+        "calibrated": p.calibrated,
         "assumptions": list(p.assumptions),
     }
 

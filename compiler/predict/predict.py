@@ -95,7 +95,8 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     exposed_s = busiest.busy_s - times.computed_s(schedule.actions[busiest.pp_rank], busiest.pp_rank)
     on = each[busiest.pp_rank]
     classes = rank_seconds(plan, on, balanced_rows(spec), schedule, busiest.pp_rank)
-    step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), on))
+    if _calibrated(each):
+        step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), on))
     return Timed(spec, lowering, schedule, timeline, tensors, shared, step, times, tuple(tails))
 
 
@@ -166,8 +167,14 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         assumptions=assumptions(spec, plan, each, found.shared, ranks, share_of_keys(found), goodput),
         goodput=goodput,
         generation=generation,
+        calibrated=_calibrated(each),
         devices_of_node=max(node.devices for _, node in spec.cluster.parts),
     )  # fmt: skip
+
+
+def _calibrated(rates: Sequence[Rates]) -> bool:
+    """Whether all rates are of the devices of the spec."""
+    return all(one.calibrated for one in rates)
 
 
 def _goodput(found: Timed, step_s: float) -> Goodput | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from compiler.predict.failures import Goodput
 from compiler.stage_placement import StagePlacement
 
+CALIBRATE = "dsc calibrate SPEC -o rates.json"  # measures what a CPU achieves
+
 
 @dataclass(frozen=True, slots=True)
 class RankTime:
@@ -76,7 +78,7 @@ class Step:
     ranks: tuple[RankTime, ...]
     tail: Tail  # of the rank whose tail is longest
     bound_s: float  # no schedule of these actions on this placement takes less, the tail included
-    interval: Interval | None = None  # None where the rates' errors are not asked for
+    interval: Interval | None = None  # None where nothing is known of the rates' errors
 
     @property
     def first(self) -> RankTime:
@@ -237,6 +239,7 @@ class Prediction:
     goodput: Goodput | None = None  # beside failures; None where nothing is known of them
     devices_of_node: int = 1
     generation: Generation | None = None  # in a run that learns from rewards
+    calibrated: bool = True  # False where a core of another CPU stands in: times may be off several times over
     order_gain: OrderGain | None = None  # of `order = cost`; None without it, and where its data is not prepared
 
     @property

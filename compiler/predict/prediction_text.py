@@ -13,7 +13,7 @@ from compiler.picture.drawing import Screen
 from compiler.picture.palette import DARK
 from compiler.predict.failures import Goodput
 from compiler.predict.numbers import GIB, count, ranges, seconds, size, span
-from compiler.predict.prediction import Generation, Prediction, RankMemory, Step
+from compiler.predict.prediction import CALIBRATE, Generation, Prediction, RankMemory, Step
 from compiler.predict.ranking import table
 from compiler.predict.search import Ranking
 from compiler.predict.why_shown import Why, lines_of
@@ -135,6 +135,7 @@ def _heading(p: Prediction) -> Iterable[Text]:
 def _headline(p: Prediction) -> Iterable[Text]:
     step, unknown = p.step, "unknown"
     between = f"between {seconds(step.interval.low_s)} and {seconds(step.interval.high_s)}" if step.interval else ""
+    between = between if p.calibrated else f"not calibrated for this machine: `{CALIBRATE}`"
     mfu = f"{p.mfu.causal:.1%} causal, {p.mfu.full:.1%} full" if p.mfu else unknown
     yield _fact("step", seconds(step.seconds), between)
     yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} a step")

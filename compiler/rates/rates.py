@@ -46,6 +46,7 @@ class Rates:
     rope: bool = False  # whether attention's rates are of its core alone, without RoPE and the assembly of keys
     pair: float = 1.0  # how much longer two overlapped actions take than their lanes
     table: str = ""
+    calibrated: bool = True  # False where a core of another CPU stands in for those of the spec
     sharing: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by mesh axis: whom it splits rows with
     assumptions: tuple[str, ...] = ()  # of what the table does not say of the device
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict, compare=False)  # what stands in for no rows

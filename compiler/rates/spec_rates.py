@@ -28,6 +28,7 @@ CORE_FLOPS, CORE_BYTES, CORE_LINK = 5e10, 1e10, 5e8
 HOST_LINK = 5.12e10  # 80% of the 64 GB/s a direction of PCIe 5.0 x16, assumed
 SHIPPED_FOR = ("h800", "h100", "h200", "gb200", "b200", "a100", "mi300x")  # for devices whose name has theirs in it
 OTHERWISE = "h100"
+CPU = "cpu"  # one core of a small server
 DTYPES = ("bf16", "e4m3", "fp32", "fp64")  # where a class has no rows in a dtype, the first of these it has
 
 
@@ -91,6 +92,7 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
         rope=any(row.kind == "rope" for row in at.rows),
         pair=at.factor_of(PAIR),
         table=at.name,
+        calibrated=at != shipped_table(CPU),
         assumptions=tuple(said),
         notes={each: note for each, (_, note) in found.items() if note},
     )
@@ -104,7 +106,7 @@ def _taken(table: Table) -> float:
 
 def core_rates() -> Rates:
     """Rates of one core of a laptop in FP32, with the experts on two ranks: for plans without a spec."""
-    table, place = shipped_table("cpu"), Place(Device(name="core"))
+    table, place = shipped_table(CPU), Place(Device(name="core"))
     points = {
         (kind, dtype): points_of(table, place, kind, dtype)[0]
         for kind in RATED
@@ -126,7 +128,7 @@ def _table_of(device: SpecDevice, table: Table | str | None) -> Table:
 def table_for(device: SpecDevice) -> str:
     """The shipped table of a device: by its name; an accelerator that has none takes H100's rates at its own peaks."""
     if device.bf16 is None:
-        return "cpu"
+        return CPU
     return next((name for name in SHIPPED_FOR if name in device.name.lower()), OTHERWISE)
 
 

@@ -38,7 +38,8 @@ class View:
 
 def compare_html(compared: Compared, title: str = "Runs compared") -> str:
     """The page. Pure: equal values give equal bytes, and every text in them is escaped."""
-    style = Markup(palette.css() + (FOLDER / "style.css").read_text("utf-8"))  # ours: nothing of the runs is in it
+    # Ours: nothing of the runs is in it.
+    style = Markup(palette.css(with_series=True) + (FOLDER / "style.css").read_text("utf-8"))
     template = environment(FOLDER).get_template("compare.html.j2")
     return template.render(view=view_of(compared), style=style, title=title)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compiler.picture import labels
 from compiler.predict.numbers import ranges, seconds
-from compiler.predict.prediction import RankMemory, RankTime
+from compiler.predict.prediction import CALIBRATE, RankMemory, RankTime
 from compiler.report.charts import Chart, Series, chart
 from compiler.report.planned import PURPOSES, Level, Network, Planned, StageDrawn
 
@@ -67,7 +67,7 @@ def step_bars(ranks: Sequence[RankTime]) -> Bars:
     rows = [
         (
             f"rank {rank.pp_rank}",
-            f"{rank.bubble_s / rank.seconds:.1%} idle",
+            f"idle {seconds(rank.bubble_s)}" if rank.bubble_s else "not idle",
             [
                 (getattr(rank, row), css, f"rank {rank.pp_rank}, {name}: {seconds(getattr(rank, row))}")
                 for row, css, name in used
@@ -243,6 +243,8 @@ class PlanView:
 
     step: Bars
     step_s: str
+    generation_s: str  # "" without any
+    calibrate: str  # the command that calibrates a plan that is not; "" of others
     low_s: str
     high_s: str
     bound_s: str
@@ -263,6 +265,8 @@ def view_of(planned: Planned) -> PlanView:
     return PlanView(
         step=step_bars(step.ranks),
         step_s=seconds(step.seconds),
+        generation_s=seconds(planned.generation.seconds) if planned.generation else "",
+        calibrate="" if planned.calibrated else CALIBRATE,
         low_s=seconds(step.interval.low_s) if step.interval else "",
         high_s=seconds(step.interval.high_s) if step.interval else "",
         bound_s=seconds(step.bound_s),

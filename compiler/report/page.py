@@ -17,6 +17,7 @@ from compiler.picture.template import environment
 from compiler.predict.numbers import seconds
 from compiler.report import charts
 from compiler.report.diagrams import view_of
+from compiler.report.planned import Planned
 from compiler.report.report import RankRow, Report, StageRow
 from compiler.report.step_parts import PartsChart, parts_chart
 from compiler.report.summary import summary_of
@@ -29,7 +30,7 @@ LAST_STEPS = 10  # the training loss of the summary is the mean of this many: on
 
 def report_html(report: Report) -> str:
     """The page. Pure: equal values give equal bytes, and every text in them is escaped."""
-    style = palette.css() + figure_css() + (FOLDER / "style.css").read_text("utf-8")
+    style = palette.css(with_series=True) + figure_css() + (FOLDER / "style.css").read_text("utf-8")
     unit = pixels((report.schedule,), PAGE_WIDTH, MOST_WIDTH)
     return (
         environment(FOLDER)
@@ -130,11 +131,11 @@ def _run(report: Report) -> RunView:
     assert run is not None
     unigram = run.data.get("unigram_nats")
     measured = measured_step(run.metrics)
-    planned_s = report.planned.step.seconds if report.planned else None
+    planned_s = report.planned.seconds if report.planned else None
     facts = _summary(run.metrics, unigram)
     if measured:
         facts += (("step, measured", seconds(measured.seconds)),)
-        facts += (("step, planned", seconds(planned_s)),) if planned_s else ()
+        facts += ((_named(report.planned), seconds(planned_s)),) if report.planned and planned_s else ()
     summary = summary_of(report)
     facts += tuple(summary.facts()) if summary else ()
     facts += _health(run.events)
@@ -152,6 +153,12 @@ def _run(report: Report) -> RunView:
         parts=parts_chart(run.metrics, run.lost.at if run.lost else {}, report.planned),
         load=charts.load_map(run.load.get("load", ()), report.moe_layers),
     )
+
+
+def _named(planned: Planned) -> str:
+    """What the planned time of a step is called."""
+    generation = " with its completions" if planned.generation else ""
+    return f"step{generation}, planned{'' if planned.calibrated else ' but not calibrated for this machine'}"
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from compiler.predict.predict import Timed
 from compiler.predict.prediction import Prediction, StageRow
 from compiler.predict.why_shown import Why, gain
 from compiler.report.diagrams import view_of
-from compiler.report.planned import planned_of
+from compiler.report.planned import PARTS, planned_of
 from compiler.schedules.costs import Costs
 
 FOLDER = Path(__file__).parent
 PAGE_WIDTH, MOST_WIDTH = 820.0, 12_000.0  # pixels of the schedule: where it fits, and where it is scrolled
-PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def plan_html(found: Timed, prediction: Prediction, why: Why | None = None) -> s
         .render(
             page=page_of(prediction, name, why),
             view=view_of(planned_of(found, prediction)),
-            style=Markup(palette.css() + figure_css() + (FOLDER / "style.css").read_text("utf-8")),
+            style=Markup(palette.css(with_series=True) + figure_css() + (FOLDER / "style.css").read_text("utf-8")),
             timeline=figure_of(panel, unit, Style()),
             bulk=bulk,
         )
@@ -94,7 +93,8 @@ def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
     facts = [
         ("parameters", f"{count(p.parameters)}, {count(p.active_parameters)} active"),
         ("degrees", degrees),
-        ("step", seconds(p.step.seconds)),
+        ("step" if p.calibrated else "step, not calibrated for this machine", seconds(p.step.seconds)),
+        *((("completions of a step", seconds(p.generation.seconds)),) if p.generation else ()),
         ("tokens a second", count(p.step.tokens_per_second)),
         ("MFU, causal and full", f"{p.mfu.causal:.1%}, {p.mfu.full:.1%}" if p.mfu else "unknown"),
         ("run", f"{span(p.whole.seconds)}, {count(p.whole.tokens)} tokens"),

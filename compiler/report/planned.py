@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from compiler.plan.model_graph import model_graph
 from compiler.predict.failures import Goodput
 from compiler.predict.predict import Timed
-from compiler.predict.prediction import Flops, Prediction, RankMemory, StageRow, Step
+from compiler.predict.prediction import Flops, Generation, Prediction, RankMemory, StageRow, Step
 from compiler.topology.fabric import Fabric
 from compiler.topology.links import LARGE, LEVELS
 from compiler.topology.traffic import traffic
 
 MOST_DRAWN = 64  # devices of a cluster that is drawn, and not told in classes alone
 PURPOSES = ("experts", "gradients", "pipeline")
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")  # of `RankMemory`
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,25 @@ class Planned:
     flops: Flops  # of training on a token
     goodput: Goodput | None = None  # beside failures; None where nothing is known of them
     mfu: Flops | None = None  # share of the BF16 peak; None where a device has none
+    generation: Generation | None = None  # of the completions that a step learns from
+    calibrated: bool = True  # False where times are those of another CPU
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step and of the completions that it learns from."""
+        return self.step.seconds + (self.generation.seconds if self.generation else 0.0)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of the whole cluster, the time of the completions included."""
+        return self.step.tokens / self.seconds
 
 
 def planned_of(found: Timed, prediction: Prediction) -> Planned:
     """`prediction`: of the timed plan."""
     drawn = _stages(found, prediction.stages), network_of(found)
-    return Planned(prediction.step, prediction.ranks, *drawn, prediction.flops, prediction.goodput, prediction.mfu)
+    p = prediction
+    return Planned(p.step, p.ranks, *drawn, p.flops, p.goodput, p.mfu, p.generation, p.calibrated)
 
 
 def _stages(found: Timed, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:

@@ -24,7 +24,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """A pipeline rank: every world rank of it, [first, last], stores this much. `memory`: (kind, bytes)."""
+    """A pipeline rank: every world rank of it, [first, last], stores this much. `memory`: (kind, bytes) at its peak."""
 
     rank: int
     world_ranks: tuple[int, int]
@@ -73,3 +73,4 @@ class Report:
     assumptions: tuple[str, ...]
     run: RunFigures | None = None
     planned: Planned | None = None  # what the planner says of its largest batch
+    fuller: tuple[int, int] | None = None  # rank and bytes, where steps of a smaller batch hold more than the largest

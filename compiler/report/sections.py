@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from compiler.decide import Lowered
 from compiler.emit.build_files import layers_of
-from compiler.emit.build_summary import parts_of
 from compiler.ir import Mesh, Plan, Use
 from compiler.lower.estimate import rank_times
 from compiler.picture import panel_of
@@ -15,7 +14,8 @@ from compiler.plan.plan import HELD
 from compiler.predict.comm_lane import lanes_of
 from compiler.predict.memory_run import measured_line
 from compiler.predict.predict import memories, predicted, timed_on
-from compiler.report.planned import planned_of
+from compiler.predict.prediction import RankMemory
+from compiler.report.planned import PARTS, planned_of
 from compiler.report.report import ExpertRow, RankRow, Report, RunFigures, StageRow
 from compiler.schedules.costs import Costs
 from dsl.memory import Memory
@@ -29,10 +29,10 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
     program = lowered.programs[f"train_{schedule.num_micro_batches}"]
     lanes = lanes_of(program, rank_times(lowered.lowering))
     found = timed_on(spec, lowered.lowering, schedule)
+    planned = planned_of(found, predicted(found, memories(found, program)))
     elements = {replica.key: replica.num_elements for replica in plan.replicas if replica.role in HELD}
     held = _held(plan, elements)
     panel = panel_of(schedule, Costs(), lanes=lanes, timeline=found.timeline)
-    idle = 1 - min(row.busy for row in panel.rows) / panel.makespan
     return Report(
         name=spec.name,
         subtitle=f"{spec.model.name} on {spec.cluster.name}",
@@ -43,19 +43,20 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
             ("tokens a sequence", f"{spec.train.sequence:,}"),
             ("steps", f"{lowered.num_steps:,}"),
             ("precision", spec.precision.name),
-            ("idle, predicted", f"{idle:.1%}"),
+            ("idle in the schedule, predicted", f"{panel.idle:.1%}"),
             *((("values, measured", measured_line(run.memory)),) if run and run.memory else ()),
         ),
         schedule=panel,
         time_unit="milliseconds, as predicted from the cluster",
         stages=_stages(plan, elements),
-        ranks=tuple(_rank(plan, rank, held[rank], memory) for rank, memory in enumerate(lowered.memories)),
+        ranks=tuple(_rank(plan, memory, held[memory.pp_rank]) for memory in planned.ranks),
+        fuller=fuller_of(planned.ranks, lowered.memories),
         capacity_bytes=spec.cluster.node.device.memory if spec.cluster.more is None else None,
         experts=_experts(plan),
         moe_layers=_moe_layers(plan),
         assumptions=plan.assumptions,
         run=run,
-        planned=planned_of(found, predicted(found, memories(found, program))),
+        planned=planned,
     )
 
 
@@ -85,15 +86,27 @@ def _held(plan: Plan, elements: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sum(elements[name] for bucket in buckets for name in bucket.replicas) for buckets in mine)
 
 
-def _rank(plan: Plan, rank: int, parameters: int, memory: Memory) -> RankRow:
-    mesh = plan.mesh
+def _rank(plan: Plan, memory: RankMemory, parameters: int) -> RankRow:
+    """`memory`: what `dsc plan` says of the rank in steps of the largest batch."""
+    mesh, rank = plan.mesh, memory.pp_rank
     return RankRow(
         rank=rank,
         world_ranks=(mesh.rank(rank, 0), mesh.rank(rank, mesh.columns - 1)),
         stages=plan.stages_of(rank),
         parameters=parameters,
-        memory=parts_of(memory),
+        memory=tuple((part, getattr(memory, part)) for part in PARTS if part != "buffers" or memory.buffers),
     )
+
+
+def fuller_of(largest: Sequence[RankMemory], proven: Sequence[Memory]) -> tuple[int, int] | None:
+    """The pipeline rank that holds most in steps of a smaller batch, and how much, if it is more than in the largest.
+
+    `proven`: the most of each rank over steps of every size of the batch, without what segments need inside.
+    """
+    each = zip(largest, proven, strict=True)
+    over = [(memory.total, rank.pp_rank) for rank, memory in each if memory.total > rank.peak_bytes]
+    total, rank = max(over, default=(0, 0))
+    return (rank, total) if over else None
 
 
 def _degrees(mesh: Mesh) -> str:

@@ -17,12 +17,12 @@ PARTS = (
     ("exchange", "p3", "exchanges"),
     ("sum", "p1", "sums over ranks"),
     ("data", "p2", "data"),
-    ("generation", "m2", "generation"),
+    ("generation", "m1", "generation"),
     ("reward", "m3", "rewards"),
-    ("validation", "p5", "validation"),
-    ("checkpoint", "m4", "checkpoint"),
+    ("validation", "m5", "validation"),
+    ("checkpoint", "m7", "checkpoint"),
     ("other", "p6", "between steps"),
-    ("lost", "m5", "lost by failures"),
+    ("lost", "m6", "lost by failures"),
 )
 COMMUNICATION = ("message", "exchange", "sum")
 MOST_BARS = 100
@@ -53,7 +53,8 @@ def planned_parts(planned: Planned) -> dict[str, float]:
     step, tail = planned.step, planned.step.tail
     work = step.num_micro_batches * sum(stage.row.compute_s for stage in planned.stages) / len(step.ranks)
     compute = min(work, step.mean.busy_s)
-    return {
+    generation = {"generation": planned.generation.seconds} if planned.generation else {}
+    return generation | {
         "compute": compute + tail.norm_s + tail.update_s + tail.host_s,
         "message": step.mean.bubble_s,
         "exchange": step.mean.busy_s - compute,
@@ -88,6 +89,7 @@ class PartsChart:
     x_ticks: tuple[tuple[float, str], ...]
     legend: tuple[tuple[str, str], ...]
     has_plan: bool
+    planned_generation: bool
 
 
 def parts_chart(rows: Sequence[Row], lost_at: Mapping[int, float], planned: Planned | None) -> PartsChart | None:
@@ -128,6 +130,7 @@ def parts_chart(rows: Sequence[Row], lost_at: Mapping[int, float], planned: Plan
         x_ticks=tuple(ticks),
         legend=tuple((css, name) for part, css, name in PARTS if part in used),
         has_plan=planned is not None,
+        planned_generation=planned is not None and planned.generation is not None,
     )
 
 

@@ -49,8 +49,8 @@ class Summary:
             "lost_s": {cause: getattr(lost, cause) for cause in CAUSES} if lost else None,
             "spent_s": dict(self.spent),
             "planned": {
-                "step_s": planned.step.seconds,
-                "tokens_per_s": planned.step.tokens_per_second,
+                "step_s": planned.seconds,
+                "tokens_per_s": planned.tokens_per_second,
                 "mfu": mfu,
                 "goodput": self.planned_goodput,
                 "spent_s": planned_parts(planned),

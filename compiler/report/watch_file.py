@@ -29,14 +29,15 @@ def watch_json(spec: Spec, planned: Planned) -> str:
         phases=within.phases if within else 1,
         flops_per_token=_rounded(planned.flops.causal),
         peak_flops=float(sum(peaks)) if len(peaks) == len(devices) else None,
-        mfu=_rounded(planned.mfu.causal) if planned.mfu else None,
-        step_s=_rounded(step.seconds),
+        mfu=_rounded(planned.mfu.causal * step.seconds / planned.seconds) if planned.mfu else None,
+        step_s=_rounded(planned.seconds),
         tokens=step.tokens,
-        bubble=_rounded(min(1.0, step.mean.bubble_s / step.seconds)),
+        bubble=_rounded(min(1.0, step.mean.bubble_s / planned.seconds)),
         memory_bytes=tuple(rank.peak_bytes for rank in planned.ranks),
         capacity_bytes=tuple(rank.capacity_bytes for rank in planned.ranks),
         links=tuple(links),
         metrics=contract.Metrics(**spec.metrics.model_dump()) if spec.metrics else None,
+        calibrated=planned.calibrated,
     ).to_json()
 
 

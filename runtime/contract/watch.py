@@ -39,7 +39,8 @@ class Watch:
     """What is predicted of a step of the largest batch, as `dsc plan` shows it; bytes of a device, by pipeline rank.
 
     `flops_per_token`: of training, attention masked. `peak_flops`: of all devices in BF16, None where one has no peak.
-    `bubble`: share of the step in which the mean rank waits in the pipeline.
+    `step_s`: with the completions that it learns from. `bubble`: share of that in which the mean rank waits in the
+    pipeline. `calibrated`: False where times are those of another CPU, so that they say little of this machine.
     """
 
     run: Text
@@ -58,6 +59,7 @@ class Watch:
     capacity_bytes: tuple[Amount, ...]
     links: tuple[Link, ...]
     metrics: Metrics | None = None
+    calibrated: bool = True
 
     def to_json(self) -> str:
         """The text of the file."""

@@ -114,7 +114,8 @@ def _speed(state: State) -> str:
     if "tokens_per_s" in row:
         words.append(f"{number(row, 'tokens_per_s', ',.0f')} tokens/s")
     if "step_s" in row:
-        planned = f" (planned {_seconds(forecast.step_s)})" if forecast else ""
+        doubt = "" if forecast is None or forecast.calibrated else ", not calibrated for this machine"
+        planned = f" (planned {_seconds(forecast.step_s)}{doubt})" if forecast else ""
         words.append(f"step {_seconds(state.number('step_s') or 0.0)}{planned}")
     if state.mfu is not None and forecast:
         words.append(f"MFU {state.mfu:.1%}" + (f" (planned {forecast.mfu:.1%})" if forecast.mfu is not None else ""))
@@ -153,10 +154,12 @@ def _memory(state: State) -> str:
     words, forecast = list[str](), state.forecast
     if (held := state.number("memory_bytes")) is not None:
         words.append(f"{size(held)} at most in a rank")
+    if (held := state.number("process_bytes")) is not None:
+        words.append(f"{size(held)} at most in a process with its libraries")
     if forecast and forecast.memory_bytes:
         fullest = max(range(len(forecast.memory_bytes)), key=forecast.memory_bytes.__getitem__)
         planned, capacity = forecast.memory_bytes[fullest], forecast.capacity_bytes[fullest]
-        words.append(f"planned {size(planned)} of the {size(capacity)} of a device")
+        words.append(f"tensors planned {size(planned)} of {size(capacity)}")
     return "  ".join(words)
 
 

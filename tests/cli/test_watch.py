@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import re
@@ -18,11 +19,17 @@ from typing import Any, Literal
 
 import pyte
 import pytest
+from rich.console import Console
 
 from compiler.cli import main
+from runtime.contract import Watch
 from runtime.events import Events
 from runtime.launch.run_lock import lock_folder
 from runtime.metrics import Metrics
+from runtime.watch.follow import Item
+from runtime.watch.run_state import State
+from runtime.watch.series import SERIES
+from runtime.watch.view import panel
 from tests.cli.forms import FORMS, faults
 
 FORECAST = dict(
@@ -219,6 +226,29 @@ def seen(run: Run, columns: int, act: Callable[[], None], until: str) -> tuple[l
     return shown, lines, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.parametrize(
+    ("held", "calibrated", "speed", "memory"),
+    [
+        ("memory_bytes", True, "(planned 500 ms)", "2.0 GiB at most in a rank"),
+        ("process_bytes", False, "(planned 500 ms, not calibrated for this machine)",
+         "2.0 GiB at most in a process with its libraries"),
+    ],
+)  # fmt: skip
+def test_what_is_planned_is_compared_with_its_like(held: str, calibrated: bool, speed: str, memory: str) -> None:
+    """A process of a CPU holds more than tensors, and times of another CPU are no forecast."""
+    forecast = Watch.from_json(json.dumps(FORECAST | ({} if calibrated else {"calibrated": False})))
+    state, row = State(Path("mine"), forecast), {key: value for key, value in ROW.items() if key != "memory_bytes"}
+    state.take(Item("row", {"step": 1, "time": "", **row, held: 2**31}))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(panel(state, 9))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert any(f"step 250 ms {speed}  MFU" in line for line in lines)
+    assert f"memory  {memory}  tensors planned 3.0 GiB of 8.0 GiB" in [line.rstrip() for line in lines]
+    series = {each.name: list(each.read(state)) for each in SERIES}
+    assert bool(series["dsc_predicted_step_duration_seconds"]) == calibrated
+    assert bool(series["dsc_memory_bytes"]) != bool(series["dsc_process_memory_bytes"])
+
+
 def test_a_terminal_gets_a_live_view(run: Run) -> None:
     run.steps(1, 2, validation_loss=4.5)
     run.events.write("save", step=2, checkpoint="step-00000002", bytes=1, seconds=0.1, written_s=0.1)
@@ -237,7 +267,7 @@ def test_a_terminal_gets_a_live_view(run: Run) -> None:
         "speed   100,000 tokens/s  step 250 ms (planned 500 ms)  MFU 25.0% (planned 40.0%)",
         "time    compute 60%  messages 20% (bubble planned 12%)  sums 20%",
         "load    ▁▅█  1.00x to 2.50x, most in layers.3",
-        "memory  2.0 GiB at most in a rank  planned 3.0 GiB of the 8.0 GiB of a device",
+        "memory  2.0 GiB at most in a rank  tensors planned 3.0 GiB of 8.0 GiB",
     ]
     assert re.fullmatch("saved   step 2  0:00:0. ago", saved)
     assert code == 1

@@ -56,6 +56,14 @@ def test_tints_are_told_apart(theme: Theme, vision: str) -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
+def test_series_are_told_apart_and_seen(theme: Theme) -> None:
+    for vision in VISION:
+        for a, b in itertools.combinations(theme.series, 2):
+            assert math.dist(oklab(a, vision), oklab(b, vision)) > 0.07, (a, b, vision)
+    assert all(contrast(colour, theme.paper) >= 3 for colour in theme.series)
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
 def test_text_can_be_read(theme: Theme) -> None:
     for name, colour in theme.tints.items():
         assert contrast(theme.on[int(name[1])], colour) > 4.5, name

@@ -182,11 +182,13 @@ def test_the_measured_step_stands_beside_the_planned_one(report: Report, quickst
     rows = [{"step": s, "tokens_per_s": 2048 / t, "step_s": t} for s, t in ((1, 9.0), (2, 0.5), (3, 0.5), (4, 0.7))]
     short = [{"step": 5, "tokens_per_s": 1024 / 0.2, "step_s": 0.2}]  # of a smaller batch
     run = replace(make_run(), metrics=(*rows, *short))
-    planned = replace(quickstart_plan, step=replace(quickstart_plan.step, seconds=0.4))
+    planned = replace(quickstart_plan, step=replace(quickstart_plan.step, seconds=0.4), calibrated=True)
     page = _words(replace(report, run=run, planned=planned))
     assert "step, measured 600 ms step, planned 400 ms" in page.replace("600.0", "600").replace("400.0", "400")
     assert "(+50%), the median of the last 4 steps of this size." in page
-    assert "Measured:" not in _words(replace(report, planned=planned))
+    assert "Measured:" not in _words(replace(report, planned=planned)) and "not calibrated" not in page
+    page = _words(replace(report, run=run, planned=replace(planned, calibrated=False)))
+    assert "step, planned but not calibrated for this machine" in page and "dsc calibrate SPEC" in page
     assert measured_step(()) is None and measured_step(({"step": 1, "loss": 2.0},)) is None
 
 

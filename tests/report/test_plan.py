@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,16 +15,27 @@ import pytest
 
 from compiler.cli import main
 from compiler.decide import lower_spec
-from compiler.predict.predict import Timed, memories, predicted, timed
+from compiler.emit.build_summary import summary
+from compiler.lower.estimate import overlaps_of, rank_times
+from compiler.picture.geometry import Style, figure_of
+from compiler.predict.numbers import size
+from compiler.predict.predict import Timed, memories, predict, predicted, timed
 from compiler.predict.prediction import Prediction
+from compiler.predict.prediction_text import text
+from compiler.rates import shipped_table
 from compiler.report.diagrams import cluster_of, memory_curves, stage_bars, step_bars, view_of
-from compiler.report.page import report_html
+from compiler.report.page import memory_rows, report_html
 from compiler.report.plan_page import plan_html
 from compiler.report.planned import MOST_DRAWN, Planned, planned_of
-from compiler.report.sections import report_of
+from compiler.report.report import Report
+from compiler.report.sections import fuller_of, report_of
+from compiler.report.step_parts import PARTS
+from compiler.spec_files import with_rate_table
 from compiler.topology.traffic import traffic
 from dsl.load import load
-from tests.picture.browser import browser
+from dsl.memory import Memory
+from tests.picture.browser import Browser, browser
+from tests.picture.test_palette import oklab
 from tests.report.test_page import Structure
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +138,44 @@ def test_the_page_of_a_build_has_the_plan_of_that_build() -> None:
     assert "Over a step, as planned" in page and "4 devices." in page and view_of(planned).step_s in page
 
 
+def test_there_is_one_figure_for_one_thing() -> None:
+    """Memory is that of `dsc plan`, with what segments need inside, and idle time the mean of the ranks."""
+    spec = load(SPECS / "laptop-v32.dsc")
+    lowered = lower_spec(spec)
+    report = report_of(spec, lowered)
+    assert report.planned is not None
+    peaks = [rank.peak_bytes for rank in report.planned.ranks]
+    assert [row.total for row in memory_rows(report).rows] == peaks
+    assert max(peaks) > max(memory.total for memory in lowered.memories), "the proof is of what is between segments"
+    idle = figure_of(report.schedule, 1.0, Style()).idle
+    assert dict(report.facts)["idle in the schedule, predicted"] == idle != "0.0%"
+    most = max(report.planned.ranks, key=lambda rank: rank.peak_bytes)
+    last = summary(spec, lowered, overlaps_of(lowered.programs, rank_times(lowered.lowering)), report.planned.ranks)
+    assert last.splitlines()[-1].startswith(f"memory, planned: {size(most.peak_bytes)} on rank {most.pp_rank}, ")
+
+
+def test_a_smaller_batch_that_holds_more_is_said(quickstart_plan: Planned, report: Report) -> None:
+    ranks = quickstart_plan.ranks
+    proven = [Memory(0, 0, 0, rank.peak_bytes + extra) for rank, extra in zip(ranks, (0, 2**20), strict=True)]
+    assert fuller_of(ranks, proven[:1] * 2) is None
+    assert fuller_of(ranks, proven) == (1, ranks[1].peak_bytes + 2**20)
+    page = " ".join(Structure(report_html(replace(report, fuller=(1, 2**30)))).text)
+    assert "Steps of a smaller batch hold more: up to 1.00 GiB on rank 1." in page
+
+
+def test_a_plan_by_the_rates_of_another_cpu_says_so() -> None:
+    """It claims no interval either; with a table of its own it has one."""
+    found, prediction, planned = plan_of("quickstart")
+    table = shipped_table("cpu").model_copy(update={"name": "measured"})
+    own = predict(with_rate_table(found.spec, table))
+    command = "dsc calibrate SPEC -o rates.json"
+    for said in (text(prediction), plan_html(found, prediction), " ".join(prediction.assumptions)):
+        assert command in said
+    assert command not in text(own) and own.calibrated and own.step.interval is not None
+    assert prediction.step.interval is None and not prediction.calibrated and not planned.calibrated
+    assert plan_of("moe-8gpu")[1].calibrated
+
+
 def test_why_and_edits_are_on_the_page_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     folder.mkdir()
@@ -161,3 +214,61 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
             papers.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
             assert page.evaluate("document.querySelectorAll('.cluster g').length") == 32 + 8
     assert len(papers) == 2
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+SMALLEST, LEAST = 9.0, 0.06  # pixels of a letter; distance of two colours in OKLab
+OF_TEXTS = """[...document.querySelectorAll('svg text')].map(text => {
+  const svg = text.ownerSVGElement, box = svg.viewBox.baseVal;
+  const scale = box && box.width ? svg.getBoundingClientRect().width / box.width : 1;
+  return [text.textContent, scale * parseFloat(getComputedStyle(text).fontSize)];
+})"""
+OF_LEGENDS = """[...document.querySelectorAll('.legend .entry')].map(entry => {
+  const [first, last] = [entry.firstElementChild, entry.lastElementChild].map(each => each.getBoundingClientRect());
+  return [entry.textContent, first.right <= last.left && first.top < last.bottom && last.top < first.bottom];
+})"""
+OF_TABLES = """[...document.querySelectorAll('table')].map(table => {
+  const around = table.parentElement.getBoundingClientRect();
+  return [getComputedStyle(table.parentElement).overflowX, around.right];
+})"""
+
+
+def test_a_narrow_screen_scrolls_tables_and_charts_alone(
+    chromium: Browser, report_of_run: Report, quickstart_plan: Planned, tmp_path: Path
+) -> None:
+    """Letters stay readable, a legend breaks between its entries, and the page is as wide as the screen."""
+    spent = {"compute": 0.5, "message": 0.1, "exchange": 0.1, "sum": 0.1, "data": 0.1, "other": 0.1}
+    run = report_of_run.run
+    assert run is not None
+    rows = tuple({**row, "spent_s": spent} for row in run.metrics)
+    report = replace(report_of_run, run=replace(run, metrics=rows), planned=quickstart_plan)
+    (path := tmp_path / "report.html").write_text(report_html(report), "utf-8")
+    chromium.open(path, 390, 900)
+    assert chromium.evaluate("document.documentElement.scrollWidth") <= 390
+    assert [said for said in chromium.evaluate(OF_TEXTS) if said[1] < SMALLEST - 0.1] == []
+    assert [entry for entry, whole in chromium.evaluate(OF_LEGENDS) if not whole] == []
+    assert {(overflow, right <= 390) for overflow, right in chromium.evaluate(OF_TABLES)} == {("auto", True)}
+
+
+OF_COLOUR = """(css => {
+  const mark = document.createElement('i'), canvas = new OffscreenCanvas(1, 1).getContext('2d');
+  mark.className = css; mark.style.background = css ? 'var(--c)' : 'var(--paper)'; document.body.append(mark);
+  canvas.fillStyle = getComputedStyle(mark).backgroundColor; canvas.fillRect(0, 0, 1, 1);
+  return '#' + [...canvas.getImageData(0, 0, 1, 1).data.slice(0, 3)].map(c => c.toString(16).padStart(2, '0')).join('');
+})"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("classes", [[css for _, css, _ in PARTS], [f"m{at}" for at in range(8)]])
+def test_parts_of_a_bar_are_told_apart_and_from_the_page(
+    chromium: Browser, report: Report, tmp_path: Path, dark: bool, classes: list[str]
+) -> None:
+    (path := tmp_path / "report.html").write_text(report_html(report), "utf-8")
+    chromium.open(path, dark=dark)
+    seen = {css: oklab(chromium.evaluate(f"{OF_COLOUR}('{css}')"), "full") for css in ["", *classes]}
+    assert [pair for pair in combinations(seen, 2) if math.dist(seen[pair[0]], seen[pair[1]]) < LEAST] == []

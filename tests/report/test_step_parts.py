@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -9,14 +10,18 @@ from itertools import pairwise
 import pytest
 
 from compiler.predict.failures import Goodput
-from compiler.predict.prediction import Flops
+from compiler.predict.prediction import Flops, Generation
 from compiler.report import Report, report_html
+from compiler.report.diagrams import view_of
 from compiler.report.lost_time import LostTime
 from compiler.report.planned import Planned
 from compiler.report.step_parts import BOTTOM, MOST_BARS, PARTS, TOP, parts_chart, planned_parts, spent
 from compiler.report.summary import summary_of
+from compiler.report.watch_file import watch_json
+from dsl.load import load
 from runtime.step_time import PARTS as RUN_PARTS
 from tests.cli.forms import FORMS, faults
+from tests.report.conftest import SPECS
 
 HALF = {"compute": 0.5, "message": 0.2, "exchange": 0.1, "sum": 0.15, "data": 0.05}
 
@@ -76,6 +81,20 @@ def test_planned_parts_sum_to_the_planned_step(quickstart_plan: Planned) -> None
     idle = replace(step, mean=replace(step.mean, bubble_s=0.25))
     assert planned_parts(replace(quickstart_plan, step=idle)) == found | {"message": 0.25}
     assert found["compute"] > found["exchange"] >= 0
+
+
+def test_completions_are_a_part_of_the_planned_step(quickstart_plan: Planned) -> None:
+    """A run that learns from rewards spends time on completions, in each step and in the planned one."""
+    writing = Generation(seconds=3.0, rounds=24, round_s=0.1, slots=8, tokens=192, cache_bytes=1, fits=True)
+    planned = replace(quickstart_plan, generation=writing)
+    assert planned_parts(planned) == planned_parts(quickstart_plan) | {"generation": 3.0}
+    assert planned.seconds == pytest.approx(sum(planned_parts(planned).values()))
+    chart = parts_chart(rows(1, {"compute": 1.0, "generation": 3.0}), {}, planned)
+    assert chart is not None
+    (block,) = (block for block in chart.blocks if block.title.startswith("planned, generation"))
+    assert block.height == pytest.approx((BOTTOM - TOP) * 3 / planned.seconds)
+    view, told = view_of(planned), watch_json(load(SPECS / "quickstart.dsc"), planned)
+    assert view.generation_s == "3.000 s" and json.loads(told)["step_s"] == pytest.approx(planned.seconds, rel=1e-5)
 
 
 def summarised(report: Report, planned: Planned) -> Report:

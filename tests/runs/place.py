@@ -34,7 +34,7 @@ EVERY = 3  # steps between checkpoints
 LIMIT_S = 120.0  # only against a run that hangs
 CORPUS = ("bisect", "contextlib", "copy", "fnmatch", "heapq", "shlex", "string", "textwrap")
 # What may differ between two runs that are equal.
-TIMINGS = ("tokens_per_s", "step_s", "time", "spent_s", "spent_most_s", "slowest_rank", "memory_bytes")
+TIMINGS = ("tokens_per_s", "step_s", "time", "spent_s", "spent_most_s", "slowest_rank", "process_bytes")
 
 TINY = """
 run {name} {{

@@ -163,7 +163,11 @@ def test_prometheus_reads_the_last_row_while_the_run_trains(exported: Exported) 
             if not sample.name.endswith("_created"):
                 assert sample.name == series.name
                 found[(sample.name, *labels.values())] = sample.value
-    for name, key in (("dsc_loss", "loss"), ("dsc_gradient_norm", "grad_norm"), ("dsc_memory_bytes", "memory_bytes")):
+    for name, key in (
+        ("dsc_loss", "loss"),
+        ("dsc_gradient_norm", "grad_norm"),
+        ("dsc_process_memory_bytes", "process_bytes"),
+    ):
         assert found[(name,)] == row[key]
     assert found[("dsc_last_step",)] == STEPS and found[("dsc_running",)] == found[("dsc_finite",)] == 1
     for layer, ratio in row["layer_imbalance"].items():

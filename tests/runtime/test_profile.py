@@ -151,7 +151,7 @@ def test_a_profiled_step_is_the_step_it_would_be(build: Build, tmp_path: Path) -
     plain, watched = trainer_of(build), trainer_of(build)
     found = Profile(watched, 2)
     before, bodies = attributes(watched), watched.bodies
-    times = {"step_s", "tokens_per_s", "spent_s", "spent_most_s", "slowest_rank", "memory_bytes"}
+    times = {"step_s", "tokens_per_s", "spent_s", "spent_most_s", "slowest_rank", "process_bytes"}
     for _ in range(WARM_UP + 2):
         row, other = plain.train_step(), found.train_step()
         assert {k: v for k, v in row.items() if k not in times} == {k: v for k, v in other.items() if k not in times}
