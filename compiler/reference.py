@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any
 
 from compiler import cli
 from dsl.reference.pages import MADE
-
-
-class Recorder(argparse.ArgumentParser):
-    """A parser that remembers its arguments in the order they were added."""
-
-    def __init__(self, **options: Any) -> None:
-        self.listed: list[argparse.Action] = []
-        super().__init__(**options, add_help=False)
-
-    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        action = super().add_argument(*names, **options)
-        if action.help != argparse.SUPPRESS:  # for commands that start this one
-            self.listed.append(action)
-        return action
 
 
 def commands_page() -> str:
@@ -50,10 +35,11 @@ def _usage(name: str) -> str:
 
 def _command(name: str) -> str:
     module = cli.module_of(name)
-    parser = Recorder(prog=f"dsc {name}")
+    parser = argparse.ArgumentParser(prog=f"dsc {name}", add_help=False)
     module.add_arguments(parser)
-    rows = (f"| {_written(action)} | {_help(parser, action)} |\n" for action in parser.listed)
-    table = "| argument | is |\n| --- | --- |\n" + "".join(rows) if parser.listed else ""
+    listed = [action for action in parser._actions if action.help != argparse.SUPPRESS]  # those of groups, too
+    rows = (f"| {_written(action)} | {_help(parser, action)} |\n" for action in listed)
+    table = "| argument | is |\n| --- | --- |\n" + "".join(rows) if listed else ""
     return f"## {name}\n\n{_markdown(module.__doc__ or '')}\n\n{table}"
 
 

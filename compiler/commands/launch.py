@@ -3,6 +3,7 @@ submitted.
 
 dsc launch torchrun build/pretrain                            a script to start on each node
 dsc launch slurm build/pretrain --time 24:00:00 --partition gpu
+dsc launch slurm build/pretrain --time 24:00:00 --image registry/dsc:1 --gres gpu:8 --sbatch reservation=week
 dsc launch kubernetes build/pretrain --image registry/dsc:1 --volume shared
 dsc launch skypilot build/pretrain --image registry/dsc:1 --volume shared --infra k8s
 dsc launch torchrun build/long build/long.to_128              the phases of a run, one after the other
@@ -31,8 +32,9 @@ from runtime.options import run_name
 from runtime.outcome import printable
 
 VERSION = 1  # of the JSON, docs/json.md
-DEFAULTS = {"lead": 300, "restarts": 0, "mount": "/mnt/dsc", "api": "jobset", "runtime": "torch-distributed"}
-DEFAULTS |= {"grace": 300, "resource": [], "gather": 30}
+DEFAULTS = {"lead": 300, "restarts": 0, "api": "jobset", "runtime": "torch-distributed"}
+DEFAULTS |= {"grace": 300, "resource": [], "gather": 30, "sbatch": [], "field": []}
+VOLUME = "/mnt/dsc"  # where the volume of a remote launcher is by default
 OFTEN = 100  # restarts of an elastic run: each node that leaves or returns takes one
 
 
@@ -85,13 +87,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name in ("partition", "account", "qos", "constraint"):
         slurm(f"--{name}", help="as of sbatch; default: that of the cluster")
+    slurm("--gres", help="as of sbatch, as gpu:h100:8,nvme; default: as many GPUs as the build takes")
+    what = "a further option of sbatch, as reservation=maintained; may be given several times"
+    slurm("--sbatch", type=options.sbatch, metavar="NAME=VALUE", action="append", help=what)
+
+    image = parser.add_argument_group("slurm, kubernetes and skypilot").add_argument
+    what = "container image that has dsc; slurm: registry/name:tag or a .sqsh for Pyxis, a .sif for Apptainer"
+    image("--image", type=options.image, help=what)
+    what = f"where the volume is in a container, {VOLUME} by default; slurm: a further folder that the container has"
+    image("--mount", type=options.mount, metavar="DIR", help=what)
 
     container = parser.add_argument_group("kubernetes and skypilot").add_argument
-    container("--image", type=options.image, help="container image that has dsc")
     container("--volume", type=options.object_name, help="PersistentVolumeClaim, or volume of SkyPilot, for all nodes")
-    container(
-        "--mount", type=options.mount, metavar="DIR", help="where the volume is in a container; default: /mnt/dsc"
-    )
+    what = 'kubernetes: a field of pods, as nodeSelector={"pool": "a"}; skypilot: of resources, as use_spot=true'
+    container("--field", type=options.field, metavar="NAME=JSON", action="append", help=what)
     container("--namespace", type=options.object_name, help="kubernetes: namespace; default: that of kubectl")
     container("--api", choices=("jobset", "trainjob"), help="kubernetes: default: jobset")
     container("--runtime", type=options.object_name, help="trainjob: its runtime; default: torch-distributed")
@@ -155,6 +164,10 @@ def check_options(args: argparse.Namespace) -> int | None:
         return wrong("--gather is of a run with --elastic", "leave it out, or add --elastic 1", args.format)
     if args.elastic is not None and args.restarts is None:
         args.restarts = OFTEN
+    if launcher.is_remote and args.mount is None:
+        args.mount = VOLUME
+    if args.mount is not None and args.image is None:
+        return wrong("--mount is of a container", "leave it out, or add --image", args.format)
     for name, value in DEFAULTS.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -192,7 +205,7 @@ def _job(args: argparse.Namespace, needs: Sequence[Needs], *, is_remote: bool) -
         builds=tuple(zip(builds, (each.digest for each in needs), strict=True)),
         run=args.run_folder or str(top / "runs" / name),
         data=args.data or str(top),
-        python=args.python or ("python3" if is_remote else sys.executable),
+        python=args.python or ("python3" if args.image is not None else sys.executable),
         port=args.port,
         environment=environment,
         arguments=(("--steps", str(args.steps)),) if args.steps is not None else (),

@@ -11,7 +11,7 @@ from pathlib import Path
 from compiler.launch import manifests
 from compiler.launch.job import Job, LaunchError
 from compiler.launch.manifests import Pods, Sky
-from compiler.launch.options import checked_line, seconds_of
+from compiler.launch.options import checked_line, enroot_image, of_devices, registry_image, seconds_of
 from compiler.launch.shell import Quoted, quoted, script
 from compiler.launch.yaml_text import documents
 
@@ -72,18 +72,26 @@ def slurm(job: Job, args: argparse.Namespace, folder: Path) -> Files:
             f"--lead {args.lead} is not below --time {args.time}: the signal would come before the job",
             "give a longer --time, or a shorter --lead",
         )
-    given = {"partition": args.partition, "account": args.account, "qos": args.qos, "constraint": args.constraint}
-    options = [f"--{name}={checked_line(f'--{name}', value)}" for name, value in given.items() if value is not None]
     needs = job.needs
+    given = {
+        "partition": args.partition,
+        "account": args.account,
+        "qos": args.qos,
+        "constraint": args.constraint,
+        "gres": args.gres,
+    }
+    options = [f"--{name}={checked_line(f'--{name}', value)}" for name, value in given.items() if value is not None]
+    has_devices = args.gres is not None and of_devices(args.gres, 0 if needs.is_cpu else needs.ranks_per_node)
     batch = script(
         "job.sbatch.j2",
         job_name=Quoted(job.name),
         nodes=needs.nodes,
         least=job.elastic.least if job.elastic else 0,
-        gpus=0 if needs.is_cpu else needs.ranks_per_node,
+        gpus=0 if needs.is_cpu or has_devices else needs.ranks_per_node,
         time=Quoted(args.time),
         lead=args.lead,
-        options=[Quoted(option) for option in options],
+        options=[Quoted(option) for option in (*options, *args.sbatch)],
+        container=_container(job, args, folder),
         node_script=str(folder / NODE_SCRIPT),
         run=job.run,
         restarts=args.restarts,
@@ -92,10 +100,37 @@ def slurm(job: Job, args: argparse.Namespace, folder: Path) -> Files:
     return Files((job_file, _node_script(job, "slurm")), (f"sbatch {quoted(str(folder / job_file.name))}",))
 
 
+def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
+    """What stands before a task of srun so that it runs in the image: Apptainer for a .sif, else options of Pyxis.
+
+    The container has the folders of the job at their own paths, and the one of --mount.
+    """
+    if args.image is None:
+        return Quoted("")
+    folders = dict.fromkeys([str(folder), *(build for build, _ in job.builds), job.run, job.data])
+    if args.mount is not None:
+        folders |= {args.mount: None}
+    for each in folders:
+        if not each.startswith("/") or set(each) & set(",:"):
+            raise LaunchError(
+                f"a container cannot have the folder {each!r}: its path must begin with / and have no comma or colon",
+                "give absolute paths to --out, --run-folder, --build-path and --data",
+            )
+    mounts = ",".join(f"{each}:{each}" for each in folders)
+    if not args.image.endswith(".sif"):
+        image = f"--container-image={enroot_image(args.image)}"
+        return Quoted(shlex.join([image, f"--container-mounts={mounts}"]))
+    devices = [] if job.needs.is_cpu else ["--rocm" if job.needs.is_amd else "--nv"]
+    return Quoted(shlex.join(["apptainer", "exec", *devices, "--bind", mounts, args.image]))
+
+
 def kubernetes(job: Job, args: argparse.Namespace, folder: Path) -> Files:
     """A JobSet or a TrainJob, with the script of a node in a ConfigMap."""
     resources = dict(args.resource)
-    pods = Pods(args.image, args.namespace, args.volume, args.mount, resources, args.grace, args.restarts)
+    settable = manifests.POD_FIELDS if args.api == "jobset" else manifests.PATCHED_FIELDS
+    fields = manifests.checked_fields(dict(args.field), settable, "a pod")
+    image = registry_image(args.image)
+    pods = Pods(image, args.namespace, args.volume, args.mount, resources, fields, args.grace, args.restarts)
     if args.api == "jobset":
         values = manifests.jobset(job, pods, _node_script(job, "jobset", manifests.first_host(job)).text)
         written = File("jobset.yaml", documents(*values), "a ConfigMap and a JobSet")
@@ -113,7 +148,8 @@ def skypilot(job: Job, args: argparse.Namespace, folder: Path) -> Files:
             f"device {job.needs.device} of the spec has no name of SkyPilot's that dsc knows",
             "name it with --accelerator: `sky show-gpus` lists them",
         )
-    sky = Sky(args.image, args.infra, accelerator, args.volume, args.mount, args.restarts)
+    fields = manifests.checked_fields(dict(args.field), manifests.SKY_FIELDS, "resources of SkyPilot")
+    sky = Sky(registry_image(args.image), args.infra, accelerator, args.volume, args.mount, fields, args.restarts)
     task = manifests.sky_task(job, sky, _node_script(job, "skypilot").text)
     written = File("task.yaml", documents(task), "a task of SkyPilot")
     return Files((written,), (f"sky jobs launch {quoted(str(folder / written.name))}",))
@@ -152,13 +188,16 @@ LAUNCHERS = {
     "slurm": Launcher(
         "a batch script",
         slurm,
-        takes=("time", "lead", "partition", "account", "qos", "constraint", "restarts", "elastic", "gather"),
+        takes=(
+            *("time", "lead", "partition", "account", "qos", "constraint", "gres", "sbatch", "image", "mount"),
+            *("restarts", "elastic", "gather"),
+        ),
         needs={"time": "the time limit of the job, as 24:00:00"},
     ),
     "kubernetes": Launcher(
         "a JobSet or a TrainJob",
         kubernetes,
-        takes=("image", "volume", "mount", "namespace", "api", "runtime", "resource", "grace", "restarts"),
+        takes=("image", "volume", "mount", "namespace", "api", "runtime", "resource", "field", "grace", "restarts"),
         needs={
             "image": "a container image that has dsc",
             "volume": "a PersistentVolumeClaim that all pods can write to",
@@ -168,7 +207,7 @@ LAUNCHERS = {
     "skypilot": Launcher(
         "a managed job",
         skypilot,
-        takes=("image", "volume", "mount", "infra", "accelerator", "restarts"),
+        takes=("image", "volume", "mount", "infra", "accelerator", "field", "restarts"),
         needs={"image": "a container image that has dsc", "volume": "a volume of SkyPilot that all nodes can write to"},
         is_remote=True,
     ),

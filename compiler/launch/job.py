@@ -48,6 +48,11 @@ class Needs:
     phase: int = 1
     phases: int = 1
 
+    @property
+    def is_amd(self) -> bool:
+        """Whether the devices are GPUs of AMD, by their name."""
+        return self.device.lower().startswith("mi")
+
 
 @dataclass(frozen=True)
 class Elastic:

@@ -7,15 +7,32 @@ with the script of a node in a ConfigMap: a container's `command` and `env` woul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.launch.job import Job, Needs
+from compiler.launch.job import Job, LaunchError, Needs
 
 Manifest = dict[str, Any]
 SCRIPTS = "/etc/dsc"  # where containers find the script of a node
 SCRIPT = "node.sh"
+# Fields that --field may set: of a pod that a TrainJob patches, of any pod, and of the resources of a task of SkyPilot.
+PATCHED_FIELDS = (
+    *("affinity", "imagePullSecrets", "nodeSelector", "schedulingGates", "securityContext", "serviceAccountName"),
+    "tolerations",
+)
+POD_FIELDS = (
+    *PATCHED_FIELDS,
+    *(
+        "dnsPolicy",
+        "hostNetwork",
+        "priorityClassName",
+        "runtimeClassName",
+        "schedulerName",
+        "topologySpreadConstraints",
+    ),
+)
+SKY_FIELDS = ("disk_size", "disk_tier", "instance_type", "labels", "network_tier", "use_spot")
 NODE = "node"  # the replicated job and its container, as the torch runtime of Kubeflow Trainer calls them
 
 
@@ -24,7 +41,7 @@ class Pods:
     """What containers need beside the job.
 
     `claim`: a PersistentVolumeClaim that all pods can write to, mounted at `mount`. `resources`: further ones of a
-    pod, such as rdma/ib. `grace`: seconds between SIGTERM and SIGKILL.
+    pod, such as rdma/ib. `fields`: further ones of a pod. `grace`: seconds between SIGTERM and SIGKILL.
     """
 
     image: str
@@ -32,8 +49,24 @@ class Pods:
     claim: str
     mount: str
     resources: Mapping[str, int]
+    fields: Mapping[str, Any]
     grace: int
     restarts: int
+
+    @property
+    def pins_memory(self) -> bool:
+        """Whether pods pin memory, as RDMA does: what a pod asks for beside GPUs is taken for adapters."""
+        return any(not name.endswith("/gpu") for name in self.resources)
+
+
+def checked_fields(fields: Mapping[str, Any], settable: Sequence[str], what: str) -> Mapping[str, Any]:
+    """The fields. Raises LaunchError where one is not settable."""
+    for name in fields:
+        if name not in settable:
+            raise LaunchError(
+                f"--field {name} is not a field of {what} that can be set", f"those are {', '.join(settable)}"
+            )
+    return fields
 
 
 def first_host(job: Job) -> str:
@@ -50,13 +83,14 @@ def jobset(job: Job, pods: Pods, script: str) -> tuple[Manifest, ...]:
         "resources": _resources(job.needs, pods),
         "volumeMounts": _mounts(pods),
     }
-    if pods.resources:  # RDMA pins memory
+    if pods.pins_memory:
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     pod = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": pods.grace,
         "containers": [container],
         "volumes": _volumes(job, pods),
+        **pods.fields,
     }
     nodes = job.needs.nodes
     indexed = {"parallelism": nodes, "completions": nodes, "completionMode": "Indexed", "backoffLimit": 0}
@@ -73,9 +107,9 @@ def trainjob(job: Job, pods: Pods, runtime: str, script: str) -> tuple[Manifest,
     """A ConfigMap and a TrainJob, which a ClusterTrainingRuntime of torch turns into a JobSet."""
     resources = _resources(job.needs, pods)
     container: Manifest = {"name": NODE, "volumeMounts": _mounts(pods)}
-    if pods.resources:
+    if pods.pins_memory:
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
-    pod = {"volumes": _volumes(job, pods), "containers": [container]}
+    pod = {"volumes": _volumes(job, pods), "containers": [container], **pods.fields}
     patch = {"replicatedJobs": [{"name": NODE, "template": {"spec": {"template": {"spec": pod}}}}]}
     spec = {
         "runtimeRef": {"name": runtime},
@@ -107,7 +141,15 @@ def _resources(needs: Needs, pods: Pods) -> Manifest:
     if needs.is_cpu:
         wanted |= {"cpu": needs.cores_per_node, "memory": str(needs.memory_bytes * needs.ranks_per_node)}
     else:
-        wanted["nvidia.com/gpu"] = needs.ranks_per_node
+        given = {name: count for name, count in wanted.items() if name.endswith("/gpu")}
+        if given and sum(given.values()) != needs.ranks_per_node:
+            said = ", ".join(f"{name}={count}" for name, count in given.items())
+            raise LaunchError(
+                f"--resource {said} is not the {needs.ranks_per_node} devices that the build takes on each node",
+                "leave it out, or give as many",
+            )
+        if not given:
+            wanted["amd.com/gpu" if needs.is_amd else "nvidia.com/gpu"] = needs.ranks_per_node
     return {"requests": wanted, "limits": wanted}
 
 
@@ -140,6 +182,7 @@ class Sky:
     accelerator: str
     volume: str
     mount: str
+    fields: Mapping[str, Any]  # further ones of its resources
     restarts: int
 
 
@@ -157,7 +200,7 @@ def sky_task(job: Job, sky: Sky, script: str) -> Manifest:
     return {
         "name": job.name,
         "num_nodes": needs.nodes,
-        "resources": {**resources, "job_recovery": recovery},
+        "resources": {**resources, **sky.fields, "job_recovery": recovery},
         "volumes": {sky.mount: sky.volume},
         "run": script,
     }

@@ -10,11 +10,13 @@ import pytest
 
 from compiler.cli import main
 from compiler.launch.options import label_of, seconds_of
+from compiler.reference import commands_page
 from tests.cli.forms import parsed
 from tests.launch.cluster import NEEDED, launch
 from tests.launch.conftest import NODE, TINY, compiled
 
 Captured = pytest.CaptureFixture[str]
+KUBERNETES = ["kubernetes", *NEEDED["kubernetes"]]
 
 
 @pytest.mark.parametrize("launcher", NEEDED)
@@ -57,7 +59,23 @@ def test_nothing_is_left_to_fill_in(two_nodes: Path, tmp_path: Path) -> None:
         (["kubernetes", "--image", "a"], "kubernetes needs --volume: a PersistentVolumeClaim"),
         (["skypilot", "--image", "a"], "skypilot needs --volume: a volume of SkyPilot"),
         (["torchrun", "--time", "1:00"], "--time is an option of slurm, not of torchrun"),
-        (["slurm", "--time", "1:00", "--image", "a"], "--image is an option of kubernetes and skypilot, not of slurm"),
+        (
+            ["slurm", "--time", "1:00", "--volume", "a"],
+            "--volume is an option of kubernetes and skypilot, not of slurm",
+        ),
+        (["torchrun", "--image", "a"], "--image is an option of slurm and kubernetes and skypilot, not of torchrun"),
+        (["slurm", "--time", "60", "--mount", "/a"], "--mount is of a container"),
+        (
+            ["slurm", "--time", "60", "--gres", "gpu:3"],
+            "--gres gpu:3 has 3 devices, and the build takes 0 on each node",
+        ),
+        (["slurm", "--time", "60", "--gres", "gpu:1\n#SBATCH --wrap=x"], "--gres 'gpu:1\\n#SBATCH --wrap=x' has char"),
+        (["slurm", "--time", "60", "--image", "a.sif", "--data", "here"], "a container cannot have the folder 'here'"),
+        (["slurm", "--time", "60", "--image", "a", "--data", "/a:b"], "a container cannot have the folder '/a:b'"),
+        ([*KUBERNETES, "--field", "containers=[]"], "--field containers is not a field of a pod that can be set"),
+        ([*KUBERNETES, "--api", "trainjob", "--field", "hostNetwork=true"], "--field hostNetwork is not a field of a"),
+        (["kubernetes", "--image", "/a.sif", "--volume", "b"], "--image /a.sif is not an image of a registry"),
+        (["skypilot", *KUBERNETES[1:], "--field", "infra=k8s"], "--field infra is not a field of resources of Sky"),
         (["slurm", "--time", "4:00"], "--lead 300 is not below --time 4:00"),
         (["slurm", "--time", "60", "--partition", "a b"], "--partition 'a b' has characters"),
         (["slurm", "--time", "60", "--account", "x\n#SBATCH --wrap"], "--account 'x\\n#SBATCH --wrap' has characters"),
@@ -84,6 +102,11 @@ def test_what_is_missing_or_of_another_launcher_is_named(
         ("--env", ["A", "1A=2", "A B=1", "=x"]),
         ("--resource", ["rdma/ib", "rdma/ib=0", "a b=1"]),
         ("--port", ["80", "65536", "x"]),
+        (
+            "--sbatch",
+            ["-p gpu", "wrap=x", "node=3", "time=1", "a=b c", "a=$(x)", "a=b\n#SBATCH --wrap=x", "a='b'", "A=b"],
+        ),
+        ("--field", ["nodeSelector", "a={", "a=b c", "a=[Infinity]", "a\n=1", "=1"]),
     ],
 )
 def test_values_of_no_use_are_refused(option: str, values: list[str], two_nodes: Path, capsys: Captured) -> None:
@@ -91,6 +114,13 @@ def test_values_of_no_use_are_refused(option: str, values: list[str], two_nodes:
         with pytest.raises(SystemExit) as ended:
             main(["launch", "slurm", str(two_nodes), option, value])
         assert ended.value.code == 2 and f"argument {option}" in capsys.readouterr().err
+
+
+def test_options_of_each_launcher_are_in_the_reference() -> None:
+    """An option of a group of options is one of the command."""
+    page = commands_page()
+    for option in ("--sbatch NAME=VALUE", "--volume VOLUME", "--elastic MIN", "--format text"):
+        assert f"| `{option}" in page
 
 
 def test_a_folder_that_is_no_build(tmp_path: Path, capsys: Captured) -> None:

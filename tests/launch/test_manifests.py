@@ -81,12 +81,48 @@ def test_a_jobset_has_a_pod_a_node(gpu_nodes: Path, tmp_path: Path) -> None:
     assert "\n    /shared/build/tiny " in scripts["data"]["node.sh"]
 
 
+FIELDS = {
+    "nodeSelector": {"pool": "train"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "imagePullSecrets": [{"name": "registry"}],
+}
+
+
+@pytest.mark.parametrize("launcher", ["kubernetes", "trainjob"])
+def test_fields_of_a_pod_have_the_published_form(launcher: str, gpu_nodes: Path, tmp_path: Path) -> None:
+    words = [word for name, value in FIELDS.items() for word in ("--field", f"{name}={json.dumps(value)}")]
+    document = launch(launcher, gpu_nodes, tmp_path, *words, "--field", "serviceAccountName=trainer").documents()[-1]
+    assert [error.message for error in validator(KINDS[launcher][-1]).iter_errors(document)] == []
+    spec = document["spec"]
+    if launcher == "trainjob":
+        spec = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    assert job["template"]["spec"].items() >= {**FIELDS, "serviceAccountName": "trainer"}.items()
+
+
+@pytest.mark.parametrize(
+    "words", [("--resource", "amd.com/gpu=1"), ("--resource", "amd.com/gpu=1", "--resource", "rdma/ib=1")]
+)
+def test_devices_of_another_maker(words: tuple[str, ...], gpu_nodes: Path, tmp_path: Path) -> None:
+    """They are asked for in place of NVIDIA's, and alone they pin no memory."""
+    _, jobset = launch("kubernetes", gpu_nodes, tmp_path, *words).documents()
+    (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    wanted = dict(option.split("=") for option in words[1::2])
+    assert container["resources"]["limits"] == {name: int(count) for name, count in wanted.items()}
+    assert ("securityContext" in container) == ("rdma/ib" in wanted)
+
+
 def test_a_task_of_skypilot(gpu_nodes: Path, two_nodes: Path, tmp_path: Path) -> None:
     (task,) = launch("skypilot", gpu_nodes, tmp_path, "--restarts", "3", "--infra", "k8s").documents()
     assert task["num_nodes"] == 2 and task["volumes"] == {"/mnt/dsc": "shared"}
     recovery = {"max_restarts_on_errors": 3, "recover_on_exit_codes": [143]}
     resources = {"infra": "k8s", "accelerators": {"H100": 1}, "image_id": "docker:registry/dsc:1"}
     assert task["resources"] == {**resources, "job_recovery": recovery}
+    (task,) = launch(
+        "skypilot", gpu_nodes, tmp_path, "--field", "use_spot=true", "--field", "disk_size=500"
+    ).documents()
+    assert (task["resources"]["use_spot"], task["resources"]["disk_size"]) == (True, 500)
+    assert [error.message for error in validator("skypilot").iter_errors(task)] == []
     (task,) = launch("skypilot", two_nodes, tmp_path).documents()
     assert (task["resources"]["cpus"], task["resources"]["memory"]) == ("1+", "4+")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.cluster import fake_slurm, in_job, launch
+from tests.launch.test_scripts import SHELLCHECK
 from tests.runtime.processes import wait_for
 
 # A torchrun: it saves when it is told to stop, if there is a file that says so, and fails as often as another says.
@@ -103,6 +104,56 @@ def test_a_job_of_another_size_is_refused(job: Path) -> None:
     environment = in_job(job / "bin") | {"SLURM_JOB_NUM_NODES": "3"}
     done = subprocess.run(["bash", str(job / "out" / "job.sbatch")], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "error: the build is of 2 nodes, and this job has 3\n")
+
+
+def test_further_options_of_sbatch(gpu_nodes: Path, tmp_path: Path) -> None:
+    """They follow those of the script; devices that --gres has are not asked for twice."""
+    words = (
+        "--gres",
+        "gpu:h100:1,nvme:2",
+        "--sbatch=--reservation=week",
+        "--sbatch",
+        "mem=500G",
+        "--sbatch",
+        "overcommit",
+    )
+    text = (launch("slurm", gpu_nodes, tmp_path, *words).folder / "job.sbatch").read_text()
+    assert "gpus-per-node" not in text
+    found = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert found[-4:] == [
+        f"#SBATCH --{option}" for option in ("gres=gpu:h100:1,nvme:2", "reservation=week", "mem=500G", "overcommit")
+    ]
+
+
+@pytest.mark.parametrize("more", [(), ("--elastic", "1")])
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("nvcr.io/nvidia/pytorch:26.01-py3", ["--container-image=nvcr.io#nvidia/pytorch:26.01-py3", "MOUNTS"]),
+        ("localhost:5000/dsc", ["--container-image=localhost:5000#dsc", "MOUNTS"]),
+        ("team/dsc:1", ["--container-image=team/dsc:1", "MOUNTS"]),
+        ("/images/dsc.sqsh", ["--container-image=/images/dsc.sqsh", "MOUNTS"]),
+        ("/images/dsc.sif", ["apptainer", "exec", "--nv", "--bind", "FOLDERS", "/images/dsc.sif"]),
+    ],
+)
+def test_a_task_runs_in_the_image(
+    image: str, words: list[str], more: tuple[str, ...], gpu_nodes: Path, tmp_path: Path
+) -> None:
+    """With the folders of the job, whose names stay words; shellcheck has nothing to say."""
+    out, run = tmp_path / "it's; a folder", tmp_path / "run"
+    given = ("--image", image, "--mount", "/scratch", "--run-folder", str(run), "--data", "/data", *more)
+    text = (launch("slurm", gpu_nodes, out, *given).folder / "job.sbatch").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("container=(")]
+    folders = ",".join(f"{each}:{each}" for each in (out, gpu_nodes, run, "/data", "/scratch"))
+    wanted = [each.replace("MOUNTS", f"--container-mounts={folders}").replace("FOLDERS", folders) for each in words]
+    shown = subprocess.run(
+        ["bash", "-c", f"{line}\nprintf '%s\\0' \"${{container[@]}}\""], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.split("\0")[:-1] == wanted
+    assert text.count('"${container[@]}" bash "$node_script"') == 1 and 'mkdir -p "$run"' in text
+    checked = subprocess.run([str(SHELLCHECK), "--shell=bash", "--norc", str(out / "job.sbatch")], capture_output=True)
+    assert (checked.returncode, checked.stdout) == (0, b"")
+    assert "python=python3\n" in (out / "node.sh").read_text(), "this machine's Python is not in the image"
 
 
 def test_what_sbatch_reads(job: Path, two_nodes: Path, gpu_nodes: Path, tmp_path: Path) -> None:
