@@ -126,7 +126,9 @@ class Parser(argparse.ArgumentParser):
     """A parser whose mistakes end in a hint, as those of a spec do; texts are printed as they are laid out."""
 
     def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(
+            prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
 
     def error(self, message: str) -> NoReturn:
         from dsl.diagnostics import visible
@@ -142,7 +144,9 @@ class Parser(argparse.ArgumentParser):
         word = (quoted or options or [""])[0]
         from difflib import get_close_matches  # only where a word is unknown
 
-        close = get_close_matches(word, words, n=1, cutoff=0.6)
+        # Dashes are left out, or short options would be near each other by these alone.
+        bare = {each.lstrip("-"): each for each in words if each.startswith("-") == word.startswith("-")}
+        close = [bare[each] for each in get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)]
         if word.endswith(".dsc"):
             return f"write `dsc check {word}` or `dsc train {word}`"
         if close and word not in words:

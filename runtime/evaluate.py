@@ -57,7 +57,7 @@ class Rows:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m runtime.evaluate")
+    parser = argparse.ArgumentParser(prog="python -m runtime.evaluate", allow_abbrev=False)
     parser.add_argument("build", type=Path)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--samples", type=Path, required=True)

@@ -32,7 +32,7 @@ CLEAR = "\r\x1b[K"  # of a terminal's line
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m runtime.prepare")
+    parser = argparse.ArgumentParser(prog="python -m runtime.prepare", allow_abbrev=False)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cache", type=Path)

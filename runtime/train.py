@@ -165,7 +165,9 @@ def _open(folder: Path, expect: str | None, compiled: str | None, *, edited: boo
 
 
 def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m runtime.train" if build is None else "train.py")
+    parser = argparse.ArgumentParser(
+        prog="python -m runtime.train" if build is None else "train.py", allow_abbrev=False
+    )
     if build is None:
         parser.add_argument("build", type=Path, metavar="BUILD", help="folder written by dsc compile")
         parser.add_argument("--unbuilt", action="store_true", help="stdin will say when the build is there")

@@ -38,7 +38,7 @@ class NoSuchThingError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m runtime.verify")
+    parser = argparse.ArgumentParser(prog="python -m runtime.verify", allow_abbrev=False)
     parser.add_argument("path", type=Path)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args(argv)

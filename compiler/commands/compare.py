@@ -86,11 +86,19 @@ def _html(compared: Compared) -> str:
     return compare_html(compared)
 
 
+def table(compared: Compared) -> str:
+    """Return the figures of runs, a line each."""
+    from compiler.report.compare_page import view_of
+
+    view, names = view_of(compared), [run.name for run in compared.runs]
+    return aligned(["run", *view.heads], [[name, *row] for name, row in zip(names, view.table, strict=True)])
+
+
 def _text(compared: Compared) -> str:
     from compiler.report.compare_page import view_of
 
     view, names = view_of(compared), [run.name for run in compared.runs]
-    parts = [aligned(["run", *view.heads], [[name, *row] for name, row in zip(names, view.table, strict=True)])]
+    parts = [table(compared)]
     if compared.common_tokens is not None:
         parts.append(f"Losses are means of the last 10 steps; equal tokens are the first {compared.common_tokens:,}.")
     if compared.differences:

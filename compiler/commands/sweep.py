@@ -1,4 +1,4 @@
-"""`dsc sweep SPEC[:RUN] -s KEY=A,B… [--plan] [--launch …] [--out FOLDER]`: train every combination of values.
+"""`dsc sweep [SPEC[:RUN]] -s KEY=A,B… [--plan] [--launch …] [--out FOLDER]`: train every combination of values.
 
 dsc sweep spec.dsc -s train.batch=16,32 -s train.seed=1,2,3      six runs in turn, and one page that compares them
 dsc sweep spec.dsc -s 'train.rate=constant at 1e-3 | constant at 3e-3'    where a value has commas: `|` between
@@ -8,8 +8,8 @@ dsc sweep spec.dsc -s train.seed=1,2 --launch 'slurm --time 24:00:00'    the fil
 
 Every variant is planned before the first one is trained; one that does not fit its devices is said and left out. If
 one breaks another rule, nothing is trained, unless --legal leaves those out, too. The
-folder sweeps/<run> has a run folder for each, sweep.json, and compared.html at the end. The same command goes on
-where it was stopped: what has finished is not trained again.
+folder sweeps/<run> has a run folder for each, sweep.json, and compared.html at the end; a table of all that are
+trained is printed. The same command goes on where it was stopped: what has finished is not trained again.
 
 Exit codes: 0 all are trained, planned or written · 1 some failed, or do not fit · 2 the spec or the command line is
 wrong · 128 + signal when asked to stop
@@ -32,7 +32,7 @@ from typing import Any
 from compiler.commands.common import (
     EXIT_DIFFERS,
     EXIT_SPEC,
-    add_overrides,
+    add_spec_arguments,
     is_refused,
     phases_of,
     progress,
@@ -43,6 +43,7 @@ from compiler.commands.common import (
 )
 from compiler.commands.output_files import replace
 from compiler.commands.sweep_variants import SweepError, Variant, variants
+from dsl.chosen import find
 from dsl.diagnostics import Diagnostic, SpecError
 from dsl.resolve.files import RESOLVED, content_of
 from runtime.options import run_name
@@ -77,8 +78,7 @@ class Planned:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("spec", metavar="SPEC", help="a spec file, or SPEC:RUN where it holds several runs")
-    add_overrides(parser)
+    add_spec_arguments(parser)
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder for the runs; default: sweeps/<run>")
     parser.add_argument("--plan", action="store_true", help="say what each variant takes, and run nothing")
     parser.add_argument(
@@ -97,6 +97,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan all variants, then train them in turn, or write their files."""
     open_streams()
+    try:
+        args.spec = str(find()) if args.spec is None else args.spec
+    except SpecError as error:
+        refused(error.diagnostics, args.format)
+        return EXIT_SPEC
     try:
         found = variants(args.set)
         options = _options(args)
@@ -286,8 +291,7 @@ def _train_all(args: argparse.Namespace, top: Path, planned: Sequence[Planned], 
             worst = EXIT_DIFFERS
             say(f"warning: {each.variant.name} failed with exit code {each.exit_code}; the sweep goes on")
     _record(top, args.spec, planned)
-    if (page := _page(top, [each for each in fitting if each.exit_code == 0])) is not None:
-        tell(f"compared: {page}")
+    _compare(top, [each for each in fitting if each.exit_code == 0])
     return worst
 
 
@@ -301,21 +305,22 @@ def _has_finished(each: Planned) -> bool:
     return content_of(str(each.folder / RESOLVED))[0] == each.text.encode()
 
 
-def _page(top: Path, finished: Sequence[Planned]) -> Path | None:
-    """One page that compares what was trained; None where that is less than two runs, or the page cannot be written."""
+def _compare(top: Path, finished: Sequence[Planned]) -> None:
+    """Print a table of what was trained, and write a page of it; nothing of less than two runs."""
+    from compiler.commands.compare import table
     from compiler.report.compare_page import compare_html
     from compiler.report.compared import compare, read_run
 
     if len(finished) < 2:
-        return None
+        return
     page = top / PAGE
     try:
-        compared = compare([read_run(each.folder, each.variant.name) for each in finished])
+        compared = compare([read_run(each.folder, each.variant.label) for each in finished])
+        tell(f"\n{table(compared)}\n")
         replace(page, compare_html(compared, f"Sweep {top.name}").encode())
+        tell(f"compared: {page}")
     except (OSError, ValueError) as error:
         say(f"warning: {page} was not written: {printable(reason(error))}")
-        return None
-    return page
 
 
 def _launch_all(args: argparse.Namespace, fitting: Sequence[Planned], options: Sequence[str]) -> int:

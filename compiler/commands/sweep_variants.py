@@ -25,11 +25,13 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class Variant:
-    """One run of a sweep: its overrides KEY=VALUE, those of them that vary, and the name of its folder."""
+    """One run of a sweep: its overrides KEY=VALUE, those of them that vary, the name of its folder, and its `label`
+    beside others: the words of its values in which they differ."""
 
     name: str
     overrides: tuple[str, ...]
     varied: tuple[str, ...]
+    label: str = ""
 
 
 def variants(settings: Sequence[str]) -> tuple[Variant, ...]:
@@ -47,8 +49,31 @@ def variants(settings: Sequence[str]) -> tuple[Variant, ...]:
     for values in product(*choices):
         pairs = [key if value is None else f"{key}={value}" for key, value in zip(keys, values, strict=True)]
         varied = tuple(pair for pair, each in zip(pairs, choices, strict=True) if len(each) > 1)
-        found.append(Variant(_name(varied), tuple(pairs), varied))
+        differ = [_differing(value or key, each) for key, value, each in zip(keys, values, choices, strict=True)]
+        label = ", ".join(f"{_last(pair)} {words}" for pair, words in zip(pairs, differ, strict=True) if words)
+        found.append(Variant(_name(varied), tuple(pairs), varied, label))
     return tuple(found)
+
+
+def _last(pair: str) -> str:
+    """Return the last word of a key that is one: `rate` of train.rate.0=…"""
+    return next(word for word in reversed(pair.partition("=")[0].split(".")) if not word.isdigit())
+
+
+def _differing(value: str, choices: Sequence[str | None]) -> str:
+    """Return the words of a value without those in front and behind that all choices of its key have."""
+    if len(choices) < 2:
+        return ""
+    words, lists = value.split(), [str(each).split() for each in choices]
+    rest = min(map(len, lists)) - 1
+    first = _alike(lists, rest)
+    last = _alike([each[::-1] for each in lists], rest - first)
+    return " ".join(words[first : len(words) - last])
+
+
+def _alike(lists: Sequence[Sequence[str]], most: int) -> int:
+    """Return how many words, of the first `most`, are the same in all lists."""
+    return next((at for at in range(most) if len({each[at] for each in lists}) > 1), max(0, most))
 
 
 def alternatives(setting: str) -> tuple[str | None, ...]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from difflib import get_close_matches
 from io import BufferedReader
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from runtime.data.errors import DataError
+
+MAX_NEAR = 500  # files that are looked at for one that may be meant
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -24,6 +28,17 @@ def descriptor_of_regular(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise DataError(f"{path}: not a regular file")
     return descriptor
+
+
+def near(path: Path) -> str:
+    """Return "; did you mean …?" with the file nearest in name to one that is missing, or "" where none is near."""
+    folder = next((each for each in path.parents if each.is_dir()), None)
+    if folder is None:
+        return ""
+    names = (folder.glob(f"{depth}{path.name}") for depth in ("", "*/", "*/*/"))
+    found = [*islice(chain.from_iterable((*names, folder.glob(f"*{path.suffix}"))), MAX_NEAR)]
+    close = get_close_matches(str(path), map(str, found), n=1, cutoff=0.6) or [str(each) for each in found[:1]]
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

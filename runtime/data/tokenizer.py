@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from runtime.data.errors import DataError, MissingError
-from runtime.data.files import open_regular
+from runtime.data.files import near, open_regular
 
 END = "<|endoftext|>"
 # What ends a document in published tokenizers, the first present is used: ours and GPT-2's, DeepSeek's, Llama's.
@@ -55,7 +55,8 @@ def read(path: Path) -> bytes:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         kind = MissingError if isinstance(error, FileNotFoundError) else DataError
-        raise kind(f"{path}: no tokenizer can be read: {error.strerror or error}") from None
+        meant = near(path) if kind is MissingError else ""
+        raise kind(f"{path}: no tokenizer can be read: {error.strerror or error}{meant}") from None
     if len(content) > MAX_FILE_BYTES:
         raise DataError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
     return content

@@ -27,7 +27,7 @@ EXIT_FOUND, EXIT_USAGE, EXIT_BROKEN_PIPE = 1, 2, 141
 
 def main(argv: Sequence[str] | None = None, look: Callable[[Path, int], Node] | None = None) -> int:
     """`look`: finds out the facts of a node; tests give others."""
-    parser = argparse.ArgumentParser(prog="python -m runtime.doctor")
+    parser = argparse.ArgumentParser(prog="python -m runtime.doctor", allow_abbrev=False)
     parser.add_argument("build", nargs="?", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--port", type=int, default=29400)

@@ -19,7 +19,7 @@ class Prometheus:
         self._server: Any = None
 
     def open(self, opened: Opened) -> None:
-        """OSError where the port is taken."""
+        """Serve the series. OSError, naming the port, where it cannot be had."""
         from prometheus_client import CollectorRegistry, start_http_server
 
         self._opened = opened
@@ -28,7 +28,12 @@ class Prometheus:
         self.send(())
         port, listen = opened.metrics.prometheus, opened.metrics.listen
         assert port is not None
-        self._server, _ = start_http_server(port, listen, registry)
+        try:
+            self._server, _ = start_http_server(port, listen, registry)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"port {port} of {listen}: {error.strerror}; name another in `metrics`"
+            ) from None
         host = f"[{listen}]" if ":" in listen else listen
         self.where = f"http://{host}:{self._server.server_port}/metrics"
 

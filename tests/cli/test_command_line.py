@@ -44,6 +44,8 @@ def test_version(capsys: Captured) -> None:
         (("mine.dsc",), "there is no command 'mine.dsc'", "write `dsc check mine.dsc` or `dsc train mine.dsc`"),
         (("-s", "a=1", "check"), "there is no command 'a=1'", "`dsc --help` says how it is used"),
         (("--verbose", "check"), "options come after the command: dsc check …", "`dsc --help` says how it is used"),
+        (("train", "--resum"), "unrecognized arguments: --resum", "did you mean `--resume`?"),
+        (("train", "--gpu"), "unrecognized arguments: --gpu", "`dsc train --help` says how it is used"),
         (("check", "--formt", "json"), "unrecognized arguments: --formt", "did you mean `--format`?"),
         (("check", "--format", "jsn"), "argument --format: invalid choice: 'jsn'", "did you mean `json`?"),
         (("init", "--from", "quickstat"), "argument --from: invalid choice: 'quickstat'", "did you mean `quickstart`?"),

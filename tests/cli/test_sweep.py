@@ -86,6 +86,23 @@ def test_what_does_not_fit_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
+def test_labels_have_the_words_that_differ() -> None:
+    rates = "train.rate=warmup 15 steps to 1e-3 | warmup 15 steps to 3e-3"
+    assert [each.label for each in variants([rates])] == ["rate 1e-3", "rate 3e-3"]
+    found = variants(["train.rate.0=warmup 5 steps to 1e-3,warmup 9 steps to 1e-3", "train.seed=1,2", "train.steps=4"])
+    assert [each.label for each in found] == ["rate 5, seed 1", "rate 5, seed 2", "rate 9, seed 1", "rate 9, seed 2"]
+    assert [each.label for each in variants(["schedule.name=1f1b,zb1p"])] == ["name 1f1b", "name zb1p"]
+
+
+def test_the_spec_of_the_folder_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "-s", "train.seed=1,2", "--plan"]) == 2
+    assert "there is no spec here" in capsys.readouterr().err
+    (tmp_path / "mine.dsc").write_text(Path(SPEC).read_text("utf-8"), "utf-8")
+    assert main(["sweep", "-s", "train.seed=1,2", "--plan"]) == 0
+    assert "2 runs that fit" in capsys.readouterr().out
+
+
 def test_a_mistake_of_the_spec_is_said_once(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "wrong.dsc").write_text("run wrong { stepz = 4 }\n")
     assert main(["sweep", str(tmp_path / "wrong.dsc"), "-s", "train.seed=1,2,3"]) == 2

@@ -71,3 +71,14 @@ def test_the_model_s_vocabulary_bounds_the_tokenizer(prepared: Callable[..., obj
     (spec_folder / "given.json").write_text(tokenizer.to_json(BPE), encoding="utf-8")
     with pytest.raises(DataError, match=r"given\.json: 300 tokens, more than the model's 299"):
         prepared(vocab=299, tokenizer="given.json")
+
+
+def test_a_wrong_path_offers_what_is_near(tmp_path: Path) -> None:
+    (tmp_path / "models" / "small").mkdir(parents=True)
+    right = tmp_path / "models" / "small" / "tokenizer.json"
+    right.write_text("{}", "utf-8")
+    for wrong in ("models/smal/tokenizer.json", "models/small/tokeniser.json", "tokenizer.json"):
+        with pytest.raises(DataError, match=f"did you mean {right}"):
+            tokenizer.read(tmp_path / wrong)
+    with pytest.raises(DataError, match=r"No such file or directory$"):
+        tokenizer.read(tmp_path / "models" / "small" / "vocab.txt")

@@ -304,7 +304,7 @@ def test_the_port_is_of_loopback_and_a_busy_one_is_an_error(tmp_path: Path) -> N
     first.open(Opened(tmp_path, Metrics(prometheus=0), state))
     port = int(first.where.rpartition(":")[2].partition("/")[0])
     assert first.where == f"http://127.0.0.1:{port}/metrics"
-    with pytest.raises(OSError, match="in use"):
+    with pytest.raises(OSError, match=rf"port {port} of 127\.0\.0\.1: Address already in use; name another"):
         second.open(Opened(tmp_path, Metrics(prometheus=port), state))
     first.close()
     with socket.create_server(("127.0.0.1", port)):

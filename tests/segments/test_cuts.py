@@ -280,10 +280,9 @@ def test_every_rule_is_used() -> None:
     placed = spec().model_copy(update={"parallel": spec().parallel.model_copy(update={"placement": "experts.json"})})
     activations = [Dense(inner=10, activation=each) for each in get_args(Act)] + [Dense(inner=10, clamp=Clamp(limit=1))]
     mixtures = [moe(activation=dense.activation, clamp=dense.clamp, shared_gate=True) for dense in activations]
-    options = spec(
-        (*activations, *mixtures, moe(score="sqrt_softplus"), moe(bias=True)), embedding_scale=2, logit_cap=1
-    )
     scores = ("sigmoid", "sqrt_softplus")
+    more = moe(score=scores[1]), moe(bias=True)
+    options = spec((*activations, *mixtures, *more), embedding_scale=2, logit_cap=1)
     by_table = [moe(choice="table", groups=1, top_groups=1, balance=Balance(), score=each) for each in scores]
     indexer = Indexer(heads=2, head_dim=8, top_k=2)
     windowed = gqa(bias="qkv", scale=0.3, window=3)
