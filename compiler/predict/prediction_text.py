@@ -135,9 +135,11 @@ def _heading(p: Prediction) -> Iterable[Text]:
 def _headline(p: Prediction) -> Iterable[Text]:
     step, unknown = p.step, "unknown"
     between = f"between {seconds(step.interval.low_s)} and {seconds(step.interval.high_s)}" if step.interval else ""
-    between = between if p.calibrated else f"not calibrated for this machine: `{CALIBRATE}`"
+    between = between if p.calibrated else "not calibrated for this machine"
     mfu = f"{p.mfu.causal:.1%} causal, {p.mfu.full:.1%} full" if p.mfu else unknown
     yield _fact("step", seconds(step.seconds), between)
+    if not p.calibrated:
+        yield Text(f"          `{CALIBRATE}` measures it", style=_quiet())
     yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} a step")
     if p.generation is not None:
         yield from _generation(p, p.generation)

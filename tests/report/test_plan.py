@@ -17,11 +17,12 @@ from compiler.cli import main
 from compiler.decide import lower_spec
 from compiler.emit.build_summary import summary
 from compiler.lower.estimate import overlaps_of, rank_times
+from compiler.picture.drawing import Screen
 from compiler.picture.geometry import Style, figure_of
 from compiler.predict.numbers import size
 from compiler.predict.predict import Timed, memories, predict, predicted, timed
 from compiler.predict.prediction import Prediction
-from compiler.predict.prediction_text import text
+from compiler.predict.prediction_text import NARROWEST, text
 from compiler.rates import shipped_table
 from compiler.report.diagrams import cluster_of, memory_curves, stage_bars, step_bars, view_of
 from compiler.report.page import memory_rows, report_html
@@ -169,7 +170,8 @@ def test_a_plan_by_the_rates_of_another_cpu_says_so() -> None:
     table = shipped_table("cpu").model_copy(update={"name": "measured"})
     own = predict(with_rate_table(found.spec, table))
     command = "dsc calibrate SPEC -o rates.json"
-    for said in (text(prediction), plan_html(found, prediction), " ".join(prediction.assumptions)):
+    shown = text(prediction, Screen(width=NARROWEST))
+    for said in (shown, plan_html(found, prediction), " ".join(prediction.assumptions)):
         assert command in said
     assert command not in text(own) and own.calibrated and own.step.interval is not None
     assert prediction.step.interval is None and not prediction.calibrated and not planned.calibrated
