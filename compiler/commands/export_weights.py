@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from compiler.commands.common import progress, reason, say, wrong
@@ -14,7 +15,7 @@ from compiler.plan.initial_weights import once_published
 from compiler.weights.adapter import CONFIG as ADAPTER_CONFIG
 from compiler.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from compiler.weights.adapter import adapter_config, published_adapters
-from compiler.weights.checkpoint import ModelError, check_tensors, model_of, sequence_of
+from compiler.weights.checkpoint import ModelError, check_tensors, model_of, published_name, sequence_of
 from compiler.weights.config import NoFamilyError, Publication, publication, with_format
 from compiler.weights.tokenizer import files_for
 from dsl.diagnostics import visible
@@ -26,6 +27,15 @@ from runtime.outcome import refusal_code
 from runtime.strict_json import pretty
 
 CONFIG = "config.json"
+NAME_BASE = "export them without --adapter, and write that folder as `base_model_name_or_path`"
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The tensors of PEFT's file, and what `from_pretrained` loads the weights beside them by; None: it is not known."""
+
+    tensors: tuple[Published, ...]
+    base: str | None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     except (ModelError, NoFamilyError) as error:
         return wrong(f"{args.source}: {error}")
     try:
-        return _write(args, folder, manifest, found, context, adapters)
+        loads = published_name(base[1]) if base else None
+        return _write(args, folder, manifest, found, context, Adapters(adapters, loads) if adapters else None)
     except DataError as error:
         return wrong(str(error), "correct that file of the tokenizer, or remove it")
     except FileExistsError as error:
@@ -62,7 +73,7 @@ def _write(
     manifest: Manifest,
     found: Publication,
     context: int,
-    adapters: tuple[Published, ...],
+    adapters: Adapters | None,
 ) -> int:
     """Write everything beside DIR, then move it into place."""
     with new_folder(args.out) as (new, put):
@@ -70,11 +81,12 @@ def _write(
         tokens = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": None}  # a class may have others by default
         config = with_format(found, args.dtype) | tokens
         name = ADAPTER_CONFIG if adapters else CONFIG
-        config = adapter_config(manifest, adapters) if adapters else config
+        config = adapter_config(manifest, adapters.tensors, adapters.base) if adapters else config
         files = {name: (json.dumps(config, indent=2) + "\n").encode(), **files}
         for name, content in files.items():
             (new / name).write_bytes(content)
-        request = Export(str(folder.absolute()), str(new), adapters or found.tensors, args.dtype, args.average)
+        tensors = adapters.tensors if adapters else found.tensors
+        request = Export(str(folder.absolute()), str(new), tensors, args.dtype, args.average)
         tell = progress("export")
         code, result = ask(
             ["runtime.weights", "export"], pretty(request), lambda text: tell(text and f"weights {text}")
@@ -84,7 +96,10 @@ def _write(
         if adapters:
             (new / ONE).rename(new / ADAPTER_WEIGHTS)
         put()
-    for note in _notes(found, has_tokenizer=len(files) > 1):
+    notes = _notes(found, has_tokenizer=len(files) > 1)
+    if adapters and adapters.base is None:
+        notes.append(f"{ADAPTER_CONFIG} names no base model, as its weights were trained here: {NAME_BASE}")
+    for note in notes:
         say(f"note: {note}")
     size = f"{result['tensors']:,} tensors, {result['bytes']:,} bytes"
     say(visible(f"wrote {args.out}: {found.model_type}, {size}, from {folder}"))

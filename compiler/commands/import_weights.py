@@ -72,7 +72,7 @@ def find(folder: Path, root: Json, model: Model, model_type: str) -> Weights | N
     block = _block(root)
     files = check(folder, tensors, held, block)
     remarks += _left_out(held)
-    meta = imported_meta(model, model_type, _context(root))
+    meta = imported_meta(model, model_type, _context(root), folder)
     taken = tuple(each for each in tensors if each.name in files or each.name + FP4_DATA in files)
     request = Import(str(folder.absolute()), "", taken, files, block or NO_BLOCK, meta)
     return Weights(folder, model, request, tuple(remarks))

@@ -29,14 +29,14 @@ def published_adapters(manifest: Manifest, tensors: Iterable[Published]) -> tupl
     return tuple(pair for each in found for pair in _pair(each, held[f"{each.pieces[0].tensor}{A}"]))
 
 
-def adapter_config(manifest: Manifest, tensors: Iterable[Published]) -> dict[str, Any]:
-    """PEFT's configuration; `tensors`: those of its file."""
+def adapter_config(manifest: Manifest, tensors: Iterable[Published], base: str | None) -> dict[str, Any]:
+    """PEFT's configuration; `tensors`: those of its file; `base`: what `from_pretrained` loads the weights by."""
     rows = [each for each in tensors if each.name.endswith(f".lora_A{BEHIND}")]
     rank = rows[0].shape[0]
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,
+        "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": factor_of(manifest.meta) * rank,
         "lora_dropout": 0.0,

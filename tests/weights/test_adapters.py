@@ -217,6 +217,7 @@ def test_a_merged_export_computes_what_the_adapters_do(
 def _as_peft(model: PreTrainedModel, folder: Path) -> Iterator[None]:
     """Their model with an adapter as PEFT reads it: `target_modules` get scale · B(A(x)) added, all files are used."""
     config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+    assert config["base_model_name_or_path"] == str(folder.parent / "hf")
     assert config["peft_type"] == "LORA" and config["r"] == RANK and config["lora_alpha"] == ALPHA
     tensors = load_file(folder / "adapter_model.safetensors")
     handles = []
