@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from compiler.commands.common import progress, reason, say, wrong
 from compiler.commands.output_folder import new_folder
@@ -14,28 +14,20 @@ from compiler.importers.huggingface import LATENT_EPS
 from compiler.plan.initial_weights import once_published
 from compiler.weights.adapter import CONFIG as ADAPTER_CONFIG
 from compiler.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
-from compiler.weights.adapter import adapter_config, published_adapters
+from compiler.weights.adapter import Adapters, adapter_config, published_adapters
 from compiler.weights.checkpoint import ModelError, check_tensors, model_of, published_name, sequence_of
 from compiler.weights.config import NoFamilyError, Publication, publication, with_format
 from compiler.weights.tokenizer import files_for
 from dsl.diagnostics import visible
 from runtime.checkpoint.manifest_file import base_of, find_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
-from runtime.contract.weights import ONE, Export, Published
+from runtime.contract.weights import ONE, Export
 from runtime.data.errors import DataError
 from runtime.outcome import refusal_code
 from runtime.strict_json import pretty
 
 CONFIG = "config.json"
 NAME_BASE = "export them without --adapter, and write that folder as `base_model_name_or_path`"
-
-
-@dataclass(frozen=True)
-class Adapters:
-    """The tensors of PEFT's file, and what `from_pretrained` loads the weights beside them by; None: it is not known."""
-
-    tensors: tuple[Published, ...]
-    base: str | None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         base = base_of(folder, manifest)
         check_tensors(manifest, model, average=args.average, base=base[1] if base else None)
         found = publication(model, context, model_type)
-        adapters = published_adapters(manifest, found.tensors) if args.adapter else ()
+        adapters = published_adapters(manifest, found.tensors, found.family) if args.adapter else None
         if args.dtype == "fp8" and any(each.stacked for each in found.tensors):
             raise ModelError(f"{found.model_type} has no weights in blocks of FP8: choose --dtype bf16")
     except CheckpointError as error:
@@ -56,8 +48,10 @@ def run(args: argparse.Namespace) -> int:
     except (ModelError, NoFamilyError) as error:
         return wrong(f"{args.source}: {error}")
     try:
+        if adapters is None:
+            return _write(args, folder, manifest, found, context)
         loads = published_name(base[1]) if base else None
-        return _write(args, folder, manifest, found, context, Adapters(adapters, loads) if adapters else None)
+        return _write(args, folder, manifest, found, context, (adapters, adapter_config(manifest, adapters, loads)))
     except DataError as error:
         return wrong(str(error), "correct that file of the tokenizer, or remove it")
     except FileExistsError as error:
@@ -73,19 +67,18 @@ def _write(
     manifest: Manifest,
     found: Publication,
     context: int,
-    adapters: Adapters | None,
+    peft: tuple[Adapters, dict[str, Any]] | None = None,
 ) -> int:
-    """Write everything beside DIR, then move it into place."""
+    """Write everything beside DIR, then move it into place. `peft`: adapters alone, and their configuration."""
     with new_folder(args.out) as (new, put):
         files, end = files_for(folder, manifest.meta.get("tokenizer"), context)
         tokens = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": None}  # a class may have others by default
         config = with_format(found, args.dtype) | tokens
-        name = ADAPTER_CONFIG if adapters else CONFIG
-        config = adapter_config(manifest, adapters.tensors, adapters.base) if adapters else config
+        name, config = (ADAPTER_CONFIG, peft[1]) if peft else (CONFIG, config)
         files = {name: (json.dumps(config, indent=2) + "\n").encode(), **files}
         for name, content in files.items():
             (new / name).write_bytes(content)
-        tensors = adapters.tensors if adapters else found.tensors
+        tensors = peft[0].tensors if peft else found.tensors
         request = Export(str(folder.absolute()), str(new), tensors, args.dtype, args.average)
         tell = progress("export")
         code, result = ask(
@@ -93,11 +86,11 @@ def _write(
         )
         if code:
             return code
-        if adapters:
+        if peft:
             (new / ONE).rename(new / ADAPTER_WEIGHTS)
         put()
     notes = _notes(found, has_tokenizer=len(files) > 1)
-    if adapters and adapters.base is None:
+    if peft and peft[1]["base_model_name_or_path"] is None:
         notes.append(f"{ADAPTER_CONFIG} names no base model, as its weights were trained here: {NAME_BASE}")
     for note in notes:
         say(f"note: {note}")

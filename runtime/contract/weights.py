@@ -63,12 +63,12 @@ class Published:
     one has, or is empty, so it may be missing. `stacked`: the first dimension counts its pieces, and each is a vector
     or a matrix whose columns are the rows of the piece; it may be stored in MXFP4. `from_one`: it holds differences
     from 1. `rows`: its shape as rows, where it is published in another. A "table" holds rows of different whole numbers
-    below `below`.
+    below `below`. The columns of a "spread" are those of its pieces in turn: the first of each, then the second.
     """
 
     name: Key
     shape: tuple[Amount, ...]
-    kind: Literal["linear", "plain", "buffer", "table"]
+    kind: Literal["linear", "plain", "buffer", "table", "spread"]
     pieces: tuple[Piece, ...]
     optional: bool = False
     stacked: bool = False

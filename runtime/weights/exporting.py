@@ -69,6 +69,8 @@ class Tensors:
         if not rows:
             return {published.name: torch.empty(published.shape, dtype=DTYPES[format])}
         whole = rows[0] if len(rows) == 1 else torch.cat(rows)
+        if published.kind == "spread":
+            whole = torch.stack(rows, dim=-1).flatten(1)
         whole = whole.to(torch.float64) - 1 if published.from_one else whole
         if published.kind == "linear" and format == "fp8":
             data, scales = quantised(whole)

@@ -184,14 +184,10 @@ def test_a_merged_export_computes_what_the_adapters_do(
     most = expected.abs().max()
     assert (found - expected).abs().max() <= 1e-5 * most and (apart - expected).abs().max() > 1e-2 * most
 
-    if model_type == "llama":
-        assert export(tmp_path / "run", tmp_path / "peft", "--dtype", "fp32", "--adapter") == 0
-        with torch.no_grad(), _as_peft(theirs, tmp_path / "peft"):
-            found = theirs(input_ids=tokens, use_cache=False).logits
-        assert (found - expected).abs().max() <= 1e-5 * most
-    else:
-        assert export(tmp_path / "run", tmp_path / "peft", "--adapter") == 2
-        assert "has an adapter, and no module of its own in PEFT: leave --adapter out" in capfd.readouterr().err
+    assert export(tmp_path / "run", tmp_path / "peft", "--dtype", "fp32", "--adapter") == 0
+    with torch.no_grad(), _as_peft(theirs, tmp_path / "peft"):
+        found = theirs(input_ids=tokens, use_cache=False).logits
+    assert (found - expected).abs().max() <= 1e-5 * most
     assert export(tmp_path / "m.weights", tmp_path / "peft2", "--adapter") == 2
     assert "it has no adapters: leave --adapter out" in capfd.readouterr().err
 
@@ -221,7 +217,12 @@ def _as_peft(model: PreTrainedModel, folder: Path) -> Iterator[None]:
     assert config["peft_type"] == "LORA" and config["r"] == RANK and config["lora_alpha"] == ALPHA
     tensors = load_file(folder / "adapter_model.safetensors")
     handles = []
-    for name in config["target_modules"]:
+    matrices = [
+        name.removesuffix(".weight") for name in config.get("target_parameters", ()) if name.endswith(".weight")
+    ]
+    is_mixed = any("experts" in name for name in config.get("target_parameters", ()))
+    assert not is_mixed or not any(name.endswith("_proj") and ".mlp." in name for name in config["target_modules"])
+    for name in [*config["target_modules"], *matrices]:
         a, b = (tensors.pop(f"base_model.model.{name}.lora_{x}.weight") for x in "AB")
 
         def added(
@@ -230,10 +231,25 @@ def _as_peft(model: PreTrainedModel, folder: Path) -> Iterator[None]:
             return output + config["lora_alpha"] / config["r"] * (inputs[0] @ a.T) @ b.T
 
         handles.append(model.get_submodule(name).register_forward_hook(added))
-    assert not tensors and len(handles) == 3 * 7
+    kept = {name: each.clone() for name, each in model.state_dict().items()}
+    for name in {*config.get("target_parameters", ())} - {f"{each}.weight" for each in matrices}:
+        _add_to_parameter(model, name, config["lora_alpha"] / config["r"], tensors)
+    assert not tensors and len(handles) > 20
     yield
+    model.load_state_dict(kept)
     for handle in handles:
         handle.remove()
+
+
+def _add_to_parameter(model: PreTrainedModel, name: str, scale: float, tensors: dict[str, Tensor]) -> None:
+    """Add what the `ParamWrapper` of PEFT 0.21 adds to the parameter of all experts of a layer, [experts, out, in]."""
+    module, _, short = name.rpartition(".")
+    first = next(iter(dict(model.get_submodule(module).named_parameters(recurse=False))))
+    inside = ".base_layer" if short == first else ""
+    a, b = (tensors.pop(f"base_model.model.{module}{inside}.lora_{x}.weight") for x in "AB")
+    parameter = model.get_parameter(name)
+    a_ERI, b_ORE = a.reshape(len(parameter), -1, a.shape[-1]), b.reshape(b.shape[0], -1, len(parameter))
+    parameter += scale * torch.einsum("ore,eri->eoi", b_ORE, a_ERI)
 
 
 def _paths() -> list[str]:
