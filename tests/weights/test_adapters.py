@@ -20,6 +20,7 @@ from compiler.emit import recipe
 from compiler.inference.loaded import load_model
 from compiler.inference.sources import find_source
 from compiler.read_files import with_files
+from compiler.weights.checkpoint import imported_meta, published_name
 from dsl.load import load as load_spec
 from dsl.rules.adapter import matrices_of
 from dsl.schema import Lora, Spec
@@ -29,6 +30,7 @@ from runtime.build import Build
 from runtime.checkpoint import publish
 from runtime.checkpoint.loading import load
 from runtime.checkpoint.manifest_file import BASE, base_named
+from runtime.checkpoint.shard_manifest import Manifest
 from runtime.launch.heartbeat import Board
 from runtime.resume import initial_weights
 from runtime.strict_json import tree
@@ -288,3 +290,18 @@ def test_a_run_saves_adapters_alone_and_goes_on(imported: Path) -> None:
     assert moved == {n for n in before if any(part in n for part in ("q_proj", "k_proj", "v_proj", "down_proj"))}
     again = dsc("train", "m.dsc", "--steps", "1", "--out", "other", *less, "-s", 'train.initial="run"')
     assert again.returncode == 2 and "has adapters alone, not the weights that they are beside" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("/cache/hub/models--Qwen--Qwen3-8B/snapshots/9c925d64", "Qwen/Qwen3-8B"),
+        ("/cache/hub/models--gpt2/snapshots/607a30d7", "gpt2"),
+        ("/models/Qwen3-8B", "/models/Qwen3-8B"),
+    ],
+)
+def test_an_import_keeps_what_the_model_is_loaded_by(folder: str, name: str) -> None:
+    model = load_spec(Path(__file__).parents[2] / "specs" / "tiny.dsc").model
+    meta = imported_meta(model, "llama", 64, Path(folder))
+    assert published_name(Manifest(step=0, serial=0, shards=(), meta=meta)) == name
+    assert published_name(Manifest(step=0, serial=0, shards=(), meta={})) is None, "of weights that were trained here"
