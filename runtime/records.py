@@ -80,11 +80,11 @@ def imbalance(sums: Mapping[str, Tensor], layers: Sequence[MoeLayer]) -> dict[st
     return {"imbalance": sum(ratios.values()) / len(ratios), "layer_imbalance": ratios} if ratios else {}
 
 
-def layer_tangents(plan: Plan, sequences: float) -> dict[str, float]:
+def layer_tangents(plan: Plan, sequences: float, tokens: float) -> dict[str, float]:
     """The gradients of the step's objective with respect to the losses of layers: of the balance of each sequence, and
-    of indexers, which are sums over tokens."""
+    of indexers, which are sums over tokens. `tokens`: of the sequences, padding left out."""
     balance = {f"sequence_loss {layer.site}": layer.sequence_loss / sequences for layer in plan.moe_layers}
-    rows = _indexed_rows(plan, sequences)
+    rows = _indexed_rows(plan, tokens)
     return balance | {f"index_loss {each.site}": each.loss / rows for each in plan.indexers}
 
 
@@ -93,9 +93,9 @@ def index_loss(sums: Mapping[str, Tensor], plan: Plan) -> dict[str, float]:
     if not plan.indexers:
         return {}
     total = sum(sums[f"index_loss {each.site}"].item() for each in plan.indexers)
-    return {"index_loss": total / (_indexed_rows(plan, sums["sequences"].item()) * len(plan.indexers))}
+    return {"index_loss": total / (_indexed_rows(plan, sums["tokens"].item()) * len(plan.indexers))}
 
 
-def _indexed_rows(plan: Plan, sequences: float) -> float:
+def _indexed_rows(plan: Plan, tokens: float) -> float:
     """Rows of all ranks that the loss of an indexer is of: a token is a row of each tensor rank of its column."""
-    return sequences * plan.train.sequence * plan.mesh.tp
+    return max(tokens, 1) * plan.mesh.tp

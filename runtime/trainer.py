@@ -236,8 +236,10 @@ class Trainer:
         self.program = self._program_of(kind, size)
         program = self.programs[self.program]
         self.executor.data = data = self._data(kind, source, samples)
-        targets, mtp_targets = self._collect(program.prologue, {"targets": self._count_targets})["targets"]
-        counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": torch.tensor(size, device=self.device)}
+        targets, mtp_targets, *tokens = self._collect(program.prologue, {"targets": self._count_targets})["targets"]
+        sequences = torch.tensor(size, device=self.device)
+        counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": sequences}
+        counts["tokens"] = tokens[0] if tokens else sequences * self.sequence
         self.executor.constants = self._tangents(counts)
         self.executor.records = {}
         self._quantise()
@@ -351,12 +353,16 @@ class Trainer:
 
     def _count_targets(self) -> Tensor:
         """Valid targets of the head and of MTP that this rank's column has; the first pipeline rank counts them. Where
-        weights of tokens say how losses are averaged, 1 in all."""
+        weights of tokens say how losses are averaged, 1 in all. Behind them tokens, where an indexer has a loss of each
+        and rows may be padding."""
         if self.policy:
             return torch.tensor([self.rank == 0, 0], dtype=torch.int64, device=self.device)
+        counts_tokens = self.plan.data.pads_rows and len(self.plan.indexers) > 0
         if self.pp_rank > 0:
-            return torch.zeros(2, dtype=torch.int64, device=self.device)
-        return torch.stack([(self.executor.data[n] >= 0).sum() for n in ("targets", "mtp_targets")])
+            return torch.zeros(2 + counts_tokens, dtype=torch.int64, device=self.device)
+        data = self.executor.data
+        found = [(data[name] >= 0).sum() for name in ("targets", "mtp_targets")]
+        return torch.stack([*found, *([data["real"].sum()] if counts_tokens else [])])
 
     def _tangents(self, counts: Sums) -> dict[str, Tensor]:
         """Gradients of the step's objective with respect to the loss outputs: constants, known before any forward."""
@@ -365,7 +371,7 @@ class Trainer:
         if self.plan.mtp_weight is not None:
             weight = value_at(self.plan.mtp_weight, self.position.tokens)
             constants["mtp"] = weight / counts["mtp_targets"].clamp(min=1).item()
-        constants |= records.layer_tangents(self.plan, counts["sequences"].item())
+        constants |= records.layer_tangents(self.plan, counts["sequences"].item(), counts["tokens"].item())
         return {name: torch.tensor(value, dtype=dtype, device=self.device) for name, value in constants.items()}
 
     def records(self) -> Tensor:

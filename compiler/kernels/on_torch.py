@@ -59,6 +59,7 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(("replay_choices", "table_choices", "weigh_chosen", "weigh_chosen_scores"), SCORES),
     **dict.fromkeys(("choice_counts", *_with_gradients("counted_balance", "counted_balance_scores")), SCORES),
     **dict.fromkeys(("spread_padding", "real_counts"), SCORES),
+    **dict.fromkeys(_with_gradients("blank_rows"), PASS),
     **dict.fromkeys(_with_gradients("real_balance", "real_balance_scores"), SCORES),
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from compiler import ir
 from compiler.dtypes import is_packed, packed_of
 from compiler.ir.segment import SUM
-from compiler.layers import attention, balance, dense, ends, hyper, indexer, moe, mtp, stream
+from compiler.layers import attention, balance, dense, ends, hyper, indexer, moe, mtp, padding, stream
 from compiler.layers.adapter import adapted
 from compiler.layers.builder import Place
 from compiler.layers.value_dtypes import stored
@@ -42,7 +42,7 @@ class Layer:
 
     def _new(self, place: Place) -> ir.Segment:
         names = tuple(name for name in self.recompute if name in place.recompute)
-        plain, lora = self.plain(place), place.spec.adapter
+        plain, lora = padding.around(place, self.plain(place)), place.spec.adapter
         plain = adapted(plain, lora) if lora else plain
         only = place.spec.train.only == "indexer"
         plain = indexer.alone(plain) if only else plain

@@ -9,16 +9,12 @@ from typing import Any
 
 from compiler import ir
 from compiler.layers.builder import Place, index, segment
+from compiler.layers.padding import real_rows
 
 
 def has_balance(place: Place) -> bool:
     """Whether a layer has a sequence-wise loss."""
     return place.moe.balance.sequence_loss > 0 and not place.mtp
-
-
-def real_rows(place: Place) -> tuple[ir.Input, ...]:
-    """Which rows are tokens, [T], where some may be padding."""
-    return (index("real", place.T, dtype="int32"),) if place.spec.data.pads_rows else ()
 
 
 def real_balance(

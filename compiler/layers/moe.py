@@ -17,9 +17,10 @@ from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
 from compiler.layers import hyper
 from compiler.layers.activation import activated, constants_of, times_gate, up_parts
-from compiler.layers.balance import has_balance, real_balance, real_rows, rows_of_sequence
+from compiler.layers.balance import has_balance, real_balance, rows_of_sequence
 from compiler.layers.builder import Place, index, segment
 from compiler.layers.linear import grouped_linear, linear, named, weights
+from compiler.layers.padding import real_rows
 from compiler.layers.residual import (
     arriving,
     entering,

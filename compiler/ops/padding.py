@@ -6,6 +6,11 @@ from compiler.ops.routing import infer_counted, infer_counts
 from compiler.ops.rule import Gradient, Rule, Tensor, elementwise
 
 
+def _infer_blank(x_TN: Tensor, real_T: Tensor) -> tuple[Tensor, ...]:
+    assert real_T.shape == x_TN.shape[:1], (x_TN, real_T)
+    return (x_TN,)
+
+
 def _infer_spread(expert_TK: Tensor, real_T: Tensor, num_experts: int, groups: int) -> tuple[Tensor, ...]:
     assert real_T.shape == expert_TK.shape[:1] and num_experts % groups == 0, (expert_TK, real_T, num_experts, groups)
     return (expert_TK,)
@@ -30,6 +35,15 @@ def _infer_real_balance_scores(
 ) -> tuple[Tensor, ...]:
     return _infer_real_balance(score_TE, counts_NE, real_T, rows, top_k)
 
+
+BLANK_ROWS = Rule(
+    args=("x", "real"),
+    outputs=("y",),
+    infer=_infer_blank,
+    kernel_class="add",
+    differentiable=("y",),
+    dgrad=Gradient("blank_rows_dgrad", reads=("d_y", "real"), gives=("x",)),
+)
 
 SPREAD_PADDING = Rule(
     args=("expert", "real", "num_experts", "groups"),
@@ -79,6 +93,7 @@ REAL_BALANCE_SCORES = Rule(
 )
 
 RULES = {
+    "blank_rows": BLANK_ROWS,
     "spread_padding": SPREAD_PADDING,
     "real_counts": REAL_COUNTS,
     "real_balance": REAL_BALANCE,

@@ -116,6 +116,8 @@ def _use(place: Place, kind: str, site: str, prefix: str, inputs: tuple[str, ...
     found = ((param.name, param.path or layer.path(param.name)) for param in segment.params)
     paths = ((name, tied.get(path, path)) for name, path in found)
     params = tuple((name, f"{prefix}.{path}" if prefix and path not in MODEL_TENSORS else path) for name, path in paths)
+    if dict(segment.constants).get("blanked"):
+        inputs = (*inputs, *_real(place))
     assert len(inputs) == len(segment.inputs) and len(outputs) == len(segment.outputs), site
     return ir.Use(site, segment, params, inputs, outputs)
 

@@ -28,6 +28,16 @@ def spread_padding(expert_TK: Tensor, real_T: Tensor, num_experts: int, groups: 
     return torch.where(real_T[:, None] != 0, expert_TK, spread_TK)
 
 
+def blank_rows(x_TN: Tensor, real_T: Tensor) -> Tensor:
+    """x_TN, real_T -> y_TN: x with zeros in the rows of padding."""
+    return torch.where(real_T[:, None] != 0, x_TN, torch.zeros((), dtype=x_TN.dtype, device=x_TN.device))
+
+
+def blank_rows_dgrad(dy_TN: Tensor, real_T: Tensor) -> Tensor:
+    """dy_TN, real_T -> dx_TN, zero for padding."""
+    return blank_rows(dy_TN, real_T)
+
+
 def real_counts(expert_TK: Tensor, real_T: Tensor, slots_E: Tensor | None, num_places: int, rows: int) -> Tensor:
     """expert_TK (int64), real_T, slots_E or None -> [T / rows, num_places] (int64): how many tokens of each so many
     rows choose each expert, padding left out. Expert e counts in place slots[e] where there are slots.
@@ -84,6 +94,6 @@ def _weights(counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int, like_TE: 
 
 
 OPS = (
-    *(spread_padding, real_counts),
+    *(blank_rows, blank_rows_dgrad, spread_padding, real_counts),
     *(real_balance, real_balance_dgrad, real_balance_scores, real_balance_scores_dgrad),
 )

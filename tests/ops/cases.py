@@ -113,6 +113,10 @@ def counted_balance_scores(source: Source) -> Args:
     return logits_TE.abs() + 0.1, *rest
 
 
+def blank_rows(source: Source, T: int = 6, N: int = 5) -> Args:
+    return source.normal(T, N), source.below(2, T).to(torch.int32)
+
+
 def real_balance(
     source: Source, B: int = 3, S: int = 8, E: int = 6, K: int = 2, ranks: int = 2, softmax: bool = False
 ) -> Args:
@@ -301,6 +305,7 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "route_scores": route_scores,
     "counted_balance": counted_balance,
     "counted_balance_scores": counted_balance_scores,
+    "blank_rows": blank_rows,
     "real_balance": real_balance,
     "real_balance_scores": real_balance_scores,
     "sequence_balance": sequence_balance,

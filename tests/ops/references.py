@@ -16,6 +16,7 @@ from tests.ops.references_compress import block_linear, compress, compressed_att
 from tests.ops.references_delta import convolve, delta_rule, log_decay
 from tests.ops.routing_references import (
     balance_scores,
+    blank_rows,
     counted_balance,
     counted_balance_scores,
     permute,
@@ -257,6 +258,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "route": route,
     "counted_balance": counted_balance,
     "counted_balance_scores": counted_balance_scores,
+    "blank_rows": blank_rows,
     "real_balance": real_balance,
     "real_balance_scores": real_balance_scores,
     "sequence_balance": sequence_balance,

@@ -70,6 +70,10 @@ def counted_balance_scores(score_TE: Tensor, counts_NE: Tensor, rows: int, seque
     return loss
 
 
+def blank_rows(x_TN: Tensor, real_T: Tensor) -> Tensor:
+    return torch.stack([row_N if real else 0 * row_N for row_N, real in zip(x_TN, real_T.tolist(), strict=True)])
+
+
 def real_balance(logits_TE: Tensor, counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int, softmax: bool) -> Tensor:
     return real_balance_scores(scores(logits_TE, softmax), counts_NE, real_T, rows, top_k)
 

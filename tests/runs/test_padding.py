@@ -16,6 +16,7 @@ from tests.runs.place import ONE_RANK, V3, Place, saved, spec_text, untimed
 TEXT = 'data { source = "corpus/*.py", tokenizer = train(300), validation = 30% }'
 CHAT = 'data { source = "chat/*.jsonl", tokenizer = "model/tokenizer.json", validation = 30%, chat { } }'
 BALANCED = V3.replace("sequence_loss = 1e-4", "sequence_loss = 0.1").replace("vocab = 300", "vocab = 400")
+PLAIN = "clip = 1.0 }"
 MESHES: dict[str, dict[str, Any]] = {
     "experts": {"devices": 2, "expert": 2},
     "context": {"devices": 2, "tensor": ", context = 2"},
@@ -23,9 +24,10 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(place: Place, name: str, sequence: int, model: str = BALANCED, **mesh: Any) -> Path:
+def trained(place: Place, name: str, sequence: int, model: str = BALANCED, clip: str = PLAIN, **mesh: Any) -> Path:
     settings = dict(ONE_RANK, model=model, precision="fp64", steps=3, name=name, top_k=2, **mesh)
     text = spec_text(settings).replace(TEXT, CHAT).replace("sequence = 16", f"sequence = {sequence}")
+    text = text.replace(PLAIN, clip)
     path = place.folder / f"{name}.dsc"
     path.write_text(text, "utf-8")
     write_build(place.folder / "build" / name, compile_spec(load(path), segments=place.segments).files)
@@ -40,6 +42,23 @@ def numbers(run: Path) -> dict[str, Any]:
     found = checkpoint.read(name for name in checkpoint.shapes if name.startswith("bias/"))
     biases = {name: bias.tolist() for name, bias in found.items()}
     return {"rows": rows, "biases": biases, "loads": checkpoint.meta["loads"]}
+
+
+INDEXED = BALANCED.replace("kv_rank = 8", "kv_rank = 8\n    indexer {{ heads = 2, head_dim = 8, top_k = 3 }}")
+SUMS = {"largest_logit": (BALANCED, "clip = 1.0, qk_clip = 0.001 }"), "index_loss": (INDEXED, PLAIN)}
+
+
+@pytest.mark.parametrize("what", SUMS)
+def test_sums_of_attention_are_of_tokens_alone(place: Place, what: str) -> None:
+    model, clip = SUMS[what]
+    wanted, *others = (
+        numbers(trained(place, f"{what}_{name}", sequence, model, clip, **mesh))["rows"]
+        for name, sequence, mesh in (("short", 32, {}), ("long", 96, {}), ("context", 96, MESHES["context"]))
+    )
+    assert all(row[what] for row in wanted)
+    for found in others:
+        for one, two in zip(found, wanted, strict=True):
+            assert one == {name: pytest.approx(value, rel=1e-9) for name, value in two.items()}
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from tests.segments.plain_losses import cross_entropy_of_parts as cross_entropy_
 from tests.segments.plain_losses import cross_entropy_part as cross_entropy_part
 from tests.segments.plain_losses import place_parts as place_parts
 from tests.segments.plain_losses import policy_loss as policy_loss
+from tests.segments.plain_padding import blank_rows as blank_rows
 from tests.segments.plain_padding import real_balance as real_balance
 from tests.segments.plain_padding import real_balance_scores as real_balance_scores
 from tests.segments.plain_padding import real_counts as real_counts

@@ -8,6 +8,10 @@ from torch import Tensor
 from runtime.ops.padding import spread_padding as spread_padding
 
 
+def blank_rows(x_TN: Tensor, real_T: Tensor) -> Tensor:
+    return x_TN * (real_T > 0)[:, None]
+
+
 def real_counts(expert_TK: Tensor, real_T: Tensor, slots_E: Tensor | None, num_places: int, rows: int) -> Tensor:
     place_TK = expert_TK if slots_E is None else slots_E[expert_TK]
     one_hot_TKE = torch.nn.functional.one_hot(place_TK, num_places) * (real_T > 0)[:, None, None]

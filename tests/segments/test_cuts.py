@@ -22,12 +22,13 @@ from compiler.segments import check, printer
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.joint import Node
 from compiler.segments.split import split
-from dsl.schema import AdamW, Balance, Clamp, Csa, Dense, Hca, HeadDim, HyperConnections, Indexer, Parallel, Spec
+from dsl.schema import Balance, Clamp, Csa, Dense, Hca, HeadDim, HyperConnections, Indexer, Parallel, Spec
 from dsl.schema.model import Act
 from tests.segments.costs import forward_flops
 from tests.segments.running import NUM_SMS
 from tests.segments.specs import (
     DENSE,
+    clipped,
     compressed,
     deepseek_v3,
     deltanet,
@@ -61,12 +62,6 @@ SPLIT = WHOLE.model_copy(
 def parallel(of: Spec, **degrees: int) -> Spec:
     """The spec on ranks of some degrees."""
     return of.model_copy(update={"parallel": Parallel(pipeline=1, data=1, **degrees)})
-
-
-def clipped(of: Spec) -> Spec:
-    """The spec with logits of attention that are bounded."""
-    train = of.train.model_copy(update={"optimizer": AdamW(qk_clip=100.0)})
-    return of.model_copy(update={"train": train})
 
 
 SLICED = parallel(WHOLE, expert=1, expert_tensor=2)
@@ -290,7 +285,10 @@ def test_every_rule_is_used() -> None:
     whole = [spec(attention=deltanet("head")), spec(attention=deltanet("channel"))]
     whole += [spec(attention=compressed(compress=each)) for each in (Hca(rate=4), Csa(rate=4, indexer=indexer))]
     whole += [spec(attention=mla(indexer=indexer)), spec((*by_table,), attention=gqa(output_gate=True))]
-    whole += [padded(spec(tuple(moe(score=each) for each in scores))), with_rewards(spec(mtp=False), iterations=2)]
+    whole += [
+        padded(clipped(spec(tuple(moe(score=each) for each in scores)))),
+        with_rewards(spec(mtp=False), iterations=2),
+    ]
     whole += [clipped(spec(attention=each)) for each in (mla(), gqa(), windowed)]
     ops = {
         node.op

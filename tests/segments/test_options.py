@@ -7,10 +7,10 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from dsl.schema import Clamp, Dense
+from dsl.schema import Clamp, Dense, Indexer
 from dsl.schema.model import Act
 from tests.segments.running import assert_equal, by_autograd, by_segment, load
-from tests.segments.specs import DENSE, gqa, moe, padded, spec
+from tests.segments.specs import DENSE, clipped, gqa, mla, moe, padded, spec
 from tests.segments.test_segments import SOURCES, arguments, check, segment_of
 from tests.training.specs import with_rewards
 
@@ -110,6 +110,15 @@ def test_rows_that_are_padding(score: str, context: int) -> None:
         segment = segment_of(kind, of)
         assert [each.name for each in segment.inputs][-1] == "real"
         check(segment)
+
+
+def test_padding_in_front_of_attention_with_an_indexer() -> None:
+    """Its loss is a sum over all rows. Attention whose logits are bounded is blanked likewise: tests/runs."""
+    segment = segment_of("attention", padded(spec(attention=mla(indexer=Indexer(heads=2, head_dim=8, top_k=2)))))
+    assert [each.name for each in segment.inputs] == ["h", "real"]
+    check(segment)
+    assert [each.name for each in segment_of("attention", padded(clipped(spec()))).inputs] == ["h", "real"]
+    assert [each.name for each in segment_of("attention", padded(spec())).inputs] == ["h"], "nothing sums over rows"
 
 
 @pytest.mark.parametrize("changes", [{}, *ACTIVATIONS[1:4:2], *BIASED], ids=str)
