@@ -20,8 +20,8 @@ from dsl.schema import Spec
 from tests.specs.shipped import NAMES, path_of
 
 ROOT = Path(__file__).parents[2]
-# The first phase of DeepSeek-V3.2 trains its indexers alone.
-TRAINED_WHOLE = ["deepseek-v3.2:v32.sparse" if name == "deepseek-v3.2" else name for name in NAMES]
+# The first phase of DeepSeek-V3.2, and of its small form, trains indexers alone.
+TRAINED_WHOLE = [f"{name}:v32.sparse" if name in ("deepseek-v3.2", "laptop-v32") else name for name in NAMES]
 ROWS = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
 
 
