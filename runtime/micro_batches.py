@@ -154,8 +154,6 @@ class MicroBatches(dict[str, Tensor]):
         """Tokens and targets."""
         mesh, vocab = self._plan.mesh, self._plan.model.vocab
         z = self._there(self._tokens)
-        real = z != PADDING
-        z = z.masked_fill(~real, NO_TARGET)
         views = {name: self._ahead(z, skip) for name, skip in AHEAD.items()}
         data = {name: v if name.endswith("targets") else v ^ (v >> 63) for name, v in views.items()}
         if self._plan.data.masks_documents:
@@ -164,8 +162,10 @@ class MicroBatches(dict[str, Tensor]):
                 outside = self._ahead(self._starts, AHEAD[name]) > position
                 data[name] = data[name].masked_fill(outside, NO_TARGET)
         data = self._mine(data)
-        marks = {name: self._ahead(real, skip).to(torch.int32) for name, skip in REAL.items()}
-        marks = self._mine(marks) if self._plan.data.pads_rows else {}
+        marks: dict[str, Tensor] = {}
+        if self._plan.data.pads_rows:
+            real = self._there(self._real)
+            marks = self._mine({name: self._ahead(real, skip) for name, skip in REAL.items()})
         if mesh.tp == 1:
             return data | marks
         rows = {name: v.chunk(mesh.tp, dim=1)[self._tensor_rank].contiguous() for name, v in (data | marks).items()}
@@ -175,8 +175,16 @@ class MicroBatches(dict[str, Tensor]):
         return rows | own | _of_part(data, vocab, self._tensor_rank, mesh.tp)
 
     @cached_property
-    def _tokens(self) -> np.ndarray:
+    def _samples(self) -> np.ndarray:
         return self._stacked(self._source.tokens)
+
+    @cached_property
+    def _tokens(self) -> np.ndarray:
+        return np.where(self._samples == PADDING, NO_TARGET, self._samples)
+
+    @cached_property
+    def _real(self) -> np.ndarray:
+        return (self._samples != PADDING).astype(np.int32)
 
     @cached_property
     def _begins(self) -> np.ndarray:

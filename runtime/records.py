@@ -80,11 +80,14 @@ def imbalance(sums: Mapping[str, Tensor], layers: Sequence[MoeLayer]) -> dict[st
     return {"imbalance": sum(ratios.values()) / len(ratios), "layer_imbalance": ratios} if ratios else {}
 
 
-def layer_tangents(plan: Plan, sequences: float, tokens: float) -> dict[str, float]:
+def layer_tangents(plan: Plan, counts: Mapping[str, Tensor]) -> dict[str, float]:
     """The gradients of the step's objective with respect to the losses of layers: of the balance of each sequence, and
-    of indexers, which are sums over tokens. `tokens`: of the sequences, padding left out."""
+    of indexers, which are sums over tokens. `counts`: sequences, and where there are indexers their tokens."""
+    sequences = counts["sequences"].item()
     balance = {f"sequence_loss {layer.site}": layer.sequence_loss / sequences for layer in plan.moe_layers}
-    rows = _indexed_rows(plan, tokens)
+    if not plan.indexers:
+        return balance
+    rows = _indexed_rows(plan, counts["tokens"].item())
     return balance | {f"index_loss {each.site}": each.loss / rows for each in plan.indexers}
 
 

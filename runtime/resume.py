@@ -35,7 +35,7 @@ from runtime.outcome import printable
 from runtime.phases import begins_with, check_is_not_over, going_back
 from runtime.position import Position
 from runtime.positions import course, order_of, position_in
-from runtime.rate import learning_rate
+from runtime.rate import batch_at, learning_rate
 from runtime.run_copy import program_digest
 from runtime.snapshot import AVERAGE
 from runtime.strict_json import FormError, read, tree
@@ -133,7 +133,8 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     elif was.get("build") != now["build"] and was.get("programs") != now["programs"]:
         differs = differs or ["the build"]
     if not begins:
-        notes += _jump(was, build.plan, position.tokens)
+        batch = batch_at(build.plan.batches, build.plan.train.sequence, position.tokens)
+        notes += _jump(was, build.plan, position.tokens, batch * build.plan.train.sequence)
     if was.get("data") != now["data"] or any(_OF_THE_DATA.fullmatch(path) for path, _ in changed):
         notes += course(checkpoint.step, position, build.plan)
     if differs:
@@ -159,19 +160,20 @@ class _Rates:
     rate: tuple[RatePhase, ...]
 
 
-def _jump(was: Mapping[str, Any], plan: Plan, tokens: int) -> list[str]:
-    """Say by how much the learning rate changes where a run goes on, as it does if other steps stretch its phases."""
+def _jump(was: Mapping[str, Any], plan: Plan, tokens: int, more: int) -> list[str]:
+    """Say by how much the learning rate of the next step, of `more` tokens, changes where a run goes on, as it does if
+    other steps stretch its phases."""
     train = was.get("plan", {}).get("train")
     written = train.get("rate") if isinstance(train, dict) else None
     if written is None or written == tree(plan.train.rate):
         return []
     with suppress(FormError, ArithmeticError, IndexError):
-        before = learning_rate(read(_Rates, json.dumps({"rate": written}), "a learning rate").rate, tokens)
-        after = learning_rate(plan.train.rate, tokens)
+        before = learning_rate(read(_Rates, json.dumps({"rate": written}), "a learning rate").rate, tokens + more)
+        after = learning_rate(plan.train.rate, tokens + more)
         if not math.isclose(before, after, rel_tol=1e-9):
             return [
-                f"the learning rate jumps here, from {before:.3g} to {after:.3g}: `rate` has other values after "
-                f"{tokens:,} tokens now"
+                f"the learning rate of the next step is {after:.3g}, and was {before:.3g} in the plan before: `rate` "
+                f"has other values behind {tokens:,} tokens now"
             ]
     return []
 

@@ -237,9 +237,9 @@ class Trainer:
         program = self.programs[self.program]
         self.executor.data = data = self._data(kind, source, samples)
         targets, mtp_targets, *tokens = self._collect(program.prologue, {"targets": self._count_targets})["targets"]
-        sequences = torch.tensor(size, device=self.device)
-        counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": sequences}
-        counts["tokens"] = tokens[0] if tokens else sequences * self.sequence
+        counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": torch.tensor(size, device=self.device)}
+        if self.plan.indexers:
+            counts["tokens"] = tokens[0] if tokens else counts["sequences"] * self.sequence
         self.executor.constants = self._tangents(counts)
         self.executor.records = {}
         self._quantise()
@@ -371,7 +371,7 @@ class Trainer:
         if self.plan.mtp_weight is not None:
             weight = value_at(self.plan.mtp_weight, self.position.tokens)
             constants["mtp"] = weight / counts["mtp_targets"].clamp(min=1).item()
-        constants |= records.layer_tangents(self.plan, counts["sequences"].item(), counts["tokens"].item())
+        constants |= records.layer_tangents(self.plan, counts)
         return {name: torch.tensor(value, dtype=dtype, device=self.device) for name, value in constants.items()}
 
     def records(self) -> Tensor:

@@ -19,6 +19,8 @@ from compiler.importers.typed_text import Computed, is_known, replaced, typed, u
 from dsl.diagnostics import Diagnostic, SpecError
 from dsl.source import Source, Span
 
+DEEP_KEY = re.compile(r"(?:[\w\"'-]+[ \t]*\.[ \t]*){100}")  # of more parts than any configuration has
+HUGE = re.compile(r"\b0[xob][0-9a-fA-F_]{4000,}")  # a number that Python reads and does not write
 TABLE = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
 ENTRY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 TOML_PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
@@ -104,6 +106,10 @@ def _computed(value: Any) -> str:
 
 def toml_keys(source: Source) -> dict[str, Json]:
     """The keys of a TOML file by their paths, `training.seq_len`. SpecError where the text is no TOML."""
+    if (deep := DEEP_KEY.search(source.text)) is not None:  # tomllib takes the square of its parts
+        raise _too("TOML", "deep", source, deep.start())
+    if (huge := HUGE.search(source.text)) is not None:
+        raise _too("TOML", "large", source, huge.start())
     try:
         root = tomllib.loads(source.text)
     except RecursionError:
@@ -113,6 +119,8 @@ def toml_keys(source: Source) -> dict[str, Json]:
         start = min(source.line_starts[line - 1] + column - 1, max(0, len(source.text) - 1))
         message = f"this is no TOML: {TOML_PLACE.sub('', str(error)).strip()}"
         raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
+    except ValueError:  # of a whole number with more digits than Python reads
+        raise _too("TOML", "large", source, 0) from None
     places, table = dict[str, Span](), ""
     for number, begin in enumerate(source.line_starts, 1):
         line_text = source.line(number)

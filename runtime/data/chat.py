@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,13 +186,17 @@ class RowEncoder:
         self._template = None if text is None else Template(text, self._tokens, self._path)
         end: str | None = self._tokens.get("eos_token") or bpe.id_to_token(tokenizer.end_id(bpe))
         assert end is not None, "an id of the vocabulary"
-        self._end = end
+        self._end, self._end_id = end, tokenizer.end_id(bpe, end)
         self._start = tokenizer.in_front(bpe)
         bpe.post_processor = None  # it would cut spaces from the offsets, and adds tokens that are in no text
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Tokens of each row."""
-        return [self._encoded(json.loads(text)) for text in texts]
+        return [self._or_end(self._encoded(json.loads(text))) for text in texts]
+
+    def _or_end(self, found: Encoded) -> Encoded:
+        """A row as it is, or one without a token as the end token without loss: it is left out and counted so."""
+        return found if found.ids else replace(found, ids=[~self._end_id])
 
     def _encoded(self, row: Mapping[str, Any]) -> Encoded:
         if "messages" in row:
@@ -230,7 +234,7 @@ class RowEncoder:
 
     def _marked(self, row: Mapping[str, Any]) -> Encoded:
         """Tokens of messages. The loss is on those that hold a character that the template marks."""
-        text, spans = self._given_template.render_marked(row["messages"], **names_of(row))
+        text, spans = self._given_template.render_marked(row["messages"], names_of(row))
         if not self._given_template.marks_assistant:
             raise DataError(f"{self._path}: {UNMARKED}: {MARK_IT}")
         found = self._encode(text)
@@ -243,7 +247,7 @@ class RowEncoder:
         return self._template
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any], *, prompt: bool) -> str:
-        return self._given_template.render(messages, prompt=prompt, **names_of(row))
+        return self._given_template.render(messages, names_of(row), prompt=prompt)
 
     def _encode(self, text: str) -> Encoding:
         try:

@@ -48,14 +48,15 @@ class Template:
             raise DataError(f"{path}: not a chat template{line}: {error}") from None
         self.marks_assistant = any(call.name == "marked" for call in _extension_calls(parsed))
 
-    def render(self, messages: Messages, *, prompt: bool, **names: Any) -> str:
-        """Return the text of a conversation. `prompt`: end with the header of the assistant's next turn.
+    def render(self, messages: Messages, names: Mapping[str, Any], *, prompt: bool) -> str:
+        """Return the text of a conversation. `prompt`: end with the header of the assistant's next turn. `names`: what
+        the template may read besides.
 
         Raises DataError if the template refuses the messages, or writes too much.
         """
         return self._render(messages, {"add_generation_prompt": prompt, **_clock(), **names})
 
-    def render_marked(self, messages: Messages, **names: Any) -> tuple[str, Spans]:
+    def render_marked(self, messages: Messages, names: Mapping[str, Any]) -> tuple[str, Spans]:
         """Return the text of a conversation, and the spans of it that the template marks as the assistant's.
 
         Raises DataError as `render` does, and if the template changes its output behind the marks, so that what it
@@ -75,15 +76,15 @@ class Template:
             raise DataError("the chat template changes what is between its `generation` tags: filter it inside of them")
         return text, spans
 
-    def render_open(self, messages: Messages, **names: Any) -> str:
+    def render_open(self, messages: Messages, names: Mapping[str, Any]) -> str:
         """Return the text of a conversation up to the end of what its last message says, which a completion continues.
 
         Raises DataError as `render` does, and where the last message has no text, or its text is not in what the
         template writes.
         """
-        mark = unused_character(self.render(messages, prompt=False, **names))
+        mark = unused_character(self.render(messages, names, prompt=False))
         *before, last = messages
-        rendered = self.render([*before, _with_text_at_the_end(last, mark + " ")], prompt=False, **names)
+        rendered = self.render([*before, _with_text_at_the_end(last, mark + " ")], names, prompt=False)
         text, found, after = rendered.rpartition(mark)
         if not found:
             raise DataError("the chat template leaves out what the last message says, so it cannot be continued")
@@ -92,9 +93,9 @@ class Template:
     def _render(self, messages: Messages, names: Mapping[str, Any]) -> str:
         blocks: list[str] = []
         size = 0
-        given = {**self._tokens, "tools": None, "documents": None, **names}
+        given = {**self._tokens, "tools": None, "documents": None, **names, "messages": [*map(_message, messages)]}
         try:
-            for block in self._template.generate(messages=[_message(each) for each in messages], **given):
+            for block in self._template.generate(given):
                 blocks.append(block)
                 size += len(block)
                 if size > MAX_RENDERED:

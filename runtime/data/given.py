@@ -124,7 +124,9 @@ class Given:
             names_file = self._chat is not None and str(ended).startswith(f"{self._chat.path}:")
             if not names_file and self._chat is not None and self._chat.template is not None:
                 marks_assistant(self._chat)  # raises where it is the template
-            raise DataError(f"{ended}" if names_file else f"{self.path}: {ended}") from None
+            template = self._chat.path if self._chat is not None and self._chat.template is not None else None
+            who = f"{self.path}, or its chat template {template}" if template else f"{self.path}"
+            raise DataError(f"{ended}" if names_file else f"{who}: {ended}") from None
 
     def _end(self) -> None:
         """Ends the process, if it has not ended."""

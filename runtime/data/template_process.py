@@ -90,9 +90,7 @@ def _begin(what: Mapping[str, Any]) -> Answer:
         messages, names = question["messages"], question["names"]
         try:
             is_open = question["open"]
-            text = (
-                template.render_open(messages, **names) if is_open else template.render(messages, prompt=True, **names)
-            )
+            text = template.render_open(messages, names) if is_open else template.render(messages, names, prompt=True)
             return {"text": text}
         except DataError as error:
             return {"refused": str(error)}

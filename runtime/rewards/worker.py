@@ -24,6 +24,7 @@ from runtime.limited import FaultError, serve
 
 Question = Mapping[str, Any]
 Score = Callable[[Question], list[float]]
+MOST = 1e30  # of a reward, whose square is summed
 MODULE = "reward"  # the name of the user's file as a module
 
 
@@ -80,6 +81,7 @@ def _call(function: Callable[..., Any], path: str, name: str) -> Score:
     def score(question: Question) -> list[float]:
         given = {**question["columns"], "prompts": question["prompts"], "completions": question["completions"]}
         _check_parameters(function, path, name, given)
+        count = len(question["completions"])  # the function may change the list
         try:
             found = function(**given)
             is_list = isinstance(found, Iterable) and not isinstance(found, str | bytes | dict)
@@ -90,7 +92,7 @@ def _call(function: Callable[..., Any], path: str, name: str) -> Score:
             raise FaultError(_said(error, path, f"`{name}` fails"), "correct it") from None
         if values is None:
             raise FaultError(f"{path}: `{name}` returns no list, but {_kind(found)}", "return a list of numbers")
-        return _numbers(values, len(question["completions"]), f"{path}: `{name}`")
+        return _numbers(values, count, f"{path}: `{name}`")
 
     return score
 
@@ -120,8 +122,8 @@ def _numbers(values: Sequence[Any], count: int, who: str) -> list[float]:
             number = math.nan if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not math.isfinite(number):
-            said = f"{who} returns {_short(value)} for completion {at}, which is no finite number"
+        if not abs(number) <= MOST:  # nor is NaN
+            said = f"{who} returns {_short(value)} for completion {at}, which is no number from {-MOST:g} to {MOST:g}"
             raise FaultError(said, "return 0.0 where nothing can be said")
         found.append(number)
     return found

@@ -148,3 +148,16 @@ def test_rows_that_begin_without_what_the_tokenizer_puts_in_front_are_noticed() 
         train_tokenizer(), "{{ bos_token }}" + BARE, row | {"chat_template_kwargs": {"bos_token": START}}
     )[2].started
     assert texts_with_loss(words(), BARE, row)[2].started
+
+
+def test_a_row_without_a_token_is_a_row_without_loss() -> None:
+    empty = {"messages": [said("user", ""), said("assistant", "")]}
+    (found,) = RowEncoder(words(), {"template": BARE, "path": "x", "tokens": {}}).encode([json.dumps(empty)])
+    assert found.ids == [~0], "the end token: a document is not empty"
+    row = {"prompt": [said("user", " ")], "completion": [said("assistant", "")]}
+    assert texts_with_loss(train_tokenizer(), "", row)[1] == []
+
+
+def test_names_of_a_row_are_those_of_no_argument() -> None:
+    row = {"messages": [HI, said("assistant", "x")], "chat_template_kwargs": {"messages": [], "self": 3, "prompt": 1}}
+    assert texts_with_loss(train_tokenizer(), BARE, row)[1] == ["x"]

@@ -69,12 +69,18 @@ def test_what_has_several_names_is_read_once() -> None:
         assert item.code == "I0103" and item.span is not None
 
 
+def test_a_number_of_too_many_digits_is_refused() -> None:
+    for text in ("steps = " + "9" * 6_000, "x = 0x" + "f" * 100_000):
+        with pytest.raises(SpecError, match="too large to be a configuration"):
+            toml_keys(Source("a.toml", text))
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [
         ("a = " + "[" * 3_000 + "]" * 3_000, 0),
-        ("[" + ".".join("a" * 5_000) + "]\nb = 1\n", 0),
-        ("b = 1\n" + "a." * 5_000 + "b = 1\n", 0),
+        ("[" + ".".join("a" * 5_000) + "]\nb = 1\n", 1),
+        ("b = 1\n" + "a." * 500_000 + "b = 1\n", 6),
         ("b = 1\na = " + "{a = " * 200 + "1" + "}" * 200, 6),
     ],
     ids=["lists", "table", "key", "tables"],

@@ -173,13 +173,15 @@ def test_rewards_are_computed_at_the_same_time() -> None:
     ("body", "said"),
     [
         ("return [1.0]", "`reward` returns 1 values for 2 completions\n = hint: return a number for each completion"),
-        ("return [1, float('nan')]", "`reward` returns nan for completion 1, which is no finite number"),
+        ("return [1, float('nan')]", "`reward` returns nan for completion 1, which is no number from -1e+30 to 1e+30"),
         ("return [float('inf'), 1]", "`reward` returns inf for completion 0"),
         ("return [None, 1]", "`reward` returns None for completion 0"),
         ("return ['1', 1]", "`reward` returns '1' for completion 0"),
         ("return 1.0", "`reward` returns no list, but float\n = hint: return a list of numbers"),
         ("return 'ab'", "`reward` returns no list, but str"),
-        ("return 10 ** 400, 1", "for completion 0, which is no finite number"),
+        ("return 1e300, 1", "returns 1e+300 for completion 0, which is no number from"),
+        ("completions.pop(); return [1.0]", "`reward` returns 1 values for 2 completions"),
+        ("return 10 ** 400, 1", "for completion 0, which is no number from -1e+30 to 1e+30"),
         (
             "raise ValueError('no\\x1b[31m luck')",
             ":2: `reward` fails: ValueError: no\\x1b[31m luck\n = hint: correct it",
