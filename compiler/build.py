@@ -100,12 +100,12 @@ class _Emission:
 
     @cached_property
     def report(self) -> Report:
-        """What the page of the build shows."""
+        """The report that becomes the page of the build."""
         return report_of(self.spec, self.lowered)
 
     @property
     def planned(self) -> Planned:
-        """What is predicted of a step."""
+        """The predicted times and memory of a step."""
         assert self.report.planned is not None
         return self.report.planned
 

@@ -63,7 +63,7 @@ REMOTE = ("deepseek", "kimi_k2")  # types whose code lies beside their weights: 
 
 @dataclass(frozen=True)
 class Refused:
-    """What a key asks for that a spec has not.
+    """A key that asks for something a spec cannot say.
 
     `harmless`: values that ask for nothing. `place`: where the comment belongs. `types`: those whose classes in
     `transformers` 5.23 compute it; None: all. Of another type the key is not read, neither there nor here.

@@ -21,8 +21,8 @@ from runtime.data import tokenizer as bpe
 
 @dataclass(frozen=True)
 class Written:
-    """What follows a prompt. `stop`: the token with which the model ended the text, or the word that ended it; "" where
-    it is as long as it may be."""
+    """A completion. `stop`: the token with which the model ended it, or the word that ended it; "" if it reached its
+    longest length."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]  # without the token that ends a document

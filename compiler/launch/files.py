@@ -101,7 +101,7 @@ def slurm(job: Job, args: argparse.Namespace, folder: Path) -> Files:
 
 
 def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
-    """What stands before a task of srun so that it runs in the image: Apptainer for a .sif, else options of Pyxis.
+    """The words in front of a task that make srun run it in the image: Apptainer for a .sif, else options of Pyxis.
 
     The container has the folders of the job at their own paths, and the one of --mount.
     """

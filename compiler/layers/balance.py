@@ -43,8 +43,9 @@ def balance(
     given: bool,
     top_k: int = 0,
 ) -> tuple[Any, ...]:
-    """What a rank that has parts of sequences has of the sequence-wise loss: with the choices of all that have parts of
-    the same, N counts. `given`: scores come as they are, and not as logits. With `real`, rows may be padding."""
+    """Return a rank's part of the sequence-wise loss, where it has parts of sequences. `choices`: N counts, of all
+    ranks that have parts of the same sequences. `given`: scores, not logits. `real`: which rows are tokens, if some may
+    be padding."""
     if real_T:
         return real_balance(ops, (scores_TE, choices_NE, *real_T), (rows, top_k), () if given else (softmax,))
     if given:

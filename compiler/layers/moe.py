@@ -86,9 +86,9 @@ def router(
     expert, whose places are `apart`. The residual h + y, of which attention gave y, is for the join, the normed `x` for
     the shared experts; with `balance` there is the sequence-wise loss, without its weight. Where ranks have parts of
     sequences, `balance` makes it, of the scores and of the choices that are counted, in so many rows of each. Of
-    several residual streams the mixing is the first of `more`, and that of what the join adds comes last. If some of so
-    many rows may be `padded`, which of them are tokens comes before tables and choices: padding is in no load and no
-    loss."""
+    several residual streams the mixing is the first of `more`, and that of what the join adds comes last. `padded`: the
+    number of rows, if some may be padding. Then `more` has a mark of the tokens in front of tables and choices, and
+    loads and losses leave padding out."""
     mixing, given = (more[:2], more[2:]) if streams else ((), more)
     real, given = (given[:1], given[1:]) if padded else ((), given)
     residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)

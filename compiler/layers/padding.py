@@ -1,8 +1,8 @@
-"""Rows of padding behind conversations and completions, which may take part in nothing.
+"""Rows of padding behind conversations and completions, which must not change what is learnt.
 
-Attention is causal, so no token sees the padding behind it. What is summed over all rows of attention does: the largest
-logits, and the loss of an indexer. In front of such attention the residual stream of padding becomes zero. Its queries
-are zero then, so that its logits are, and both distributions that the loss compares are even.
+Attention is causal, so no token sees the padding behind it. Two results of attention are summed over all rows, padding
+among them: the largest logits, and the loss of an indexer. In front of such attention the residual stream of padding is
+set to zero. Its queries and logits are then zero, and both distributions that the loss compares are uniform.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _run(report: Report) -> RunView:
 
 
 def _named(planned: Planned) -> str:
-    """What the planned time of a step is called."""
+    """Return the label of the planned time of a step."""
     generation = " with its completions" if planned.generation else ""
     return f"step{generation}, planned{'' if planned.calibrated else ' but not calibrated for this machine'}"
 

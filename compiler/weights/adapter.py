@@ -31,7 +31,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # of the tensors of a checkpoint
 
 @dataclass(frozen=True)
 class Adapters:
-    """The tensors of PEFT's file, and the modules and parameters that they are of."""
+    """The tensors of PEFT's file, and the modules and parameters that they adapt."""
 
     tensors: tuple[Published, ...]
     modules: tuple[str, ...]

@@ -25,20 +25,20 @@ class ModelError(ValueError):
 
 
 def imported_meta(model: Model, model_type: str, context: int, folder: Path) -> dict[str, Any]:
-    """What a checkpoint says that was imported from a published model in a folder."""
+    """Return the meta data of a checkpoint that is imported from a published model in a folder."""
     of = {"model_type": model_type, "context": context, "name": _published_name(folder)}
     return {"plan": {"model": tree(recipe.model(model))}, "published": of}
 
 
 def _published_name(folder: Path) -> str:
-    """What `from_pretrained` loads a published model by: its name on the Hub where the folder is in the cache of
-    huggingface_hub, else the path."""
+    """Return the name by which `from_pretrained` loads a published model: its name on the Hub if the folder is in the
+    cache of huggingface_hub, else the path."""
     cached = re.search(r"/models--([^/]+)/snapshots/[^/]+$", str(folder.absolute()))
     return cached[1].replace("--", "/", 1) if cached else str(folder.absolute())
 
 
 def published_name(manifest: Manifest) -> str | None:
-    """What `from_pretrained` loads the weights of a checkpoint by, if they were imported and not trained since."""
+    """Return the name by which `from_pretrained` loads the weights of a checkpoint; None if they were trained."""
     found = manifest.meta.get("published")
     name = found.get("name") if isinstance(found, Mapping) else None
     return name if isinstance(name, str) and name.isprintable() else None
