@@ -162,13 +162,3 @@ def test_checking_a_spec_needs_no_graphs() -> None:
         "sys.exit(code or bool({'torch', 'networkx'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True).returncode == 0
-
-
-def test_files_stay_short() -> None:
-    long = {
-        str(path.relative_to(ROOT)): count
-        for package in ("dsl", "compiler", "runtime", "tests")
-        for path in (ROOT / package).rglob("*.py")
-        if "golden" not in path.parts and (count := len(path.read_text("utf-8").splitlines())) > 400
-    }
-    assert not long

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -33,9 +32,6 @@ from runtime.launch.rank_watch import Supervision
 from runtime.trainer import Trainer
 from tests.training.samples import RandomSamples
 
-OURS = str(Path(__file__).parents[2] / "runtime")
-WAITING = str(Path(memory.__file__))  # how often it looks depends on others
-INLINED = ("<listcomp>", "<dictcomp>", "<setcomp>")  # no calls from Python 3.12 on
 BEFORE = 2  # steps
 
 Counts = Counter[str]  # "F0 dispatches" → how many
@@ -84,23 +80,6 @@ class Dispatches(TorchDispatchMode):
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
     return tensor.untyped_storage()
-
-
-@contextmanager
-def python_calls(place: Place, counts: Counts, build: Path) -> Iterator[None]:
-    """Calls of functions of the runtime and of the build."""
-
-    def see(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        ours = code.co_filename.startswith((OURS, str(build))) and code.co_filename != WAITING
-        if event == "call" and ours and code.co_name not in INLINED:
-            counts[f"{place.now} Python calls"] += 1
-
-    sys.setprofile(see)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
 
 
 @contextmanager
@@ -156,7 +135,6 @@ def counted(build: Build, rank: int, board: Board, only_bytes: bool) -> list[dic
 
     both(moved)
     if not only_bytes:
-        both(lambda counts: python_calls(place, counts, build.folder))
         both(lambda counts: Dispatches(place, counts))
     return [dict(sorted(counts.items())) for counts in found]
 

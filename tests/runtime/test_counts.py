@@ -1,7 +1,7 @@
 """What a step does, in counts that no machine's speed changes. `--bless` rewrites counts.json; read its diff.
 
-Torch's dispatches, allocations and Python calls are what the CPU does beside arithmetic: a change that makes a step do
-more of them shows here, and not in a clock that flickers. A step on torch alone has counts of its own.
+Dispatches of torch and allocations are work of the CPU beside arithmetic. A change that makes a step do more of them
+fails here. A step on torch alone has counts of its own.
 """
 
 from __future__ import annotations
