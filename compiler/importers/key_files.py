@@ -19,7 +19,8 @@ from compiler.importers.typed_text import Computed, is_known, replaced, typed, u
 from dsl.diagnostics import Diagnostic, SpecError
 from dsl.source import Source, Span
 
-DEEP_KEY = re.compile(r"(?:[\w\"'-]+[ \t]*\.[ \t]*){100}")  # of more parts than any configuration has
+# A key of more parts than any configuration has. It is looked for where a part begins, so in linear time.
+DEEP_KEY = re.compile(r"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){100}")
 HUGE = re.compile(r"\b0[xob][0-9a-fA-F_]{4000,}")  # a number that Python reads and does not write
 TABLE = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
 ENTRY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
