@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.leftovers import guard
 from tests.tiers import SLOW_FIRST, TIERS, may_check, tiers
 from tests.watched import watch
 
@@ -39,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--bless is refused where CI is set: goldens are blessed by a person who reads the diff"
         )
+    guard(config)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

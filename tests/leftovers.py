@@ -1,0 +1,166 @@
+"""A guard for the end of a session: a run fails where processes, shared-memory segments or temporary folders are left.
+
+A session has a folder of its own: TMPDIR and HOME lie in it, and it is removed at the end. So what is left in TMPDIR is
+of this session, however many others run beside it. A process is of this session if it descends from pytest, if its
+environment names the folder, or if it has a file in the folder open, as each fork of pytest has. Workers of xdist
+inherit all of that, and the process that controls them judges.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import forkserver, process, resource_tracker
+from pathlib import Path
+
+import pytest
+
+from tests import progress
+from tests.runtime.processes import is_gone, open_files
+
+CACHES = ("torchinductor_",)  # what libraries keep in TMPDIR for the next process of the user, by how names begin
+PATIENCE_S = 60.0  # for processes that are ending, since the last of them ended
+SEGMENTS = Path("/dev/shm")
+NOT_READABLE = (FileNotFoundError, ProcessLookupError, PermissionError)
+
+
+def guard(config: pytest.Config, patience_s: float = PATIENCE_S) -> None:
+    """Give this session a folder, and let its end be judged. A worker of xdist has what its controller was given."""
+    if not hasattr(config, "workerinput"):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps its own folders
+        folder = Path(tempfile.mkdtemp(prefix="dsc-tests-")).resolve()
+        # Registered before libraries register theirs, so called behind them: those may still write.
+        atexit.register(_remove, folder, os.getpid())
+        for name, variable in (("tmp", "TMPDIR"), ("home", "HOME"), ("blame", None)):
+            (folder / name).mkdir()
+            if variable is not None:
+                os.environ[variable] = str(folder / name)
+        tempfile.tempdir = None  # read TMPDIR again
+        os.open(folder / "mark", os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC)  # open in each fork
+        config.pluginmanager.register(Guard(folder, patience_s))
+    config.pluginmanager.register(Blame(Path(os.environ["TMPDIR"])))
+
+
+def _remove(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+class Blame:
+    """Notes for each entry of TMPDIR the test that made it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.known = folder, set[str]()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.known.update(_names(self.folder))
+        yield
+        for name in _names(self.folder) - self.known:
+            (self.folder.parent / "blame" / name).write_text(item.nodeid)
+
+
+@dataclass
+class Guard:
+    """What a session has left, in lines."""
+
+    folder: Path
+    patience_s: float
+    begun: float = field(default_factory=time.time)
+    found: list[str] = field(default_factory=list)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        left = self._processes_that_stay()
+        self.found = [f"process {pid}: {_said(pid)}" for pid in left]
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.found += [f"temporary {self._said_of(path)}" for path in sorted(self._temporaries())]
+        self.found += [f"shared-memory segment {path}" for path in sorted(segments(self.begun))]
+        if self.found and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.found:
+            terminalreporter.section("left behind", red=True)
+            for line in self.found:
+                terminalreporter.line(f"LEFT BEHIND {line}", red=True)
+
+    def _processes_that_stay(self) -> list[int]:
+        """Processes of this session that do not end by themselves."""
+        left, since = processes(self.folder), time.monotonic()
+        while left and time.monotonic() - since < self.patience_s:
+            time.sleep(0.05)
+            before, left = left, processes(self.folder)
+            since = since if left == before else time.monotonic()
+        return left
+
+    def _temporaries(self) -> Iterator[Path]:
+        """Entries of TMPDIR, but for caches, and the folder that multiprocessing removes when this process ends."""
+        own = process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+        found = (self.folder / "tmp").iterdir()
+        return (path for path in found if str(path) != own and not path.name.startswith(CACHES))
+
+    def _said_of(self, path: Path) -> str:
+        inside = ", ".join(sorted(_names(path))[:3]) if path.is_dir() else "a file"
+        blame = self.folder / "blame" / path.name
+        return f"{path.name} ({inside or 'empty'}), of {blame.read_text() if blame.exists() else 'no test alone'}"
+
+
+def processes(folder: Path) -> list[int]:
+    """Processes of the session with a folder, but for this one and the two that multiprocessing ends with it."""
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    mine = {os.getpid(), server, resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
+    descendants = [os.getpid()]
+    for pid in descendants:
+        descendants += [child for child in progress.children(pid) if child not in mine]
+    found = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+    return [
+        pid for pid in found if pid not in mine and not is_gone(pid) and (pid in descendants or _is_of(pid, folder))
+    ]
+
+
+def _is_of(pid: int, folder: Path) -> bool:
+    """Whether the environment of a process names the folder, or the process has a file of it open."""
+    with suppress(*NOT_READABLE):
+        if os.fsencode(folder) in Path(f"/proc/{pid}/environ").read_bytes():
+            return True
+    return any(file.startswith(str(folder)) for file in open_files(pid))
+
+
+def _said(pid: int) -> str:
+    """The command of a process, and the test that started it, where its environment has one."""
+    command = variables = b""
+    with suppress(*NOT_READABLE):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        variables = Path(f"/proc/{pid}/environ").read_bytes()
+    name = b"PYTEST_CURRENT_TEST="
+    tests = [f", of {line[len(name) :].decode()}" for line in variables.split(b"\0") if line.startswith(name)]
+    return command.replace(b"\0", b" ").decode("utf-8", "replace").strip()[:200] + "".join(tests)
+
+
+def segments(since: float) -> Iterable[Path]:
+    """Segments of this user, made since a time, that no process has mapped: its owner has left it."""
+    found = set()
+    for path in SEGMENTS.iterdir():
+        with suppress(FileNotFoundError):
+            is_new = path.stat().st_ctime >= since and path.stat().st_uid == os.getuid()
+            found |= {path} if is_new else set()
+    for each in Path("/proc").iterdir() if found else ():
+        if each.name.isdigit():
+            with suppress(*NOT_READABLE):
+                maps, files = (each / "maps").read_text(errors="replace"), open_files(int(each.name))
+                found = {path for path in found if str(path) not in maps and str(path) not in files}
+    return [path for path in found if path.exists()]
