@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 class NativeOps(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """`version`: "editable", of a tree that keeps its libraries, or "standard", a wheel that takes them along."""
+        if version != "editable":
+            os.environ.pop("DSC_NATIVE", None)  # a wheel takes them from the tree
         problem = runpy.run_path(str(Path(self.root, "runtime/native/compile_cpp.py")))["build"]()
         if problem:
             self.app.display_warning(f"ops will run on torch, which takes about twice as long: {problem}")

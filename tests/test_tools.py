@@ -28,7 +28,7 @@ def program(machine: Path, name: str, text: str = "") -> None:
 
 def set_up(machine: Path, user: int, **environment: str) -> subprocess.CompletedProcess[str]:
     code = f"import os, sys; os.geteuid = lambda: {user}; from tests.tools import main; sys.exit(main())"
-    bare = {name: value for name, value in os.environ.items() if name != "CXX"}
+    bare = {name: value for name, value in os.environ.items() if name not in ("CXX", "CI", "CHROMIUM")}
     env = bare | environment | {"PATH": str(machine)}
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
@@ -48,9 +48,8 @@ def test_make_says_at_once_what_is_missing(machine: Path) -> None:
     of_make = ("MAKEFLAGS", "MAKELEVEL")  # set where make runs the tests: the make below would say its folder
     environment = {name: value for name, value in os.environ.items() if name not in ("CXX", *of_make)}
     command = [make, "test", f"PYTHON={sys.executable}"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment | {"PATH": str(machine)}, capture_output=True, text=True, check=False
-    )
+    environment |= {"PATH": str(machine), "CI": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
     said, *rest = done.stderr.splitlines()
@@ -81,6 +80,17 @@ def test_others_are_told(machine: Path) -> None:
     done = set_up(machine, user=1000)
     assert done.returncode == 2 and f"apt-get install {BOTH}," in done.stderr
     assert not log.exists()
+
+
+def test_without_chromium_its_tests_are_left_out_except_in_ci(machine: Path) -> None:
+    apt_get(machine, "g++")  # there is no network for the other
+    done = set_up(machine, user=0)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:] == [
+        "left out, for this machine has no Chromium: tests of pages in a browser (apt-get install chromium)"
+    ]
+    done = set_up(machine, user=0, CI="1")
+    assert done.returncode == 2 and "this machine lacks chromium: apt-get install chromium," in done.stderr
 
 
 def test_an_installation_that_fails_is_told(machine: Path) -> None:

@@ -1,6 +1,8 @@
-"""Makes the shared libraries of the C++ beside this file, one for each set of instructions, with a C++ compiler.
+"""Makes the shared libraries of the C++, one for each set of instructions, with a C++ compiler.
 
     python -m runtime.native.compile_cpp    makes what is not there of these sources; exit code 1: it cannot, says why
+
+They lie beside this file, or in the folder that DSC_NATIVE names, for a checkout that may not be written to.
 
 Installing dsc does it (hatch_build.py). No library is part of the project: without a compiler there is none, and ops
 run on torch. Nothing but the standard library is imported here.
@@ -8,6 +10,7 @@ run on torch. Nothing but the standard library is imported here.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
+ELSEWHERE = "DSC_NATIVE"  # a folder of libraries
 # By the instructions of a processor (runtime.native.library.instructions), flags of GCC and Clang. All libraries
 # are made, and that of the processor is loaded: it need not be the processor that compiled.
 X86 = {
@@ -54,7 +58,7 @@ def main() -> int:
 
 
 def path(variant: str) -> Path:
-    return HERE / f"lib{variant.lower()}.so"
+    return Path(os.environ.get(ELSEWHERE) or HERE) / f"lib{variant.lower()}.so"
 
 
 def digest() -> str:
@@ -70,9 +74,28 @@ def is_current(library: Path) -> bool:
 
 
 def build() -> str | None:
-    """Makes the libraries that are not current. None, or why there are none, in a line."""
+    """Makes the libraries that are not current. None, or why there are none, in a line.
+
+    Of several processes one makes them, and the others wait for it.
+    """
     if not VARIANTS:
         return f"there is no C++ for {platform.machine()}"
+    if all(is_current(path(variant)) for variant in VARIANTS):
+        return None
+    folder = path("").parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        return f"libraries cannot be kept in {folder}: {error.strerror}"
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build_missing()
+    finally:
+        os.close(lock)
+
+
+def _build_missing() -> str | None:
     missing = [variant for variant in VARIANTS if not is_current(path(variant))]
     if not missing:
         return None
@@ -90,7 +113,7 @@ def build() -> str | None:
 def _make(compiler: list[str], variant: str) -> str | None:
     scratch = path(variant).with_suffix(f".{os.getpid()}")
     sources = [p.name for p in sorted(HERE.glob("*.cpp"))]
-    command = [*compiler, *FLAGS, *VARIANTS[variant], f'-DDIGEST="{digest()}"', "-o", scratch.name, *sources]
+    command = [*compiler, *FLAGS, *VARIANTS[variant], f'-DDIGEST="{digest()}"', "-o", str(scratch.absolute()), *sources]
     try:
         done = subprocess.run(
             command, cwd=HERE, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name != compile_cpp.ELSEWHERE}
     return subprocess.run(
         [sys.executable, str(folder / "compile_cpp.py")],
-        env=os.environ | environment,
+        env=inherited | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -42,6 +44,26 @@ def test_it_makes_every_library_and_no_second_time(folder: Path) -> None:
     (folder / "one.cpp").write_text('extern "C" const char *digest() { return "" DIGEST; }\n', "utf-8")
     assert run(folder, CXX="/bin/false").returncode == 1
     assert run(folder).returncode == 0
+
+
+def test_libraries_may_lie_elsewhere(folder: Path) -> None:
+    """For a checkout that may not be written to."""
+    elsewhere = folder / "build" / "native"
+    done = run(folder, DSC_NATIVE=str(elsewhere))
+    assert (done.returncode, done.stdout.split()) == (0, [str(elsewhere / name) for name in LIBRARIES])
+    assert not [*folder.glob("lib*")]
+    (folder / "file").touch()
+    done = run(folder, DSC_NATIVE=str(folder / "file" / "native"))
+    assert done.returncode == 1 and "libraries cannot be kept in" in done.stderr
+
+
+def test_of_several_processes_one_compiles(folder: Path) -> None:
+    (folder / "cxx").write_text(f'#!/bin/sh\necho >> {folder}/compiled\nexec c++ "$@"')
+    (folder / "cxx").chmod(0o755)
+    with ThreadPoolExecutor(3) as pool:
+        done = [*pool.map(lambda _: run(folder, CXX=str(folder / "cxx")), range(3))]
+    assert [each.returncode for each in done] == [0, 0, 0]
+    assert len((folder / "compiled").read_text()) == len(LIBRARIES)
 
 
 def test_a_compiler_that_does_not_know_new_instructions_makes_the_others(folder: Path) -> None:
