@@ -108,7 +108,7 @@ class Process(Protocol):
 
 def end(
     process: Process,
-    printed_bytes: Callable[[], int],
+    printed_bytes: Callable[[], int] = lambda: 0,
     patience_s: float = PATIENCE_S,
     work_s: float = WORK_S,
 ) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,16 @@ from runtime.doctor.facts import Disk, Limits, Links, Memory, Network, Problem
 from tests.cli.forms import parsed
 from tests.doctor.nodes import CPUS, changed
 from tests.launch.conftest import one_node as one_node
+from tests.progress import PATIENCE_S
+from tests.runtime.processes import block
 
 Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _slow_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that ends is waited for, however long it takes."""
+    monkeypatch.setattr(probe.within, "__defaults__", (PATIENCE_S,))
 
 
 def test_this_node(tmp_path: Path) -> None:
@@ -30,11 +37,6 @@ def test_this_node(tmp_path: Path) -> None:
     assert isinstance(node.limits, Limits) and node.limits.files > 0
     assert isinstance(node.network, Network) and node.network.port_problem == "Address already in use"
     assert isinstance(node.links, Links) and node.links.processes > 0
-
-
-def forever() -> None:
-    while True:
-        time.sleep(1)
 
 
 def fails() -> None:
@@ -49,7 +51,7 @@ def children() -> list[str]:
 def test_a_probe_that_hangs_dies_or_fails_is_a_problem(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
     monkeypatch.setattr(probe, "SAY_S", 0.05)
-    assert probe.within(forever, "a disk", limit_s=0.2) == Problem("no answer within 0.2 s")
+    assert probe.within(block, "a disk", limit_s=0.2) == Problem("no answer within 0.2 s")
     assert capsys.readouterr().err == "doctor: looking at a disk\n"
     assert probe.within(fails, "a disk") == Problem("Input/output error")
     assert probe.within(lambda: os._exit(1), "a disk") == Problem("the process that looked has died")

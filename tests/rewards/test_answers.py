@@ -127,7 +127,7 @@ LONG = ("\\boxed{" * 200_000, "{" * 500_000 + "}" * 500_000, "<answer>" * 200_00
 
 @pytest.mark.parametrize("text", LONG, ids=range(len(LONG)))
 def test_long_texts_are_read_once(text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     is_right(text, text + "1")
     has_format(text)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 60, "of the processor: read again for each brace it takes hours"

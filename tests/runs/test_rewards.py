@@ -32,7 +32,7 @@ run {name} {{
       group = 4, prompt = 30, completion = 10, iterations = 2, kl = 0.01
       rewards {{
         right {{ check = exact }}
-        short {{ check = python, file = "{reward}", function = "short", weight = 0.5, seconds = 3 }}
+        short {{ check = python, file = "{reward}", function = "short", weight = 0.5, seconds = 600 }}
       }}
     }}
   }}

@@ -10,22 +10,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from tests.progress import Watch
 
-LIMIT_S = 60.0  # only against a test that hangs: without progress
+TESTS = os.getpid()  # the process that runs tests, where this one is a fork of it
+SHORT_S, LONG_S = 0.002, 0.05  # between two looks, at first and later: a wait that never ends is no work
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Wait until it is so, or until what this process has started makes no progress."""
-    watch, looked = None, time.monotonic()
+    """Wait until a condition holds. HangError where the tests and all that they have started make no progress."""
+    watch, looked, pause_s = None, time.monotonic(), SHORT_S
     while not condition():
-        if watch is None:
-            watch = Watch(os.getpid(), LIMIT_S, itself=False)
         if time.monotonic() - looked > 1.0:
-            looked = time.monotonic()
+            watch, pause_s = watch or Watch(TESTS), LONG_S
             watch.look(what=f"while waiting for {what}")
-        time.sleep(0.005)
+            looked = time.monotonic()
+        time.sleep(pause_s)
+
+
+def block() -> NoReturn:
+    """Wait for ever, whatever signals are handled."""
+    while True:
+        signal.pause()
 
 
 def state(pid: int) -> str:

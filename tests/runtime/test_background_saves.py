@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,7 +110,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     free, create = threading.Event(), durable_files.create
 
     def waiting(*args: Any) -> tuple[int, str]:
-        assert free.wait(60)
+        free.wait()
         return create(*args)
 
     with monkeypatch.context() as patched:
@@ -125,8 +125,7 @@ def wait_until_over(run: Run) -> bool:
     """The answer of the first `poll` behind the end of the save."""
     begun = run.saves._begun
     assert begun is not None
-    while not begun.written.done():
-        time.sleep(0.001)
+    wait([begun.written])
     return run.saves.poll()
 
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,14 +14,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from runtime.launch import rank_watch
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_process import _LogFile
 from runtime.launch.rank_watch import Stillness, Supervision
 from runtime.launch.run_lock import RunFolderBusyError
 from runtime.outcome import Outcome
-from tests.progress import children
-from tests.runtime.processes import listeners, wait_for
+from tests.progress import PATIENCE_S, children
+from tests.runtime.hangs import from_then_on
+from tests.runtime.processes import block, is_gone, listeners, state, wait_for
 
 WORLD = 3
 STEP, ACTION = 2, "B3.7"
@@ -33,6 +34,12 @@ def _no_process_left() -> object:
     before = children(os.getpid())
     yield
     assert children(os.getpid()) == before
+
+
+@pytest.fixture(autouse=True)
+def _late_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost connection is not the cause until all ranks have ended, however long the true one takes."""
+    monkeypatch.setattr(rank_watch, "SETTLE_S", PATIENCE_S)
 
 
 def train(rank: int, world: int, board: Board, fault: Callable[[], object], at: int) -> None:
@@ -125,10 +132,22 @@ def test_a_segmentation_fault_leaves_its_stack_in_the_log(tmp_path: Path) -> Non
     assert outcome.log is not None and "Segmentation fault" in outcome.log.read_text()
 
 
+def until_all_have_ended() -> Callable[[Board], None]:
+    """For `on_poll`: keeps the supervisor until all ranks have ended by themselves, so that it finds all at once."""
+    others = set(children(os.getpid()))
+
+    def wait(_: Board) -> None:
+        wait_for(
+            lambda: all(is_gone(pid) for pid in children(os.getpid()) if pid not in others), "the end of all ranks"
+        )
+
+    return wait
+
+
 @pytest.mark.parametrize("fault", ["SIGKILL", "exception"])
 def test_a_rank_that_lost_its_peer_is_not_blamed_even_if_noticed_first(tmp_path: Path, fault: str) -> None:
-    """The supervisor sleeps while the fault spreads, so that it finds all ranks dead at once."""
-    outcome = run(tmp_path, FAULTS[fault][0], 1, supervision=Supervision(lambda _: time.sleep(1.0)))
+    """The fault spreads before the supervisor looks, so it finds all ranks dead at once."""
+    outcome = run(tmp_path, FAULTS[fault][0], 1, supervision=Supervision(until_all_have_ended()))
     assert (outcome.rank, outcome.action, outcome.how) == (1, ACTION, FAULTS[fault][1])
 
 
@@ -145,11 +164,11 @@ def test_the_first_line_of_a_message_is_the_reason(tmp_path: Path) -> None:
 def test_of_several_failures_the_first_by_time_is_the_cause(tmp_path: Path) -> None:
     def target(rank: int, world: int, board: Board) -> None:
         board.set_action(f"W{rank}.0")
-        while rank != 1 and board.failure(1) is None:  # until rank 1 has failed
-            time.sleep(0.001)
+        if rank != 1:
+            wait_for(lambda: board.failure(1), "the failure of rank 1")
         raise ValueError(f"from rank {rank}")
 
-    outcome = launch(target, 4, folder=tmp_path, supervision=Supervision(lambda _: time.sleep(0.5)), backend=None)
+    outcome = launch(target, 4, folder=tmp_path, supervision=Supervision(until_all_have_ended()), backend=None)
     assert (outcome.rank, outcome.action, outcome.how) == (1, "W1.0", "ValueError: from rank 1")
 
 
@@ -160,8 +179,7 @@ def test_a_chained_connection_error_is_a_lost_peer(tmp_path: Path) -> None:
                 raise RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
             except RuntimeError as error:
                 raise ValueError("dispatch F3.0@L17 failed") from error
-        while board.failure(0) is None:
-            time.sleep(0.001)
+        wait_for(lambda: board.failure(0), "the failure of rank 0")
         raise KeyError("the cause")
 
     outcome = launch(target, 2, folder=tmp_path, backend=None)
@@ -179,8 +197,34 @@ def test_an_out_of_memory_kill_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 # ---------------------------------------------------------------- hangs
 
 
-def test_a_stopped_rank_is_named_among_those_that_wait_for_it(tmp_path: Path) -> None:
-    outcome = run(tmp_path, suicide(signal.SIGSTOP), 1, supervision=Supervision(hang_timeout_s=1.0))
+def counting(monkeypatch: pytest.MonkeyPatch, is_so: Callable[[Board], object], limit_s: float = 1.0) -> Supervision:
+    """A supervision whose clock of hangs stands still until something is so."""
+    begun = False
+
+    def on_poll(board: Board) -> None:
+        nonlocal begun
+        begun = begun or bool(is_so(board))
+
+    from_then_on(monkeypatch, lambda: begun)
+    return Supervision(on_poll, hang_timeout_s=limit_s)
+
+
+def in_place(board: Board, at: int) -> bool:
+    """Whether rank `at` of `train` has come to its fault, and all others wait for it."""
+    beats = [board.read(rank) for rank in range(WORLD)]
+    expected = [ACTION if rank == at else "reduce head" for rank in range(WORLD)]
+    return [beat.action for beat in beats] == expected and all(beat.step == STEP for beat in beats)
+
+
+def test_a_stopped_rank_is_named_among_those_that_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = set(children(os.getpid()))
+
+    def all_rest(board: Board) -> bool:
+        ranks = [pid for pid in children(os.getpid()) if pid not in others]
+        return in_place(board, 1) and sorted(map(state, ranks)) == ["S", "S", "T"]
+
+    supervision = counting(monkeypatch, all_rest)
+    outcome = run(tmp_path, suicide(signal.SIGSTOP), 1, supervision=supervision)
     assert (outcome.kind, outcome.exit_code) == ("hung", 3)
     assert (outcome.rank, outcome.step, outcome.action) == (1, STEP, ACTION)
     assert outcome.how.endswith("its process is stopped")
@@ -189,12 +233,14 @@ def test_a_stopped_rank_is_named_among_those_that_wait_for_it(tmp_path: Path) ->
     assert all((w.action, w.state) == ("reduce head", "sleeping") and "all_reduce" in w.where for w in others)
 
 
-def test_a_rank_that_never_comes_back_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_never_comes_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forever() -> None:
+        (tmp_path / "forever").touch()
         while True:
             pass
 
-    outcome = run(tmp_path, forever, 2, supervision=Supervision(hang_timeout_s=1.0))
+    supervision = counting(monkeypatch, lambda board: in_place(board, 2) and (tmp_path / "forever").exists())
+    outcome = run(tmp_path, forever, 2, supervision=supervision)
     assert (outcome.kind, outcome.rank, outcome.action) == ("hung", 2, ACTION)
     (culprit,) = (w for w in outcome.waiting if w.rank == 2)
     assert (culprit.state, culprit.for_s >= 1.0, "in forever" in culprit.where) == ("running", True, True)
@@ -202,37 +248,39 @@ def test_a_rank_that_never_comes_back_is_named(tmp_path: Path) -> None:
     assert "rank 2: running in B3.7, step 2" in str(outcome)
 
 
-def test_a_hang_is_named_without_a_log(tmp_path: Path) -> None:
+def test_a_hang_is_named_without_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "logs" / "rank_0.log"
+
     def target(rank: int, world: int, board: Board) -> None:
-        (tmp_path / "logs" / "rank_0.log").unlink()
-        time.sleep(1000)
+        log.unlink()
+        (tmp_path / "removed").touch()
+        block()
 
-    outcome = launch(target, 1, folder=tmp_path, supervision=Supervision(hang_timeout_s=0.5), backend=None)
-    assert (outcome.kind, outcome.rank, outcome.action) == ("hung", 0, "start")
+    supervision = counting(monkeypatch, lambda _: (tmp_path / "removed").exists(), limit_s=0.5)
+    outcome = launch(target, 1, folder=tmp_path, supervision=supervision, backend=None)
+    assert (outcome.kind, outcome.rank, outcome.action) == ("hung", 0, "start") and not log.exists()
 
 
-def test_a_deadlock_is_a_hang_of_all(tmp_path: Path) -> None:
+def test_a_deadlock_is_a_hang_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ranks receive first."""
 
     def target(rank: int, world: int, board: Board) -> None:
         board.set_action(f"recv F{rank}.0")
         dist.recv(torch.zeros(1), 1 - rank)
 
-    outcome = launch(target, 2, folder=tmp_path, supervision=Supervision(hang_timeout_s=1.0))
+    both = ["recv F0.0", "recv F1.0"]
+    supervision = counting(monkeypatch, lambda board: [board.read(rank).action for rank in range(2)] == both)
+    outcome = launch(target, 2, folder=tmp_path, supervision=supervision)
     assert outcome.kind == "hung"
-    assert [w.action for w in outcome.waiting] == ["recv F0.0", "recv F1.0"]
+    assert [w.action for w in outcome.waiting] == both
     assert outcome.how.endswith("all wait for one another, it longest")
 
 
-def test_a_slow_rank_that_reports_is_no_hang(tmp_path: Path) -> None:
+def test_a_slow_rank_that_reports_is_no_hang() -> None:
     """Actions that together take longer than the limit are no hang if none does alone."""
-
-    def target(rank: int, world: int, board: Board) -> None:
-        for i in range(8):
-            board.set_action(f"F0.{i}")
-            time.sleep(0.2)
-
-    assert launch(target, 1, folder=tmp_path, supervision=Supervision(hang_timeout_s=1.0), backend=None).ok
+    stillness = Stillness(checked=0.0)
+    for number in range(1, 80):  # a look every 0.1 s, and a new action every 0.8 s
+        assert stillness.seconds(number / 10, (number // 8,)) < 0.75
 
 
 def test_time_a_suspended_supervisor_did_not_run_is_no_hang() -> None:
@@ -281,7 +329,7 @@ def test_a_rank_computes_on_one_thread_and_no_dead_pool(tmp_path: Path) -> None:
         torch.set_num_threads(2)
         (x_NN @ x_NN).exp_()
 
-    outcome = launch(target, 2, folder=tmp_path, backend=None, supervision=Supervision(hang_timeout_s=5.0))
+    outcome = launch(target, 2, folder=tmp_path, backend=None, supervision=Supervision(hang_timeout_s=PATIENCE_S))
     assert outcome.ok, str(outcome)
 
 
@@ -339,4 +387,4 @@ def test_an_error_of_the_supervisor_ends_the_ranks(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        launch(lambda *_: time.sleep(1000), 2, folder=tmp_path, supervision=Supervision(on_poll), backend=None)
+        launch(lambda *_: block(), 2, folder=tmp_path, supervision=Supervision(on_poll), backend=None)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from runtime.launch import rank_watch
 from runtime.launch.heartbeat import Beat, Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_process import Target
-from runtime.launch.rank_watch import REPEAT_S, Supervision
-from tests.runtime.processes import forked, is_gone, wait_for
+from runtime.launch.rank_watch import REPEAT_S, Interrupts, Supervision
+from tests.runtime.processes import block, forked, is_gone, wait_for
 
 WORLD = 3
 
@@ -73,8 +73,9 @@ def test_a_signal_to_a_rank_ends_all_ranks_after_the_same_step(tmp_path: Path) -
     assert (tmp_path / "outcome").read_text() == "stopped: rank 1 received SIGTERM"
 
 
-def test_a_signal_to_everybody_at_once_is_one_request(tmp_path: Path) -> None:
+def test_a_signal_to_everybody_at_once_is_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal or a batch system sends a signal to all processes; here the supervisor gets it twice."""
+    monkeypatch.setattr(rank_watch, "REPEAT_S", 3600.0)  # however late the second one comes
     with forked(lambda: supervise(tmp_path, train_until_told(tmp_path))) as supervisor:
         ranks = pids(tmp_path)
         for pid in (supervisor.pid, *ranks, supervisor.pid):
@@ -88,22 +89,30 @@ def ignoring(folder: Path) -> Target:
     def target(rank: int, world: int, board: Board) -> None:
         (folder / f"pid_{rank}").write_text(str(os.getpid()))
         (folder / f"ready_{rank}").touch()
-        while True:
-            time.sleep(0.01)
-            board.set_action("F0.0")
+        wait_for(board.stop_request, "the first signal")
+        (folder / f"asked_{rank}").touch()
+        block()
 
     return target
 
 
-def test_a_second_signal_kills(tmp_path: Path) -> None:
+def test_a_second_signal_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_watch, "REPEAT_S", 0.0)
     with forked(lambda: supervise(tmp_path, ignoring(tmp_path))) as supervisor:
         ranks = pids(tmp_path)
         supervisor.send(signal.SIGTERM)
-        time.sleep(2 * REPEAT_S)
+        wait_for(lambda: len(list(tmp_path.glob("asked_*"))) == WORLD, "the supervisor's request")
         supervisor.send(signal.SIGTERM)
         assert supervisor.exit_code() == 143
     assert_gone(ranks)
     assert (tmp_path / "outcome").read_text() == "killed: SIGTERM came a second time"
+
+
+def test_a_signal_that_comes_again_at_once_does_not_insist() -> None:
+    interrupts = Interrupts([(signal.SIGTERM, 7.0), (signal.SIGTERM, 7.0 + REPEAT_S)])
+    assert interrupts.insisted() == 0
+    interrupts.received.append((signal.SIGINT, 7.01 + REPEAT_S))
+    assert interrupts.insisted() == signal.SIGINT
 
 
 @pytest.mark.parametrize("when", ["running", "stopped"])
@@ -132,8 +141,7 @@ def test_a_kill_from_outside_names_rank_and_action(tmp_path: Path) -> None:
         (tmp_path / f"pid_{rank}").write_text(str(os.getpid()))
         board.start_step(11)
         board.set_action(f"B{rank}.0")
-        while True:
-            time.sleep(1000)
+        block()
 
     killed: list[int] = []
     outcome = launch(target, WORLD, folder=tmp_path, supervision=Supervision(on_poll), backend=None)

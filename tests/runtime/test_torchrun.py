@@ -7,11 +7,11 @@ import re
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -23,12 +23,13 @@ from runtime.contract import Mesh, Opening
 from runtime.launch import torchrun_watch
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import Target
-from runtime.launch.rank_watch import REPEAT_S
 from runtime.launch.run_lock import lock_folder
 from runtime.launch.torchrun import RefusedError, attach
 from runtime.launch.torchrun_meet import Place
+from runtime.launch.torchrun_says import Beat, Peer
 from runtime.outcome import EXIT_RETRY
-from tests.runtime.processes import Fork, forked, listeners, wait_for
+from tests.runtime.hangs import from_then_on
+from tests.runtime.processes import Fork, block, forked, listeners, wait_for
 
 WORLD = 2
 REFUSED = 40  # added to the code of a refusal, to tell it from that of a rank which trained
@@ -86,6 +87,26 @@ def ranks(tmp_path: Path) -> Ranks:
         return Ranks(tmp_path, free.getsockname()[1])
 
 
+@pytest.fixture(autouse=True)
+def heard(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Heard:
+    """What ranks have heard of one another: they leave a file for each action and function that another was in."""
+    hear = Peer.hear
+
+    def noting(self: Peer, beat: Beat) -> None:
+        hear(self, beat)
+        (ranks.folder / f"heard {beat.action} {beat.where.rpartition(' ')[2]}").touch()
+
+    monkeypatch.setattr(Peer, "hear", noting)
+
+    def is_heard(action: str, function: str = "*") -> bool:
+        return any(ranks.folder.glob(f"heard {action} {function}"))
+
+    return is_heard
+
+
+Heard: TypeAlias = Callable[..., bool]
+
+
 def train(fault: Callable[[], object], folder: Path, at: int = 1) -> Target:
     """A collective in step 4; then rank `at` suffers a fault during W1.5, and another collective."""
 
@@ -134,14 +155,14 @@ def test_an_exception_is_named_by_both(ranks: Ranks, agents: tuple[int, int]) ->
 
 @pytest.mark.parametrize("agents", [(0, 0), (0, 1)])
 def test_a_killed_rank_is_named_with_its_action(
-    ranks: Ranks, agents: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, heard: Heard, agents: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks of one torchrun see the end of a process; another machine hears nothing more."""
     monkeypatch.setattr(torchrun_watch, "SUSPECT_S", 1.0)
     ranks.agents = agents
 
     def fault() -> None:
-        time.sleep(2 * torchrun_watch.BEAT_S)  # so that the other machine has heard of W1.5
+        wait_for(lambda: heard("W1.5"), "the other machine to hear of W1.5")
         die()
 
     assert ranks.codes(train(fault, ranks.folder)) == [1, -signal.SIGKILL]
@@ -149,30 +170,27 @@ def test_a_killed_rank_is_named_with_its_action(
     assert f"error: rank 1 failed during W1.5, step 4: {how}" in ranks.errors(0)
 
 
-def test_a_machine_that_is_gone_is_named_without_a_broken_connection(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_is_gone_is_named_without_a_broken_connection(ranks: Ranks, heard: Heard) -> None:
     """Rank 0 is in no collective when the other stops: only its silence is there."""
-    monkeypatch.setattr(torchrun_watch, "LOST_S", 2.0)
     ranks.agents = (0, 1)
 
     def target(rank: int, world: int, board: Board) -> None:
-        board.set_action("W1.5")
+        board.set_action("W1.5" if rank == 1 else "F0.0")
+        wait_for(lambda: heard("W1.5"), "the other machine to hear of W1.5")
         if rank == 1:
-            time.sleep(2 * torchrun_watch.BEAT_S)  # so that the other machine has heard of W1.5
             os.kill(os.getpid(), signal.SIGSTOP)
-        while True:
-            time.sleep(0.1)
-            board.set_action("F0.0")
+        torchrun_watch.LOST_S = 2.0  # of this process alone, and from now on
+        block()
 
     with ranks.started(target) as (first, _second):
         assert first.exit_code() == 1
     assert "error: rank 1 failed during W1.5, step 0: no sign of life for 2 s" in ranks.errors(0)
-    assert re.search(r"\n  rank 0: \w+ in F0.0, step 0, for 0.\d s at test_torchrun.py", ranks.errors(0))
+    assert re.search(r"\n  rank 0: \w+ in F0.0, step 0, for \d+.\d s at processes.py", ranks.errors(0))
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_hang_is_named(ranks: Ranks, at: int) -> None:
+def test_a_hang_is_named(ranks: Ranks, heard: Heard, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_then_on(monkeypatch, lambda: heard("W1.5", "forever") and heard("reduce head"))
     assert ranks.codes(train(forever, ranks.folder, at), hang_timeout_s=1.5) == [3, 3]
     said = ranks.errors(0) + ranks.errors(1)
     assert f"error: rank {at} hung during W1.5, step 4: no rank has changed its action for" in said
@@ -180,8 +198,14 @@ def test_a_hang_is_named(ranks: Ranks, at: int) -> None:
     assert f"rank {1 - at}: " in said and "in reduce head, step 4" in said
 
 
-def test_a_stopped_rank_is_named_and_does_not_stay(ranks: Ranks) -> None:
-    stop = train(lambda: os.kill(os.getpid(), signal.SIGSTOP), ranks.folder)
+def test_a_stopped_rank_is_named_and_does_not_stay(ranks: Ranks, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_then_on(monkeypatch, lambda: heard("reduce head"))
+
+    def fault() -> None:
+        wait_for(lambda: heard("reduce head"), "the other rank to wait for this one")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    stop = train(fault, ranks.folder)
     assert ranks.codes(stop, hang_timeout_s=4.0) == [3, -signal.SIGKILL]
     assert "error: rank 1 hung during W1.5, step 4: " in ranks.errors(0)
     assert "its process is stopped" in ranks.errors(0)
@@ -196,38 +220,46 @@ def test_a_rank_that_never_comes_is_named(ranks: Ranks) -> None:
     assert "rank 1 did not come within 1.5 s: look at the output of torchrun" in ranks.errors(0)
 
 
-def test_a_rank_that_is_stopped_before_its_channels_are_open_is_named(ranks: Ranks) -> None:
-    """Long before the hang timeout, which is 60 s here."""
-    start = time.monotonic()
-    assert ranks.codes(connecting) == [1, -signal.SIGKILL]
+def test_a_rank_that_is_stopped_before_its_channels_are_open_is_named(ranks: Ranks, heard: Heard) -> None:
+    """By its silence, and not as a hang."""
+
+    def target(rank: int, world: int, board: Board) -> None:
+        board.set_action("start")
+        wait_for(lambda: heard("start"), "a beat of the start")
+        if rank == 1:
+            (ranks.folder / "stops").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        wait_for((ranks.folder / "stops").exists, "the stop of rank 1")
+        connecting(rank, world, board)
+
+    assert ranks.codes(target) == [1, -signal.SIGKILL]
     assert "error: rank 1 failed during start, step 0: " in ranks.errors(0)
-    assert "no sign of life" in ranks.errors(0) and time.monotonic() - start < 55
+    assert "no sign of life" in ranks.errors(0)
     assert re.search(r"\n  rank 0: \w+ in connect, step 0, for \d+.\d s\n", ranks.errors(0))
 
 
-def test_a_rank_that_is_late_is_named_with_what_it_does(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_late_is_named_with_what_it_does(
+    ranks: Ranks, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It lives, so what the others say it keeps them waiting in is theirs, and its own action says why."""
     monkeypatch.setattr(torchrun_watch, "SETTLE_S", 1.0)
 
     def target(rank: int, world: int, board: Board) -> None:
         if rank == 1:
             board.set_action("load data")
-            time.sleep(60)
+            block()
+        wait_for(lambda: heard("load data", "block"), "what rank 1 does")
         connecting(rank, world, board)
 
     assert ranks.codes(target) == [1, 1]
     said = ranks.errors(0) + ranks.errors(1)
     assert "error: rank 0 failed during connect, step 0: " in said
     assert "rank 1 did not come within 1.5 s: this rank waits in `connect`" in said
-    assert re.search(r"\n  rank 1: sleeping in load data, step 0, for \d+.\d s at test_torchrun.py", said)
+    assert re.search(r"\n  rank 1: sleeping in load data, step 0, for \d+.\d s at processes.py", said)
 
 
 def connecting(rank: int, world: int, board: Board) -> None:
     """Open the channel of the world, for which rank 1 does not come."""
-    board.set_action("start")
-    if rank == 1:
-        time.sleep(2 * torchrun_watch.BEAT_S)  # so that the other has heard of it
-        os.kill(os.getpid(), signal.SIGSTOP)
     wanted = Wanted(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), (Opening("world", (0,), "all"),), {})
     Endpoint(start_timeout_s=1.5).connect(rank, wanted, board.set_action)
 
@@ -263,13 +295,20 @@ def test_a_signal_to_one_rank_ends_both_after_the_same_step(ranks: Ranks, to: in
     assert ranks.errors(0) == ranks.errors(1) == f"stopped: rank {to} received {number.name}; go on with --resume\n"
 
 
-def test_a_signal_that_comes_again_kills(ranks: Ranks) -> None:
+def test_a_signal_that_comes_again_kills(ranks: Ranks, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """The main threads are in a step that does not end, so only their watches can hear it."""
+    receive = torchrun_watch.Watch._receive
+
+    def noting(self: torchrun_watch.Watch, number: int) -> None:
+        receive(self, number)
+        (ranks.folder / f"signals_{len(self._signals)}").touch()
+
+    monkeypatch.setattr(torchrun_watch.Watch, "_receive", noting)
+    monkeypatch.setattr(torchrun_watch, "REPEAT_S", 0.0)
     with ranks.started(train(forever, ranks.folder)) as both:
-        wait_for(lambda: (ranks.folder / "restarted_1").exists(), "the meeting")
-        time.sleep(1.0)  # into the target: before, the first signal ends the ranks
+        wait_for(lambda: heard("W1.5", "forever"), "the step")  # before, the first signal ends the ranks
         both[0].send(signal.SIGTERM)
-        time.sleep(2 * REPEAT_S)
+        wait_for((ranks.folder / "signals_1").exists, "the first signal to be heard")
         both[0].send(signal.SIGTERM)
         assert [each.exit_code() for each in both] == [128 + signal.SIGTERM] * 2
 

@@ -1,0 +1,36 @@
+"""The clock of hangs stands still until a fault is there: what a loaded machine does before may take any time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from runtime.launch.rank_watch import Stillness
+from tests.progress import children
+from tests.runtime.processes import state
+
+Counted = Callable[[Stillness, float, tuple[int, ...]], float]
+
+
+def _counted(is_so: Callable[[], object]) -> Counted:
+    seconds = Stillness.seconds
+
+    def counted(self: Stillness, now: float, stamps: tuple[int, ...]) -> float:
+        found = seconds(self, now, stamps)
+        if not is_so():
+            self.still_s = found = 0.0
+        return found
+
+    return counted
+
+
+def from_then_on(monkeypatch: pytest.MonkeyPatch, is_so: Callable[[], object]) -> None:
+    """Let no time count before `is_so`, in this process and its forks."""
+    monkeypatch.setattr(Stillness, "seconds", _counted(is_so))
+
+
+def install() -> None:
+    """Let time count while a child of the process is stopped. For supervisors in forks: forks.RUNS_FIRST."""
+    Stillness.seconds = _counted(lambda: "T" in map(state, children(os.getpid())))  # type: ignore[method-assign]
