@@ -8,7 +8,6 @@ inherit all of that, and the process that controls them judges.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import signal
@@ -18,7 +17,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, process, resource_tracker
+from multiprocessing.util import Finalize
 from pathlib import Path
+from weakref import finalize
 
 import pytest
 
@@ -36,8 +37,8 @@ def guard(config: pytest.Config, patience_s: float = PATIENCE_S) -> None:
     if not hasattr(config, "workerinput"):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps its own folders
         folder = Path(tempfile.mkdtemp(prefix="dsc-tests-")).resolve()
-        # Registered before libraries register theirs, so called behind them: those may still write.
-        atexit.register(_remove, folder, os.getpid())
+        # Called at the end of this process, behind the finalizers of libraries, which remove what they have in it.
+        Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
         for name, variable in (("tmp", "TMPDIR"), ("home", "HOME"), ("blame", None)):
             (folder / name).mkdir()
             if variable is not None:
@@ -46,11 +47,6 @@ def guard(config: pytest.Config, patience_s: float = PATIENCE_S) -> None:
         os.open(folder / "mark", os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC)  # open in each fork
         config.pluginmanager.register(Guard(folder, patience_s))
     config.pluginmanager.register(Blame(Path(os.environ["TMPDIR"])))
-
-
-def _remove(folder: Path, pid: int) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _names(folder: Path) -> set[str]:
@@ -108,10 +104,12 @@ class Guard:
         return left
 
     def _temporaries(self) -> Iterator[Path]:
-        """Entries of TMPDIR, but for caches, and the folder that multiprocessing removes when this process ends."""
-        own = process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+        """Entries of TMPDIR, but for caches, and for what is removed when this process ends: the folder of
+        multiprocessing, and each TemporaryDirectory that a library keeps."""
+        own = {process.current_process()._config.get("tempdir")}  # type: ignore[attr-defined]
+        own |= {str(each.args[0]) for each in finalize._registry.values() if each.args}  # type: ignore[attr-defined]
         found = (self.folder / "tmp").iterdir()
-        return (path for path in found if str(path) != own and not path.name.startswith(CACHES))
+        return (path for path in found if str(path) not in own and not path.name.startswith(CACHES))
 
     def _said_of(self, path: Path) -> str:
         inside = ", ".join(sorted(_names(path))[:3]) if path.is_dir() else "a file"

@@ -137,11 +137,10 @@ def shared(report: Report, until: float) -> None:
 
 def bounds(report: Report, until: float) -> None:
     """The interpreter's own checks on the device (tests/gpu/plugin.py)."""
-    out = Path(tempfile.mkdtemp()) / "said"
     command = [sys.executable, "-m", "pytest", "-p", "tests.gpu.plugin", "--continue-on-collection-errors"]
     command += ["-p", "no:cacheprovider", "-rf", "--tb=line", "--timeout=60", *interpreted()]
     command += ["-n", "8"] if not training.missing(("xdist",)) else []
-    with out.open("wb") as log:
+    with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             process.wait(max(0.0, until - time.monotonic()))
@@ -150,7 +149,8 @@ def bounds(report: Report, until: float) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    text = out.read_text("utf-8", "replace")
+        log.seek(0)
+        text = log.read().decode("utf-8", "replace")
     counted = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)", text[-400:])}
     failures = [line[:300] for line in text.splitlines() if line.startswith(("FAILED", "ERROR"))]
     report.part("bounds").update({"counts": counted, "failures": failures[:60]})

@@ -47,8 +47,9 @@ def describe(arguments: Arguments) -> Arguments:
 
 
 @cache
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="kernels-"))
+def folder() -> tempfile.TemporaryDirectory[str]:
+    """The folder of the kernels that this process loads, to the end of the process or its `cleanup`."""
+    return tempfile.TemporaryDirectory(prefix="kernels-", ignore_cleanup_errors=True)
 
 
 def emitted(op: str, arguments: Arguments, num_sms: int) -> Callable[..., Any] | None:
@@ -56,7 +57,7 @@ def emitted(op: str, arguments: Arguments, num_sms: int) -> Callable[..., Any] |
     file = emit_kernel(op, describe(arguments), num_sms)
     if file is None:
         return None
-    path = _folder() / f"{file.name}_{num_sms}.py"
+    path = Path(folder().name) / f"{file.name}_{num_sms}.py"
     path.write_text(file.source)
     kernel: Callable[..., Any] = vars(load_kernels(path))[op]
     return kernel

@@ -6,6 +6,7 @@ Each writes its name into the journal at every step.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.speed.serve import WARM_UP, serve
+from tests.runtime.processes import wait_for
 
 BURNT_S = 0.05  # of the processor, in a step
 HELD_BYTES = 64 << 20
@@ -32,7 +34,7 @@ def main() -> None:
         return float(taken)
 
     if kind == "mute":
-        time.sleep(1000)
+        signal.pause()
     if kind == "restless":  # a thread that never rests
         threading.Thread(target=_spin, daemon=True).start()
     if kind == "escaped":  # a process that is in no group of the contestant's
@@ -58,7 +60,7 @@ def _killed(step: int) -> None:
 
 def _hangs(step: int) -> None:
     if step > WARM_UP + 2:
-        time.sleep(1000)
+        signal.pause()
 
 
 def _burns(_: int) -> None:
@@ -76,8 +78,7 @@ def _holds(step: int) -> None:
 def _parent(_: int) -> None:
     code = f"import time\nwhile time.process_time() < {BURNT_S}: pass\nimport sys; sys.stdin.read()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
-    while _used_s(child.pid) < BURNT_S:
-        time.sleep(0.005)
+    wait_for(lambda: _used_s(child.pid) >= BURNT_S, "the work of a child")
     CHILDREN.append(child)  # it lives on, so that the arena sees what it used
 
 

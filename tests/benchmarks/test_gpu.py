@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from benchmarks.gpu.checks import tasks
 from benchmarks.gpu.libraries import PEERS
 from benchmarks.gpu.peers import FORMULAS
 from benchmarks.gpu.sizes import EVEN, TINY, V3, Make
-from benchmarks.gpu.verify import copied, describe, error, exact, moved_bytes, results
+from benchmarks.gpu.verify import copied, describe, error, exact, folder, moved_bytes, results
 from compiler.kernels import KERNELS, emit_kernel
 from compiler.kernels.gate import Launch, judge
 from dsl.schema import OPTIMIZERS
@@ -30,6 +30,13 @@ Interpret = Callable[..., Any]
 BF16 = torch.bfloat16
 TASKS = [{**task, "sizes": "tiny"} for task in tasks("odd")]
 on_tiny = pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task['name']}-{task['dtype']}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folder_of_kernels() -> Iterator[None]:
+    yield
+    folder().cleanup()
+    folder.cache_clear()
 
 
 def test_every_kernel_has_a_case() -> None:

@@ -24,6 +24,7 @@ from benchmarks.gpu.facts import digest, emitted
 from benchmarks.gpu.page import FACTS, PAGE, RESULTS, current, floor, page, reached
 from benchmarks.gpu.parts import PARTS, Report, run_parts
 from benchmarks.gpu.workers import run
+from tests.progress import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 AGAIN = "run: python -m benchmarks.gpu --facts"
@@ -32,7 +33,9 @@ WORKER = [sys.executable, "-m", "tests.gpu.fake_worker"]
 # ---------------------------------------------------------------- workers
 
 
-def answers(tasks: list[dict[str, Any]], workers: int, each_s: float = 20, total_s: float = 60) -> list[dict[str, Any]]:
+def answers(
+    tasks: list[dict[str, Any]], workers: int, each_s: float = PATIENCE_S, total_s: float = 1e4
+) -> list[dict[str, Any]]:
     found: list[tuple[Any, dict[str, Any]]] = []
     run(WORKER, tasks, workers, each_s, time.monotonic() + total_s, lambda task, answer: found.append((task, answer)))
     assert sorted(task["n"] for task, _ in found) == [task["n"] for task in tasks]
@@ -53,37 +56,35 @@ def test_what_fails_takes_nothing_along() -> None:
 
 
 def test_what_hangs_is_stopped() -> None:
-    hung, fine = answers([{"n": 0, "do": "hang"}, {"n": 1, "do": "it"}], 1, each_s=4)
-    assert "took more than 4 s" in hung["failed"] and "pid" in fine
+    hung, fine = answers([{"n": 0, "do": "hang"}, {"n": 1, "do": "it"}], 1, each_s=10)
+    assert "took more than 10 s" in hung["failed"] and "pid" in fine
 
 
 def test_a_run_that_is_interrupted_ends_its_workers() -> None:
     """SIGINT comes to all processes of a terminal."""
     code = f"""
 from benchmarks.gpu.workers import run
+from tests.progress import PATIENCE_S
 def say(task, answer): print(task, answer, flush=True)
-run({WORKER!r}, [{{"do": "it"}}] * 2 + [{{"do": "hang"}}] * 8, 2, 60, float("inf"), say)
+run({WORKER!r}, [{{"do": "it"}}] * 2 + [{{"do": "hang"}}] * 8, 2, 1e6, float("inf"), say)
 """
-    begun = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout
     answered = [process.stdout.readline() for _ in range(2)]
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=50)  # which waits for workers that hold its pipes
+    out, err = process.communicate()  # which waits for workers that hold its pipes
     assert all("pid" in line for line in answered) and not out and "KeyboardInterrupt" in err
-    assert process.returncode and time.monotonic() - begun < 50
+    assert process.returncode
 
 
 def test_what_is_wrong_with_an_answer_ends_the_run() -> None:
     def full(task: Any, answer: Any) -> None:
         raise OSError("a full disk")
 
-    begun = time.monotonic()
-    with pytest.raises(OSError, match="a full disk"):
-        run(WORKER, [{"do": "it"}, *[{"do": "hang"}] * 4], 2, 60, float("inf"), full)
-    assert time.monotonic() - begun < 50  # none waited for what hangs
+    with pytest.raises(OSError, match="a full disk"):  # where it waited for what hangs, it would not end
+        run(WORKER, [{"do": "it"}, *[{"do": "hang"}] * 4], 2, 1e6, float("inf"), full)
 
 
 def test_without_time_nothing_is_begun() -> None:

@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from runtime.data.prepare import Prepared
 from runtime.data.shards import Reader
 from tests.cli.forms import parsed
 from tests.data import megatron
-from tests.progress import Watch
+from tests.runtime.processes import wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -342,11 +341,12 @@ def test_a_killed_command_goes_on(
 
     called = [sys.executable, "-P", "-m", "compiler.cli", *command, str(tmp_path / "killed"), "--jobs", "2"]
     process = subprocess.Popen(called, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    watch = Watch(process.pid)
-    while parts() < 10_000:
+
+    def has_parts() -> bool:
         assert process.poll() is None
-        watch.look()
-        time.sleep(0.005)
+        return parts() >= 10_000
+
+    wait_for(has_parts, "parts")
     process.kill()
     process.communicate()
     assert parts() and not [*(tmp_path / "killed/data").glob(f"{filters.FOUND}*")]

@@ -18,12 +18,12 @@ from runtime.data.lock import locked, tried
 
 ROOT = Path(__file__).parents[2]
 HOLDER = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from runtime.data.lock import locked
 with locked(Path(sys.argv[1]), "runs/other", print):
     print("held", flush=True)
-    time.sleep(1000)
+    signal.pause()
 """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -65,11 +65,16 @@ def test_another_text_begins_anew(tmp_path: Path) -> None:
 
 
 def test_results_are_in_order_whatever_takes_long() -> None:
-    def work(item: int) -> int:
-        time.sleep(0.02 if item % 3 == 0 else 0.0)
-        return item * item
-
+    """Each third item, where there are several workers, ends behind the next one."""
     for jobs in (1, 2, 5):
+        over = [threading.Event() for _ in range(20)]
+
+        def work(item: int, over: list[threading.Event] = over, waits: bool = jobs > 1) -> int:
+            if waits and item % 3 == 0:
+                over[item + 1].wait()
+            over[item].set()
+            return item * item
+
         assert list(in_order(range(20), [work] * jobs, lambda: None)) == [(n, n * n) for n in range(20)]
 
 

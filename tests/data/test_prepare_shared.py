@@ -9,7 +9,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -31,7 +30,7 @@ from runtime.data.prepare import Prepared
 from tests.cli.forms import parsed
 from tests.data import megatron
 from tests.data.conftest import CORPUS
-from tests.progress import Watch
+from tests.runtime.processes import wait_for
 
 ROOT = Path(__file__).parents[2]
 BLEND: dict[str, Any] = {
@@ -158,6 +157,10 @@ def _command(folder: Path, cache: Path, *words: str) -> subprocess.Popen[bytes]:
     )
 
 
+def parts_bytes(cache: Path) -> int:
+    return sum(path.stat().st_size for path in (cache / "data").glob(f"{store.PARTS}*"))
+
+
 def test_a_killed_command_goes_on(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "prepare", str(folder / "run.dsc"), "--cache", str(tmp_path / "whole"), "--jobs", "1"]) == 0
     out = capsys.readouterr().out
@@ -168,15 +171,16 @@ def test_a_killed_command_goes_on(folder: Path, tmp_path: Path, capsys: pytest.C
     for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL):
         process = _command(folder, cache, "--jobs", "2")
         before = sizes[-1] if sizes else 0
-        watch = Watch(process.pid)
-        while sum(path.stat().st_size for path in (cache / "data").glob(f"{store.PARTS}*")) <= before:
+
+        def has_more(process: subprocess.Popen[bytes] = process, before: int = before) -> bool:
             assert process.poll() is None
-            watch.look()
-            time.sleep(0.01)
+            return parts_bytes(cache) > before
+
+        wait_for(has_more, "more parts")
         process.send_signal(number)
         _, said = process.communicate()
         assert b"Traceback" not in said and process.returncode in (-number, 128 + number)
-        sizes.append(sum(path.stat().st_size for path in (cache / "data").glob(f"{store.PARTS}*")))
+        sizes.append(parts_bytes(cache))
     assert sizes == sorted(set(sizes))
     done = _command(folder, cache, "--jobs", "2", "--format", "json")
     answer = parsed(done.communicate()[0].decode(), "data_prepare")

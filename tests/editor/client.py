@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-PATIENCE_S = 60  # for a server that hangs
+from tests import progress
+from tests.runtime.processes import wait_for
+
 CAPABILITIES = {
     "general": {"positionEncodings": ["utf-16"]},
     "workspace": {"workspaceEdit": {"documentChanges": True}},
@@ -87,7 +89,8 @@ class Editor:
 
     def _until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         while True:
-            message = self.inbox.get(timeout=PATIENCE_S)
+            wait_for(lambda: not self.inbox.empty(), "a message of the server")
+            message = self.inbox.get()
             assert message is not None, f"the server has ended: {self.process.stderr.read().decode()}"  # type: ignore[union-attr]
             if message.get("method") == "textDocument/publishDiagnostics":
                 params = message["params"]
@@ -144,7 +147,7 @@ class Editor:
         """Shut the server down as the protocol says; its exit code. Its stdin stays open."""
         assert self.request("shutdown", None) is None
         self.notify("exit", None)
-        return self.process.wait(timeout=PATIENCE_S)
+        return progress.end(self.process)
 
 
 def applied(text: str, edits: list[dict[str, Any]]) -> str:

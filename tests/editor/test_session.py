@@ -19,7 +19,8 @@ from compiler.editor.server import guarded
 from dsl import load
 from dsl.formatter import formatted
 from dsl.source import Source
-from tests.editor.client import CAPABILITIES, PATIENCE_S, Editor, applied
+from tests import progress
+from tests.editor.client import CAPABILITIES, Editor, applied
 from tests.editor.texts import QUICKSTART, ROOT
 
 SPEC = "quickstart.dsc"
@@ -198,7 +199,7 @@ def test_formatting_is_that_of_fmt(editor: Editor) -> None:
     spec = editor.folder / "ugly.dsc"
     spec.write_text(ugly, "utf-8")
     command = [sys.executable, "-m", "compiler.cli", "fmt", str(spec)]
-    assert subprocess.run(command, cwd=ROOT, check=False, timeout=PATIENCE_S).returncode == 0
+    assert progress.run(command, ROOT).returncode == 0
     assert spec.read_text("utf-8") == wanted
     editor.change(SPEC, wanted)
     assert editor.request("textDocument/formatting", asked) == []
@@ -284,12 +285,12 @@ def test_the_diagnostics_are_those_of_check(editor: Editor) -> None:
 
 def test_an_editor_that_leaves_takes_the_server_with_it(editor: Editor) -> None:
     editor.stdin.close()
-    assert editor.process.wait(timeout=PATIENCE_S) == 0
+    assert progress.end(editor.process) == 0
 
 
 def test_exit_without_shutdown_is_a_failure(editor: Editor) -> None:
     editor.notify("exit", None)
-    assert editor.process.wait(timeout=PATIENCE_S) == 1
+    assert progress.end(editor.process) == 1
 
 
 def test_an_error_of_a_feature_is_told_and_survived(caplog: pytest.LogCaptureFixture) -> None:

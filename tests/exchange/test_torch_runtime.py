@@ -17,6 +17,7 @@ from compiler.cli import main
 from compiler.schedules.spec_schedule import read_schedule
 from compiler.stage_placement import V
 from tests.exchange.pipeline_worker import batch, layers, loss_of
+from tests.runtime.processes import wait_for
 
 ROOT = Path(__file__).parents[2]
 TWO = """
@@ -53,15 +54,14 @@ def test_gradients_are_those_of_autograd(name: str, tmp_path: Path) -> None:
             [*command, str(rank), *map(str, sizes), kind, str(tmp_path / f"{rank}.safetensors")],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=(tmp_path / f"errors {rank}").open("w"),
         )
         for rank in range(2)
     ]
     try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=120)
-            assert rank.returncode == 0, errors
+        wait_for(lambda: all(rank.poll() is not None for rank in ranks), "the end of both ranks")
+        for number, rank in enumerate(ranks):
+            assert rank.returncode == 0, (tmp_path / f"errors {number}").read_text()
     finally:
         for rank in ranks:
             rank.kill()

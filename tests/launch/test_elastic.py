@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from compiler.cli import main
 from tests.launch.cluster import NEEDED, fake_python, fake_slurm, in_job, launch, told
-from tests.launch.test_slurm import FAKE, lines
+from tests.launch.test_slurm import FAKE, finish, lines, running
 from tests.runtime.processes import wait_for
 
 Captured = pytest.CaptureFixture[str]
@@ -63,7 +64,7 @@ def test_what_sbatch_reads(two_nodes: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def job(two_nodes: Path, tmp_path: Path) -> Path:
+def job(two_nodes: Path, tmp_path: Path) -> Iterator[Path]:
     python = tmp_path / "python"
     python.write_text(FAKE.replace("FOLDER", repr(str(tmp_path))).replace("SLURM_NODEID", "DSC_NODE"), "utf-8")
     python.chmod(0o755)
@@ -74,7 +75,8 @@ def job(two_nodes: Path, tmp_path: Path) -> Path:
     assert "10 * starts" in text
     batch.write_text(text.replace("10 * starts", "1 * starts"), "utf-8")  # of the pause, for the test to be short
     fake_slurm(tmp_path)
-    return tmp_path
+    with running(tmp_path):
+        yield tmp_path
 
 
 def started(job: Path, **more: str) -> subprocess.Popen[str]:
@@ -97,7 +99,7 @@ def test_a_lost_task_is_started_again(job: Path) -> None:
         os.kill(task(job, 1), signal.SIGKILL)
         wait_for(lambda: (job / "ready-1").exists(), f"start {pid + 2} of the second task")
     assert task(job, 0) == other
-    (job / "done").touch()
+    finish(job)
     assert (process.wait(), lines(job / "requeued")) == (0, [])
     assert len(lines(job / "starts")) == 4
     said = process.stderr.read() if process.stderr else ""
@@ -112,7 +114,7 @@ def test_a_node_that_flaps_is_given_up(job: Path) -> None:
         if left:
             (job / "ready-1").unlink()
             wait_for(lambda: (job / "ready-1").exists(), "another start")
-    (job / "done").touch()
+    finish(job)
     assert (process.wait(), len(lines(job / "starts"))) == (0, 4)
 
 
@@ -133,7 +135,7 @@ def test_a_cancelled_job_stays_cancelled(job: Path) -> None:
 
 
 def test_a_job_of_fewer_nodes_begins(job: Path) -> None:
-    (job / "done").touch()
+    finish(job)
     batch = ["bash", str(job / "out" / "job.sbatch")]
     environment = in_job(job / "bin") | {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
     assert subprocess.run(batch, env=environment, check=False).returncode == 0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from tests.runtime.processes import wait_for
 
 # A torchrun: it saves when it is told to stop, if there is a file that says so, and fails as often as another says.
 FAKE = f"""#!{sys.executable} -S
-import os, signal, sys, time
+import fcntl, os, signal, sys, time
 os.chdir(FOLDER)
 def stop(*_):
     if os.path.exists("saves"):
@@ -28,13 +32,13 @@ signal.signal(signal.SIGTERM, stop)
 if os.path.exists("failures"):
     sys.exit(int(open("failures").read()))
 open("ready-" + os.environ["SLURM_NODEID"], "w").close()
-while not os.path.exists("done"):
-    time.sleep(0.02)
+with open("runs") as lock:  # whose lock the test has, until the run is to end
+    fcntl.flock(lock, fcntl.LOCK_SH)
 """
 
 
 @pytest.fixture
-def job(two_nodes: Path, tmp_path: Path) -> Path:
+def job(two_nodes: Path, tmp_path: Path) -> Iterator[Path]:
     """A folder with a batch script, what it starts, and what Slurm has."""
     python = tmp_path / "python"
     python.write_text(FAKE.replace("FOLDER", repr(str(tmp_path))), "utf-8")
@@ -42,7 +46,25 @@ def job(two_nodes: Path, tmp_path: Path) -> Path:
     words = ("--python", str(python), "--run-folder", str(tmp_path / "run"), "--restarts", "2")
     launch("slurm", two_nodes, tmp_path / "out", *words)
     fake_slurm(tmp_path)
-    return tmp_path
+    with running(tmp_path):
+        yield tmp_path
+
+
+@contextmanager
+def running(job: Path) -> Iterator[None]:
+    """Tasks go on until `finish`, or until the end of the block."""
+    with (job / "runs").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        LOCKS[job] = lock
+        yield
+
+
+def finish(job: Path) -> None:
+    """Let the tasks of a job come to their end, those too that are yet to be started."""
+    LOCKS.pop(job).close()
+
+
+LOCKS: dict[Path, TextIOWrapper] = {}
 
 
 def started(job: Path) -> subprocess.Popen[str]:
@@ -64,7 +86,7 @@ def lines(path: Path) -> list[str]:
 
 
 def test_a_run_that_ends_is_done(job: Path) -> None:
-    (job / "done").touch()
+    finish(job)
     process = started(job)
     assert (process.wait(), lines(job / "requeued"), len(lines(job / "starts"))) == (0, [], 1)
 

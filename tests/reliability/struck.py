@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +94,6 @@ def _held_until_end(running: Running) -> set[str]:
     def ended() -> bool:
         for pid in running.seen():
             held.update(listening(pid), (name for name in open_files(pid) if name.startswith("/dev/shm/")))
-        time.sleep(0.1)
         return running.process.poll() is not None
 
     wait_for(ended, "the end of the command")

@@ -31,7 +31,6 @@ from tests.runtime.processes import is_gone, started, wait_for
 DSC = (sys.executable, "-P", "-m", "compiler.cli")
 TORCHRUN = (sys.executable, "-P", "-m", "torch.distributed.run")
 EVERY = 3  # steps between checkpoints
-LIMIT_S = 120.0  # only against a run that hangs
 CORPUS = ("bisect", "contextlib", "copy", "fnmatch", "heapq", "shlex", "string", "textwrap")
 # What may differ between two runs that are equal.
 TIMINGS = ("tokens_per_s", "step_s", "time", "spent_s", "spent_most_s", "slowest_rank", "process_bytes")
@@ -161,7 +160,7 @@ class Place:
             for pid in running.seen():
                 with suppress(ProcessLookupError):  # it has ended meanwhile, with another
                     os.kill(pid, signal.SIGKILL)
-            process.wait(LIMIT_S)
+            progress.end(process)
 
 
 def run(command: tuple[str, ...], code: int, cwd: Path) -> subprocess.CompletedProcess[str]:

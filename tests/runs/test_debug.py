@@ -8,16 +8,16 @@ import pty
 import select
 import subprocess
 import termios
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.progress import children
-from tests.runs.place import DSC, FOUR_RANKS, LIMIT_S, ONE_RANK, Place, rows
-from tests.runtime.processes import is_gone, wait_for
+from tests import progress
+from tests.progress import Watch, children
+from tests.runs.place import DSC, FOUR_RANKS, ONE_RANK, Place, rows
+from tests.runtime.processes import is_gone, polls, wait_for
 
 PROMPT = "(Pdb) "
 
@@ -43,18 +43,19 @@ class Terminal:
 
     def until(self, text: str) -> str:
         """What is said up to `text`, which comes, and including it."""
-        end = time.monotonic() + LIMIT_S
         while text not in self.said:
-            assert time.monotonic() < end and self._read(), f"no {text!r} in {self.said!r}"
+            assert self._read(), f"no {text!r} in {self.said!r}"
         said, _, self.said = self.said.partition(text)
         return said + text
 
     def _read(self) -> bool:
-        if not select.select([self.ours], [], [], LIMIT_S)[0]:
-            return False
+        """Wait for output and take it; False where all have closed the other end."""
+        watch = Watch(self.process.pid)
+        while not select.select([self.ours], [], [], 1.0)[0]:
+            watch.look(what=f"behind {self.said!r}")
         try:
             data = os.read(self.ours, 65536)
-        except OSError:  # all have closed the other end
+        except OSError:
             return False
         self.said += data.decode().replace("\r\n", "\n")
         return bool(data)
@@ -66,7 +67,7 @@ class Terminal:
         """The exit code, when everything has been said."""
         while self._read():
             pass
-        return self.process.wait(LIMIT_S)
+        return progress.end(self.process)
 
     def processes(self) -> list[int]:
         found = [self.process.pid]
@@ -83,7 +84,7 @@ def terminal(folder: Path, *words: object) -> Iterator[Terminal]:
     finally:
         if opened.process.poll() is None:
             os.killpg(opened.process.pid, 9)
-            opened.process.wait(LIMIT_S)
+            progress.end(opened.process)
         os.close(opened.ours)
 
 
@@ -137,7 +138,8 @@ def test_one_of_four_ranks(place: Place, leave: str) -> None:
         typed.until(PROMPT)
         started = typed.processes()
         assert len(started) == 6, "the command, the launcher, four ranks"
-        time.sleep(2.0)  # past the hang timeout, which is off
+        looked = polls(started[1])
+        wait_for(lambda: polls(started[1]) > looked + 20, "looks of the launcher, past the hang timeout, which is off")
         typed.type("p c.rank\n")
         typed.until("1\n")
         typed.until(PROMPT)

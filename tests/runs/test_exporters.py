@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,9 +36,10 @@ from runtime.strict_json import tree
 from runtime.watch.follow import Item
 from runtime.watch.run_state import State
 from runtime.watch.series import SERIES
+from tests import progress
 from tests.runs.place import FOUR_RANKS, ONE_RANK, TORCHRUN, Place, rows, untimed
 from tests.runs.place import run as run_command
-from tests.runtime.processes import is_gone, wait_for
+from tests.runtime.processes import is_gone, polls, wait_for
 
 STEPS, PAUSE, BACK = 20, 8, 15  # the first start ends at STEPS, and the second goes on from BACK
 WANTED = ("tensorboard", "prometheus", "wandb", "mlflow", "otel")
@@ -105,7 +105,7 @@ def exported(new_place: Callable[[], Place]) -> Iterator[Exported]:
             there = rows(run)
 
             def scrape() -> str:
-                with urllib.request.urlopen(exports(run)["prometheus"], timeout=10) as answer:
+                with urllib.request.urlopen(exports(run)["prometheus"]) as answer:
                     return str(answer.read().decode())
 
             wait_for(lambda: f'dsc_step{{run="tiny"}} {float(there[-1]["step"])}' in scrape(), "the last row")
@@ -359,7 +359,7 @@ def exporting(run: Path, metrics: Metrics) -> Iterator[subprocess.Popen[bytes]]:
         process.stdin.flush()
         yield process
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert progress.end(process) == 0
 
 
 def test_an_exporter_that_fails_has_a_last_try(tmp_path: Path) -> None:
@@ -375,8 +375,9 @@ def test_exporters_wait_for_those_of_the_start_before(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     others = os.open(tmp_path / "logs", os.O_RDONLY)
     fcntl.flock(others, fcntl.LOCK_EX)
-    with exporting(tmp_path, Metrics(tensorboard=True)):
-        time.sleep(1.5)
+    with exporting(tmp_path, Metrics(tensorboard=True)) as process:
+        looked = polls(process.pid)
+        wait_for(lambda: polls(process.pid) > looked + 10, "looks of a process that waits")
         assert not (tmp_path / "exports.json").exists()
         os.close(others)
         wait_for(lambda: "step" in exports_of(tmp_path, "tensorboard"), "the row")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from runtime.data.shards import Reader
+from tests import forks
 from tests.runs.place import FOUR_RANKS, ONE_RANK, Place, Running, bits, rows, saved, untimed
 from tests.runtime.processes import is_gone, wait_for
 
@@ -70,7 +71,8 @@ def test_a_killed_rank(place: Place) -> None:
     check_resumes(place, "killed")
 
 
-def test_a_stopped_rank(place: Place) -> None:
+def test_a_stopped_rank(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(forks.RUNS_FIRST, "tests.runtime.hangs")
     run = place.folder / "stopped"
     with place.started("train", "tiny.dsc", "--out", run, *FOREVER, "--hang-timeout", 5) as running:
         running.wait_for_step(run, BEGUN)

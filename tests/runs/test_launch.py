@@ -14,9 +14,10 @@ import pytest
 
 from compiler.build import compile_spec, write_build
 from dsl.load import load
+from tests import progress
 from tests.launch.cluster import fake_slurm, in_job
 from tests.progress import children
-from tests.runs.place import FOUR_RANKS, LIMIT_S, Place, bits, has_reached, rows, saved, untimed
+from tests.runs.place import FOUR_RANKS, Place, bits, has_reached, rows, saved, untimed
 from tests.runs.test_elastic import starts
 from tests.runs.test_failures import BEGUN
 from tests.runtime.processes import is_gone, wait_for
@@ -77,7 +78,7 @@ def test_two_shells_train_as_one_machine(place: Place, straight: Straight) -> No
         for node in range(2)
     ]
     try:
-        assert [node.wait(LIMIT_S) for node in nodes] == [0, 0]
+        assert [progress.end(node) for node in nodes] == [0, 0]
     finally:
         end([pid for node in nodes for pid in below(node.pid)])
     run, expected = place.folder / "by-hand", straight(6)
@@ -101,7 +102,7 @@ def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(
         tasks = [int(pid) for pid in (tmp_path / "tasks").read_text().split()]
         for pid in [each for task in tasks for each in below(task)] if everybody else tasks:
             os.kill(pid, signal.SIGUSR1)
-        assert job.wait(LIMIT_S) == 128 + signal.SIGUSR1
+        assert progress.end(job) == 128 + signal.SIGUSR1
         assert (tmp_path / "requeued").read_text() == "7\n"
     finally:
         end(below(job.pid))
@@ -110,7 +111,7 @@ def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(
     assert saved(run).step == last, "the last step is saved, whichever it was"
     job = subprocess.Popen(batch, cwd=place.folder, env=environment)
     try:
-        assert job.wait(LIMIT_S) == 0
+        assert progress.end(job) == 0
     finally:
         end(below(job.pid))
     assert (tmp_path / "requeued").read_text() == "7\n"
@@ -140,7 +141,7 @@ def test_an_elastic_slurm_job_loses_a_node_and_has_it_again(place: Place, tmp_pa
         wait_for(lambda: len(rows(run)) > before + 3, "steps on four ranks")
         for node in range(2):
             os.kill(int((tmp_path / f"task-{node}").read_text()), signal.SIGUSR1)
-        assert job.wait(LIMIT_S) == 128 + signal.SIGUSR1, (tmp_path / "out").read_text()
+        assert progress.end(job) == 128 + signal.SIGUSR1, (tmp_path / "out").read_text()
         assert (tmp_path / "requeued").read_text() == "7\n"
     finally:
         end(below(job.pid))

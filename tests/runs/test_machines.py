@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,10 @@ from compiler.build import compile_spec, write_build
 from dsl.load import load
 from runtime.comm.communicator import name_of
 from runtime.contract import Plan
+from tests import progress
 from tests.cli.forms import FORMS, faults
 from tests.runs.machines import machines, why_not
-from tests.runs.place import FOUR_RANKS, LIMIT_S, Place, bits, saved, untimed
+from tests.runs.place import FOUR_RANKS, Place, bits, saved, untimed
 from tests.runtime.processes import is_gone
 
 STEPS = 9
@@ -61,8 +61,8 @@ def test_two_machines_train_as_one(place: Place, request: pytest.FixtureRequest,
             shutil.copy(place.folder / "files" / "node.sh", both.folder / name)
         started = [both.start(i, "bash", "/mnt/own/node.sh", both.addresses[0], str(i)) for i in range(2)]
         try:
-            codes = [process.wait(LIMIT_S) for process in started]
-        except subprocess.TimeoutExpired:
+            codes = [progress.end(process) for process in started]
+        except progress.HangError:
             codes = []
         finally:
             for process in started:

@@ -29,10 +29,11 @@ from runtime.data.samples import Samples
 from runtime.position import Position
 from runtime.positions import order_of
 from runtime.rate import learning_rate
+from tests import progress
 from tests.reference.config import Config
 from tests.reference.model import Reference
 from tests.reference.training import AdamW, Recipe, balance_, clip_
-from tests.runs.place import LIMIT_S, ONE_RANK, TIMINGS, Place, Running, bits, rows, saved
+from tests.runs.place import ONE_RANK, TIMINGS, Place, Running, bits, rows, saved
 from tests.runtime.processes import wait_for
 
 GROW = """
@@ -231,9 +232,9 @@ def test_torchrun_trains_all_phases(place: Place, straight: Path) -> None:
     with subprocess.Popen(script, cwd=place.folder) as process:
         wait_for(lambda: _newest(run) == 4, "the last save of the first phase")
         process.terminate()
-        assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
+        assert progress.end(process) == 128 + signal.SIGTERM
     assert rows(run)[-1]["step"] < 8
-    said = subprocess.run(script, cwd=place.folder, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
+    said = run(script, 0, place.folder).stdout
     assert "nothing to do: phase 1 of 3 ends behind 256 tokens, and scripted/checkpoints/step-0000000" in said
     _assert_equal(run, straight)
 

@@ -12,6 +12,7 @@ import pytest
 from runtime.lines import read_rows
 from runtime.outcome import Outcome
 from runtime.starts import Restarts
+from tests import forks
 from tests.cli.forms import FORMS, faults
 from tests.runs.place import FOUR_RANKS, Place, bits, rows, saved, untimed
 from tests.runtime.processes import wait_for
@@ -34,8 +35,9 @@ def events(run: Path, kind: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_fails_twice(place: Place, number: signal.Signals) -> None:
+def test_a_rank_that_fails_twice(place: Place, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind each of two failures the ranks go on from the newest checkpoint, in the process that forked them."""
+    monkeypatch.setenv(forks.RUNS_FIRST, "tests.runtime.hangs")
     run = place.folder / f"failed-{number.name}"
     with place.started("train", "tiny.dsc", "--out", run, *OFTEN, "--restarts", 1, "--hang-timeout", 3) as running:
         for failures, (rank, at) in enumerate([(2, 12), (0, 32)]):  # there is a new checkpoint between

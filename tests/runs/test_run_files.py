@@ -21,7 +21,7 @@ from tests.runs.place import FOUR_RANKS, ONE_RANK, Place, bits, rows, saved, unt
 
 STEPS = 40
 MUTATIONS = 80
-HUNG_S = 60  # only against a command that waits for a pipe
+HUNG_S = 600  # only against a command that waits for a pipe
 READ = (
     "spec.resolved",
     "schedule.txt",

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from runtime.contract import Plan
 from runtime.outcome import EXIT_RETRY, EXIT_USAGE
 from runtime.room import cannot_save, checkpoint_bytes
 from tests import progress
-from tests.runs.place import DSC, LIMIT_S, ONE_RANK, Place, Running, bits, rows, saved, untimed
+from tests.runs.place import DSC, ONE_RANK, Place, Running, bits, rows, saved, untimed
 from tests.runtime.processes import wait_for
 
 TWO_RANKS = dict(ONE_RANK, pipeline=2, devices=2)
@@ -64,7 +63,7 @@ def test_a_kill_in_the_first_save(place: Place) -> None:
     finally:
         for pid in Running(process, place.folder).seen():
             os.kill(pid, signal.SIGKILL)
-        process.wait(LIMIT_S)
+        progress.end(process)
         stop.unlink()
     names = [path.name for path in (run / "checkpoints").iterdir()]
     assert names == [".tmp-3"], "the kill has left a part of a save, and nothing else"
@@ -79,11 +78,11 @@ def test_a_kill_in_the_first_save(place: Place) -> None:
 
 
 STOPS_IN_SAVE = """
-import os, sys, time
+import os, signal, sys
 def hook(event, args):
     if event == "open" and str(args[0]).startswith("shard.0") and args[2] & os.O_CREAT:
         open(os.path.join(sys.argv[sys.argv.index("--out") + 1], "in-save"), "w").close()
-        time.sleep(600)
+        signal.pause()
 if "--out" in sys.argv:
     sys.addaudithook(hook)
 """
@@ -167,10 +166,7 @@ def small_disk(path: Path, size: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for _ in range(50):
-            if subprocess.run(["umount", str(path)], check=False, capture_output=True).returncode == 0:
-                break
-            time.sleep(0.1)
+        wait_for(lambda: subprocess.run(["umount", path], check=False, capture_output=True).returncode == 0, "umount")
 
 
 def can_mount(tmp: Path) -> bool:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import progress
 from tests.progress import children
-from tests.runs.place import DENSE, FOUR_RANKS, LIMIT_S, TORCHRUN, Place, bits, has_reached, rows, run, saved, untimed
+from tests.runs.place import DENSE, FOUR_RANKS, TORCHRUN, Place, bits, has_reached, rows, run, saved, untimed
 from tests.runs.sick import events
 from tests.runs.test_failures import ACTION, BEGUN
 from tests.runtime.processes import is_gone, listeners, wait_for
@@ -69,7 +70,7 @@ class Agents:
     def end(self) -> list[int]:
         """Exit codes of the agents, once all ranks have ended too."""
         ranks = self.ranks()
-        codes = [agent.wait(LIMIT_S) for agent in self.processes]
+        codes = [progress.end(agent) for agent in self.processes]
         wait_for(lambda: all(map(is_gone, ranks.values())), "the end of every rank")
         return codes
 
@@ -118,7 +119,7 @@ def agents(
             if not is_gone(pid):
                 os.kill(pid, signal.SIGKILL)
         for agent in started.processes:
-            agent.wait(LIMIT_S)
+            progress.end(agent)
 
 
 def check_equals_straight(place: Place, name: str, last: int) -> None:
@@ -250,9 +251,9 @@ def test_the_setting_that_closes_the_store(place: Place, tmp_path: Path) -> None
         wait_for(lambda: len(rows(place.folder / "closed")) >= 1, "the first step")
         found = {address for pid in (process.pid, *both.ranks().values()) for address in listeners(pid)}
         process.send_signal(signal.SIGTERM)
-        process.wait(LIMIT_S)
+        progress.end(process)
     finally:
         process.kill()
-        process.wait(LIMIT_S)
+        progress.end(process)
     assert found == {"0100007F"}
     assert saved(place.folder / "closed").step == rows(place.folder / "closed")[-1]["step"]

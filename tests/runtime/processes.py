@@ -51,6 +51,12 @@ def started(pid: int) -> int:
         return 0
 
 
+def polls(pid: int) -> int:
+    """How often a process has waited."""
+    lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
+
+
 def is_gone(pid: int) -> bool:
     """No such process, or a zombie without other threads: it is its (perhaps new) parent's to collect."""
     try:

@@ -21,7 +21,7 @@ from tests.training.samples import RandomSamples
 
 STEPS = 5
 SLEEPS = (2, 3)  # a rank, and the step in which its first body sleeps
-SLEEP_S = 0.3
+SLEEP_S = 0.3  # from when the rank before it waits for it
 
 
 class Watched(RandomSamples):

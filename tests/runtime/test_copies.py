@@ -36,20 +36,20 @@ class Threads:
 
         def all(self, yes: bool) -> bool:
             self.shared.said.append(yes)
-            self.shared.barrier.wait(30)
+            self.shared.barrier.wait()
             found = all(self.shared.said)
-            self.shared.barrier.wait(30)
+            self.shared.barrier.wait()
             if self.rank == 0:
                 self.shared.said.clear()
-            self.shared.barrier.wait(30)
+            self.shared.barrier.wait()
             return found
 
         def from_first(self, numbers: list[int]) -> list[int]:
             if self.rank == 0:
                 self.shared.told.append(numbers)
-            self.shared.barrier.wait(30)
+            self.shared.barrier.wait()
             found = self.shared.told[-1]
-            self.shared.barrier.wait(30)
+            self.shared.barrier.wait()
             return found
 
 
@@ -106,7 +106,7 @@ def test_ranks_copy_their_own_shards_and_one_that_cannot_leaves_no_manifest(tmp_
     def rank(number: int) -> None:
         place = Full("slow", tmp_path / "slow")
         copier = Copier(place, checkpoints, number, Keep(1), meeting.of(number))
-        publisher = Publisher(checkpoints, number, ranks, lambda: void(barrier.wait(30)), Keep(1), copier.held)
+        publisher = Publisher(checkpoints, number, ranks, lambda: void(barrier.wait()), Keep(1), copier.held)
         for step in (1, 2):
             part = Part(torch.full((8,), float(step)), 8 * number, (8 * ranks,))
             copier.offer(step, publisher.save(step, {"weight/w": part}, {}))
@@ -119,7 +119,7 @@ def test_ranks_copy_their_own_shards_and_one_that_cannot_leaves_no_manifest(tmp_
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     reasons = {number: [each.reason for each in of] for number, of in found.items()}
     assert reasons == {
         0: ["another rank could not copy its shard, see its log", ""],

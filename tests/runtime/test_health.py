@@ -134,7 +134,7 @@ class Meeting:
     """Sums over ranks that are threads."""
 
     def __init__(self, world: int) -> None:
-        self.barrier, self.given, self.calls = threading.Barrier(world, timeout=60), [torch.zeros(0)] * world, 0
+        self.barrier, self.given, self.calls = threading.Barrier(world), [torch.zeros(0)] * world, 0
 
     def of(self, rank: int) -> Sums:
         meeting = self

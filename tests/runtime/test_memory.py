@@ -31,8 +31,9 @@ from runtime.comm.memory import (
 )
 from runtime.comm.transport import Wanted
 from runtime.contract import Mesh, Opening
+from tests.progress import PATIENCE_S
 
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 
 
 def pipe(timeout_s: float = WAIT_S) -> tuple[Writer, Reader]:
