@@ -1,17 +1,27 @@
 # make train: from a fresh clone to a trained quickstart.
-# make check: lint, types, and what pins the language, plans, schedules, proofs and goldens; about a minute.
-# make test: all that must hold before landing; 34 minutes, with the installation, when it was last measured.
-# make soak: the rest, some three hours.  These times are of two idle cores; tests/tiers.py and tests/soak.txt say which test is where.
+# make check: lint, types, and what pins the language, plans, schedules, proofs and goldens.
+# make test: what every change is tried with.
+# make landing: the rest of what must hold before a change lands.
+# make soak: what is too long for both.
+# docs/testing.md says what each of them is for, and how long it takes.
 PYTHON ?= python3
-VENV := .venv
+# Where everything is made. A checkout that may not be written to: make BUILD=FOLDER test
+BUILD ?= .
+VENV := $(BUILD)/.venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 FOR_TESTS := $(VENV)/.installed-for-tests
 NATIVE := hatch_build.py runtime/native/compile_cpp.py $(wildcard runtime/native/*.cpp runtime/native/*.h)
 EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+ifneq ($(BUILD),.)
+export DSC_NATIVE := $(abspath $(BUILD))/native
+export PYTHONPYCACHEPREFIX := $(abspath $(BUILD))/bytecode
+export RUFF_CACHE_DIR := $(abspath $(BUILD))/ruff
+export MYPY_CACHE_DIR := $(abspath $(BUILD))/mypy
+endif
 
-.PHONY: train check pins test tier tools kernels bench gpu study-balance study-fp8 soak census reliability lint docs extension bless clean
+.PHONY: train check pins test tier landing tools mutants kernels bench gpu study-balance study-fp8 soak census reliability lint docs extension bless clean
 
 train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
@@ -22,7 +32,7 @@ train: $(INSTALLED)
 # A worker that dies ends the tests: xdist may wait for ever for another one. The tests start hundreds of processes, so
 # bytecode is stored even where the environment asks for none. Three workers keep two cores busy while one waits.
 WORKERS ?= 3
-PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o cache_dir=$(abspath $(BUILD))/.pytest_cache -n $(WORKERS) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 
 check: $(FOR_TESTS)
 	@$(MAKE) --no-print-directory -j 2 lint pins
@@ -38,6 +48,16 @@ test: tools $(FOR_TESTS)
 tier: $(FOR_TESTS)
 	$(PYTEST) --tier test
 
+landing: tools $(FOR_TESTS)
+	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null
+	$(PYTEST) --tier landing
+
+# Which of some 300 small changes of the product the tests of `make test` notice, and the tables of docs/testing.md.
+# What is found is kept in MUTANTS, so that what was stopped goes on; an hour on two idle cores.
+MUTANTS ?= $(BUILD)/.mutants
+mutants: $(FOR_TESTS)
+	$(BIN)/python -m tests.measure.mutants $(MUTANTS) --page
+
 # A C++ compiler and Chromium: installed where that may be, else said before anything long begins.
 tools:
 	@$(PYTHON) -m tests.tools
@@ -46,9 +66,9 @@ tools:
 # interpreter; on the Triton that is installed, then on 3.6.0, the other one that kernels are written for. 40 minutes on
 # two idle cores; it goes on behind a failure, and where it was stopped, for verdicts are kept in .triton/verdicts.
 # test_passes is left out: the sweep compiles the same, and more.
-OLDER := .triton/3.6.0
+OLDER := $(BUILD)/.triton/3.6.0
 kernels: $(FOR_TESTS) $(OLDER)/.installed
-	@failed=0; export OMP_NUM_THREADS=1; for path in "" "$(CURDIR)/$(OLDER)"; do export PYTHONPATH="$$path"; \
+	@failed=0; export OMP_NUM_THREADS=1; for path in "" "$(abspath $(OLDER))"; do export PYTHONPATH="$$path"; \
 	$(BIN)/python -m tests.kernels.sweep || failed=1; \
 	$(BIN)/python -m pytest -n 2 tests/kernels --deselect tests/kernels/test_gate.py::test_passes || failed=1; \
 	done; exit $$failed
@@ -120,16 +140,20 @@ bless: $(FOR_TESTS)
 clean:
 	rm -rf build runs .triton $(VENV)
 
-# torch comes first and pinned: with it there, no other package asks for another build of it.
-# pip keeps to itself what building said, so the C++ is asked for again: what is there is not made a second time.
-$(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
+# One call of pip, so that each package is looked for once, beside the compilation of the C++. The installation finds
+# the libraries that are there, and waits for those that are being made. constraints.txt pins torch: without it, a package
+# may ask for another build.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "dsc needs Python 3.11 or newer: make PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch
-	$(PIP) -e .
+	@test -e $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m runtime.native.compile_cpp > /dev/null 2>&1 & $(PIP) $(1) && wait
 	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null || true
 	@touch $@
+endef
 
-$(FOR_TESTS): $(INSTALLED)
-	$(PIP) -e '.[dev]'
-	@touch $@
+$(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
+	$(call install,-e .)
+
+$(FOR_TESTS): pyproject.toml constraints.txt $(NATIVE)
+	$(call install,-e '.[dev]')
+	@touch $(INSTALLED)

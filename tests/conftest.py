@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.leftovers import guard
-from tests.tiers import SLOW_FIRST, TIERS, may_check, tiers
+from tests.tiers import SLOW_FIRST, TIERS, tiers, tiers_of_file
 from tests.watched import watch
 
 if TYPE_CHECKING:
@@ -44,10 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file of which the tier `check` has no test."""
-    if config.getoption("--tier") != "check" or collection_path.suffix != ".py":
+    """Import no file of which a tier has no test."""
+    tier = config.getoption("--tier")
+    if tier == "all" or not collection_path.match("test_*.py"):
         return None
-    return None if may_check(collection_path.relative_to(config.rootpath).as_posix()) else True
+    file = collection_path.relative_to(config.rootpath).as_posix()
+    return None if tier in tiers_of_file(file, collection_path.read_text("utf-8")) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

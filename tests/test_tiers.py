@@ -1,14 +1,14 @@
-"""The tiers of tests: what leaves `make test` leaves a sample there, and every row names tests that exist."""
+"""Rows of the tiers name tests that exist, and leave a sample in an earlier tier."""
 
 from __future__ import annotations
 
-import ast
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.tiers import CHECK, NOT_CHECK, SLOW_FIRST, SOAK, Row, row_of, tiers
+from tests.tiers import CHECK, FUNCTION, LANDING, NOT_CHECK, SLOW_FIRST, SOAK, Moved, tiers, tiers_of_file
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,22 +17,35 @@ ROOT = Path(__file__).parents[1]
 def functions() -> list[str]:
     """The ids of all test functions, without their cases."""
     return [
-        f"{path.relative_to(ROOT)}::{node.name}"
+        f"{path.relative_to(ROOT)}::{name}"
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        for name in FUNCTION.findall(path.read_text("utf-8"))
     ]
 
 
-@pytest.mark.parametrize("row", SOAK, ids=lambda row: row.prefix)
-def test_a_row_names_tests_and_leaves_a_sample(row: Row) -> None:
+@pytest.mark.parametrize("moved", [SOAK, LANDING], ids=["soak", "landing"])
+def test_rows_name_tests_and_leave_a_sample(moved: Moved) -> None:
     tests = functions()
-    assert any(row_of(test) is row for test in tests), "no test begins so, or other rows have all of them"
-    if row.every == 0:
-        sample = [test for test in tests if test.startswith(row.sample)]
-        assert row.sample and sample and any("test" in tier for tier in tiers(sample)), row.sample
-    else:
-        assert row.every > 1 and not row.sample
+    rows = {moved.row_of(test) for test in tests}
+    found = tiers(tests)
+    for row in moved.rows:
+        assert row in rows, f"{row.prefix}: no test begins so, or other rows have all of them"
+        if row.every == 0 and moved is SOAK:
+            sample = [tier for test, tier in zip(tests, found, strict=True) if test.startswith(row.sample)]
+            assert row.sample and any(tier & {"test", "landing"} for tier in sample), row.prefix
+        else:
+            assert not row.sample
+
+
+def test_a_file_may_have_what_its_functions_have() -> None:
+    shares = [(function, SOAK.row_of(function)) for function in functions()]
+    # a case that stays, one that the soak takes, and the next that stays, which `landing` may take
+    tests = [f"{function}[{case}]" for function, row in shares for case in range((row.every if row else 1) + 2)]
+    found = defaultdict(set)
+    for test, each in zip(tests, tiers(tests), strict=True):
+        found[test.partition("::")[0]] |= each
+    for file, expected in found.items():
+        assert tiers_of_file(file, (ROOT / file).read_text("utf-8")) == expected, file
 
 
 @pytest.mark.parametrize("prefix", [*CHECK, *NOT_CHECK, *SLOW_FIRST])
@@ -40,14 +53,13 @@ def test_a_prefix_names_tests(prefix: str) -> None:
     assert any(test.startswith(prefix) for test in functions())
 
 
-def test_every_test_is_in_a_tier_and_the_first_case_of_a_function_in_test() -> None:
-    cases = [f"{test}[{index}]" for test in functions() for index in range(7)]
-    found = dict(zip(cases, tiers(cases), strict=True))
-    for case, tier in found.items():
-        row = row_of(case.partition("[")[0])
-        stays = row is None or (row.every > 0 and int(case[-2]) % row.every == 0)
-        assert (
-            (tier == {"soak"}) == (not stays)
-            and (stays == ("test" in tier))
-            and tier - {"check", "test", "soak"} == set()
-        )
+def test_of_cases_that_stay_for_one_row_the_next_takes_a_sample() -> None:
+    function = next(
+        test for test in functions() if (row := SOAK.row_of(test)) and row.every == 2 and LANDING.row_of(test) is None
+    )
+    assert tiers(f"{function}[{case}]" for case in range(4)) == [{"test"}, {"soak"}] * 2
+    function = next(
+        test for test in functions() if (row := LANDING.row_of(test)) and row.every == 2 and SOAK.row_of(test) is None
+    )
+    found = tiers(f"{function}[{case}]" for case in range(4))
+    assert ["test" in tier for tier in found] == [True, False] * 2 and found[1] == {"landing"}

@@ -1,25 +1,27 @@
-"""Which tests run when: `make check` in about a minute, `make test` before landing, `make soak` for the rest.
+"""Which tests run when: the tiers of docs/testing.md.
 
-What tests/soak.txt names is in `soak`, except for a sample that stays in `test`; everything else is in `test`. `check`
-is the part of `test` that pins the language, plans, schedules, proofs and goldens. `pytest` alone runs all tests,
-`pytest --tier test` those of one tier.
+What tests/soak.txt names is in `soak`, except for a sample. Of what is left, what tests/landing.txt names is in
+`landing`, except for a sample. Everything else is in `test`. `check` is the part of `test` that pins the language,
+plans, schedules, proofs and goldens. `pytest` alone runs all tests, `pytest --tier test` those of one tier.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-TIERS = ("check", "test", "soak", "all")
+FUNCTION = re.compile(r"^def (test_\w+)", re.MULTILINE)
+TIERS = ("check", "test", "landing", "soak", "all")
 
 
 class Row(NamedTuple):
-    """Tests whose ids begin with `prefix`: one of `every` cases of each function stays in `test`, the first among them.
+    """Tests whose ids begin with `prefix` leave for a later tier: of each function, one of `every` cases stays.
 
-    `every` 0: none stays, and `sample` is the beginning of the ids of tests in `test` that hold the same for less.
+    `every` 0: none stays. `sample` is the beginning of the ids of tests that stay and hold the same for less, if any.
     """
 
     prefix: str
@@ -27,18 +29,27 @@ class Row(NamedTuple):
     sample: str = ""
 
 
-def read_rows(text: str) -> tuple[Row, ...]:
-    """The rows of tests/soak.txt, which says how they are written."""
-    found = []
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            prefix, how = line.split(maxsplit=1)
-            share, sample = how.removeprefix("1/"), how.removeprefix("by ")
-            found.append(Row(prefix, int(share)) if share != how else Row(prefix, 0, sample))
-    return tuple(found)
+class Moved:
+    """Tests that leave for a tier, by the rows of a file."""
+
+    def __init__(self, file: str) -> None:
+        text = Path(__file__).with_name(file).read_text("utf-8")
+        self.rows = [read_row(line) for line in text.splitlines() if line and not line.startswith("#")]
+
+    def row_of(self, function: str) -> Row | None:
+        """The row that decides on a test function, by its id: the one with the longest prefix."""
+        return max(
+            (row for row in self.rows if function.startswith(row.prefix)), key=lambda row: len(row.prefix), default=None
+        )
 
 
-SOAK = read_rows(Path(__file__).with_name("soak.txt").read_text("utf-8"))
+def read_row(line: str) -> Row:
+    """`PREFIX 1/N`, `PREFIX by SAMPLE`, or `PREFIX`."""
+    prefix, _, how = line.partition(" ")
+    return Row(prefix, int(how.removeprefix("1/"))) if how.startswith("1/") else Row(prefix, 0, how.removeprefix("by "))
+
+
+SOAK, LANDING = Moved("soak.txt"), Moved("landing.txt")
 
 # What pins the language, plans, schedules, proofs and goldens.
 CHECK = (
@@ -95,12 +106,6 @@ SLOW_FIRST = (
 )
 
 
-@cache
-def row_of(function: str) -> Row | None:
-    """The row of SOAK that decides on a test function, by its id: the one with the longest prefix."""
-    return max((row for row in SOAK if function.startswith(row.prefix)), key=lambda row: len(row.prefix), default=None)
-
-
 def may_check(test: str) -> bool:
     """Whether a test, or a file of tests, is of `check` if it is in `test`."""
     return test.startswith(CHECK) and not test.startswith(NOT_CHECK)
@@ -108,17 +113,41 @@ def may_check(test: str) -> bool:
 
 def tiers(tests: Iterable[str]) -> list[set[str]]:
     """The tiers of each test, by the ids of all tests in the order of their collection."""
-    cases: Counter[str] = Counter()
+    soak, landing = Stays(SOAK), Stays(LANDING)
     found = []
     for test in tests:
-        function = test.partition("[")[0]
-        row = row_of(function)
-        stays = row is None or (row.every > 0 and cases[function] % row.every == 0)
-        cases[function] += 1
-        if not stays:
+        if not soak(test):
             found.append({"soak"})
-        elif may_check(test):
-            found.append({"check", "test"})
+        elif not landing(test):
+            found.append({"landing"})
         else:
-            found.append({"test"})
+            found.append({"check", "test"} if may_check(test) else {"test"})
     return found
+
+
+def tiers_of_file(file: str, text: str) -> set[str]:
+    """The tiers that some test of a file may be in, by its functions."""
+    found = set[str]()
+    for name in FUNCTION.findall(text):
+        function = f"{file}::{name}"
+        soak, landing = SOAK.row_of(function), LANDING.row_of(function)
+        if soak is not None:
+            found.add("soak")
+        if soak is None or soak.every:
+            found |= {"landing"} if landing is not None else set()
+            found |= {"test"} if landing is None or landing.every else set()
+    return found | ({"check"} if "test" in found and may_check(file) else set())
+
+
+class Stays:
+    """Whether a test stays where rows move others. It counts the cases of a function as it is asked for them."""
+
+    def __init__(self, moved: Moved) -> None:
+        self.row_of = cache(moved.row_of)
+        self.cases: Counter[str] = Counter()
+
+    def __call__(self, test: str) -> bool:
+        function = test.partition("[")[0]
+        row, case = self.row_of(function), self.cases[function]
+        self.cases[function] += 1
+        return row is None or (row.every > 0 and case % row.every == 0)

@@ -13,7 +13,8 @@ HEAD = """# What faults do to a run
 
 `python -m tests.reliability` runs what this table names and writes this page; `--rows R1,R6` runs some of it and leaves
 the rest as it was. Faults are real: signals to real processes, errors of the system, full file systems. Every row has a
-sample in `make test`; all cases are in `make soak`. [guarantees.md](guarantees.md) lists what else is tested.
+sample in `make test` or `make landing`; all cases are in `make soak`. [guarantees.md](guarantees.md) lists what else is
+tested.
 
 "reached" says what was measured, also where that is short of the bar. The machine was busy with other work meanwhile,
 which lengthens times.
@@ -25,7 +26,7 @@ def rendered(results: Results) -> str:
     table += [(row.number, row.claim, row.bar, *reached(row, results)) for row in ROWS]
     lines = [HEAD, *(f"| {' | '.join(cells)} |" for cells in table), "", "## Which tests", ""]
     for row in ROWS:
-        lines += [f"- **{row.number}**: {'; '.join(named(row))}. In `make test`: `{row.sample}`."]
+        lines += [f"- **{row.number}**: {'; '.join(named(row))}. Before a change lands: `{row.sample}`."]
     lines += ["", "## Where", ""]
     lines += [f"- {', '.join(rows)}: {machine}" for machine, rows in machines(results).items()]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""The import rule, and what starts without torch."""
+"""What may import what, what starts without torch, and how many parameters a function may take."""
 
 from __future__ import annotations
 
@@ -45,9 +45,16 @@ MAY_IMPORT = {
 }
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The imports and the functions of a module, also those inside of others."""
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
+    return [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, kinds)]
+
+
 def imported(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
@@ -162,3 +169,29 @@ def test_checking_a_spec_needs_no_graphs() -> None:
         "sys.exit(code or bool({'torch', 'networkx'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True).returncode == 0
+
+
+MOST = 7
+# The parameters of an op are its operands and the constants of a layer: they are what they are.
+NUMERICS = (
+    "runtime/ops/",
+    "runtime/native/",
+    "runtime/optimizers/",
+    "compiler/ops/",
+    "compiler/kernels/",
+    "compiler/layers/",
+    "compiler/inference/op_tables.py",
+    "benchmarks/gpu/libraries.py",
+    "benchmarks/gpu/peers.py",
+)
+
+
+def test_functions_take_less_than_eight_parameters() -> None:
+    long = set()
+    for path in [path for package in (*MAY_IMPORT, "benchmarks") for path in (ROOT / package).rglob("*.py")]:
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef):
+                own = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                if sum(each.arg not in ("self", "cls") for each in own) > MOST:
+                    long.add(f"{path.relative_to(ROOT).as_posix()}:{node.name}")
+    assert not {name for name in long if not name.startswith(NUMERICS)}, "make it a method of a value that owns them"

@@ -1,0 +1,271 @@
+"""`python -m tests.measure.mutants FOLDER`: which of some 300 small changes of product code the tests notice.
+
+1. The tests of a tier run once, in a copy of the project that has a probe at each place to change. So it is known which
+   tests execute which place, and what each test costs.
+2. Each change is made in a copy of the project, and the tests that execute it run, cheapest first, until one fails.
+
+With several tiers, a later one is asked only for the changes that the earlier ones did not notice. What was found is
+kept in FOLDER, so that what was stopped goes on. docs/testing.md says how to look at a mutant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from tests import progress
+from tests.measure import workplace
+from tests.measure.sites import Mutant, choose, with_probes
+
+ROOT = Path(__file__).parents[2]
+COUNT = 300
+SEED = 0
+WORKERS = 2
+BATCHES_S = (4.0, 12.0, 50.0)  # seconds of the processor that the tests of a batch take; no more tests are asked
+FILE_S = 0.5  # to import a file of tests
+PLACE_S = 0.003  # a test that executes so many places more is asked as late as one that takes this longer
+OF_A_FUNCTION = 3  # cases of a test in the first batch: neighbours mostly notice the same
+SLOWER, MORE_S = 10, 60  # tests that take so many times as long and so many seconds more will never end
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
+
+
+@dataclass
+class Test:
+    """A test as it ran: its seconds of the processor, those of fixtures it shares, and the places that it executed."""
+
+    id: str
+    seconds: float = 0.0
+    of_fixtures: float = 0.0
+    executed: set[int] = field(default_factory=set)
+
+    def alone(self) -> float:
+        """Seconds of the test where it runs alone."""
+        return max(0.0, self.seconds) + self.of_fixtures
+
+    @property
+    def function(self) -> str:
+        return self.id.partition("[")[0]
+
+    @property
+    def file(self) -> str:
+        return self.id.partition("::")[0]
+
+
+def read_rows(folder: Path) -> Iterator[list[dict[str, Any]]]:
+    """The lines of tests.measure.probes, by the process that wrote them."""
+    for file in sorted(folder.glob("*.jsonl")):
+        yield [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def read_tests(folder: Path) -> dict[str, Test]:
+    """The tests whose lines are in a folder of tests.measure.probes, by their ids."""
+    tests: dict[str, Test] = {}
+    for rows in read_rows(folder):
+        fixtures: dict[str, Test] = defaultdict(lambda: Test(""))
+        for row in rows:
+            if "fixture" in row:
+                found = fixtures[row["fixture"]]
+                found.seconds += row["seconds"]
+                found.executed.update(row["executed"])
+            elif row["outcome"] == "passed":
+                test = tests[row["test"]] = Test(row["test"], row["seconds"], executed=set(row["executed"]))
+                for name in row["fixtures"]:
+                    test.of_fixtures += fixtures[name].seconds
+                    test.executed |= fixtures[name].executed
+    return tests
+
+
+def batches(tests: Iterable[Test]) -> Iterator[list[str]]:
+    """Tests in the order to run them in: first a few cases of tests that are cheap and execute little else."""
+    left = sorted(tests, key=lambda test: test.alone() + PLACE_S * len(test.executed))
+    for number, limit in enumerate(BATCHES_S):
+        files, cases = set[str](), defaultdict[str, int](int)
+        total, batch, rest = 0.0, list[str](), list[Test]()
+        for test in left:
+            seconds = test.alone() + FILE_S * (test.file not in files)
+            few = number > 0 or cases[test.function] < OF_A_FUNCTION
+            if few and (not batch or total + seconds <= limit):
+                batch.append(test.id)
+                total += seconds
+                files.add(test.file)
+                cases[test.function] += 1
+            else:
+                rest.append(test)
+        if batch:
+            yield batch
+        left = rest
+
+
+class Place:
+    """A copy of the project in which one mutant at a time is made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = workplace.make(ROOT, folder)
+
+    def run(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> str | None:
+        """What fails first of these tests where the mutant is made; None where all pass."""
+        file = self.folder / mutant.file
+        source, times = file.read_bytes(), file.stat()
+        file.write_bytes(mutant.apply(source))  # and with a new time, so that its bytecode is not taken
+        try:
+            return self.pytest(tests, seconds)
+        finally:
+            file.write_bytes(source)
+            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def pytest(self, tests: Sequence[str], seconds: float) -> str | None:
+        with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
+            names, out = Path(temporary, "tests"), Path(temporary, "out")
+            names.write_text("\n".join(tests))
+            words = ["-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", f"--basetemp={temporary}/t", f"@{names}"]
+            with out.open("wb") as to:
+                process = subprocess.Popen(
+                    [self.python, "-m", "pytest", *words],
+                    cwd=self.folder,
+                    stdout=to,
+                    stderr=to,
+                    start_new_session=True,
+                    env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                )
+                ended = self.end(process, SLOWER * seconds + MORE_S)
+            said = out.read_text("utf-8", "replace")
+        if not ended:
+            return f"does not end: {tests[0]} and {len(tests) - 1} more"
+        if process.returncode == 0:
+            return None
+        failed = FAILED.search(said)
+        if failed is None and process.returncode not in (1, 2, 3, -signal.SIGSEGV, -signal.SIGABRT):
+            raise SystemExit(f"pytest ended with {process.returncode}:\n{said[-4000:]}")
+        return failed[1] if failed else f"pytest ended with {process.returncode}"
+
+    @staticmethod
+    def end(process: subprocess.Popen[bytes], most_s: float) -> bool:
+        """Wait for the end, and kill what goes on without an end; whether it ended by itself."""
+        watch = progress.Watch(process.pid)
+        try:
+            while True:
+                try:
+                    process.wait(0.2)
+                    return True
+                except subprocess.TimeoutExpired:
+                    watch.look()
+                    if progress.processor_s(process.pid) > most_s:
+                        return False
+        except progress.HangError:
+            return False
+        finally:
+            if process.poll() is None:
+                progress.kill(process.pid)
+                process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def probe(folder: Path, tier: str, mutants: Sequence[Mutant]) -> None:
+    """Run the tests of a tier with probes; their lines are in `folder` then."""
+    copy = folder.with_name(f"{folder.name}-copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    python = workplace.make(ROOT, copy)
+    files: dict[str, list[tuple[int, Mutant]]] = defaultdict(list)
+    for number, mutant in enumerate(mutants):
+        files[mutant.file].append((number, mutant))
+    for file, found in files.items():
+        (copy / file).write_bytes(with_probes((ROOT / file).read_bytes(), found))
+    words = ["-n", "3", "--dist", "loadscope", "--no-loadscope-reorder", "--max-worker-restart", "0", "--tier", tier]
+    plugin = ["-p", "tests.measure.probes", "--probes", str(len(mutants)), "--costs", str(folder)]
+    subprocess.run(
+        [python, "-m", "pytest", *words, *plugin], cwd=copy, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+    )
+    shutil.rmtree(copy)
+
+
+class Verdict(NamedTuple):
+    """What noticed a mutant first, or None; how many tests execute its place, and how many of these ran."""
+
+    mutant: str
+    package: str
+    tier: str
+    noticed_by: str | None
+    executing: int
+    ran: int
+
+
+def read_verdicts(kept: Path) -> list[Verdict]:
+    return [Verdict(**json.loads(line)) for line in kept.read_text("utf-8").splitlines()] if kept.exists() else []
+
+
+def judge(kept: Path, tier: str, tests: dict[str, Test], numbered: Sequence[tuple[int, Mutant]]) -> None:
+    """Find what notices mutants, and add a line to the file `kept` for each."""
+    known = {each.mutant for each in read_verdicts(kept) if each.tier == tier}
+    places: SimpleQueue[Place] = SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary, ThreadPoolExecutor(WORKERS) as pool:
+        for number in range(WORKERS):
+            places.put(Place(Path(temporary, str(number))))
+
+        def one(number: int, mutant: Mutant) -> None:
+            title = title_of(mutant)
+            if title in known:
+                return
+            executing = [test for test in tests.values() if number in test.executed]
+            noticed_by, ran, place = None, 0, places.get()
+            try:
+                for batch in batches(executing):
+                    ran += len(batch)
+                    noticed_by = place.run(mutant, batch, sum(tests[test].alone() for test in batch))
+                    if noticed_by:
+                        break
+            finally:
+                places.put(place)
+            verdict = Verdict(title, mutant.package, tier, noticed_by, len(executing), ran)
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(verdict._asdict()) + "\n")
+            print(f"{title}: {noticed_by or f'NOT NOTICED by {ran} of {len(executing)} tests'}", flush=True)
+
+        for future in [pool.submit(one, *each) for each in numbered]:
+            future.result()
+
+
+def title_of(mutant: Mutant) -> str:
+    return f"{mutant.file}:{mutant.line} {mutant.describe((ROOT / mutant.file).read_bytes())}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tiers", nargs="+", default=["test"])
+    parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--page", action="store_true", help="write the tables of docs/testing.md")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    numbered = [*enumerate(choose(ROOT, asked.count, asked.seed))]
+    kept = asked.folder / "verdicts.jsonl"
+    for tier in asked.tiers:
+        executed = asked.folder / tier
+        if not executed.exists():
+            probe(executed, tier, [mutant for _, mutant in numbered])
+        noticed = {each.mutant for each in read_verdicts(kept) if each.noticed_by}
+        judge(kept, tier, read_tests(executed), [each for each in numbered if title_of(each[1]) not in noticed])
+    verdicts = read_verdicts(kept)
+    for tier in asked.tiers:
+        found = [each for each in verdicts if each.tier == tier]
+        print(f"{tier}: {sum(each.noticed_by is not None for each in found)} of {len(found)} noticed")
+
+
+if __name__ == "__main__":
+    main()

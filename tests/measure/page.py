@@ -1,0 +1,94 @@
+"""The tables of docs/testing.md: what the tests of each folder cost, and which changes of each package tests notice.
+
+`python -m tests.measure.page [FOLDER]` writes them from benchmarks/results/tests.json; with FOLDER, what `make mutants`
+found there is stored in that file first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.measure.mutants import read_rows, read_verdicts
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks/results/tests.json"
+PAGE = ROOT / "docs/testing.md"
+BEGIN, END = "<!-- tables: make mutants -->\n", "<!-- end of tables -->\n"
+TIERS = ("test", "landing")
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """What `make mutants` left in a folder, by folder of tests and package of the product."""
+    costs: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for tier in TIERS:
+        if (folder / tier).exists():
+            for row in itertools.chain.from_iterable(read_rows(folder / tier)):
+                place = row.get("test") or row["fixture"]
+                cost = Counter(tests="test" in row, ms=max(0, round(1000 * row["seconds"])))
+                costs[folder_of(place)][tier] += cost
+    notice: dict[str, Counter[str]] = defaultdict(Counter)
+    by: Counter[str] = Counter()
+    missed = []
+    verdicts = {(each.mutant, each.tier): each for each in read_verdicts(folder / "verdicts.jsonl")}
+    for mutant in dict.fromkeys(mutant for mutant, _ in verdicts):
+        found = [verdicts[mutant, tier] for tier in TIERS if (mutant, tier) in verdicts]
+        notice[found[0].package]["mutants"] += 1
+        first = next((each for each in found if each.noticed_by), None)
+        if first is None:
+            missed.append(mutant)
+        elif first.noticed_by:
+            notice[first.package][first.tier] += 1
+            by[folder_of(first.noticed_by)] += 1
+    return {"costs": costs, "packages": notice, "noticed first by": by, "not noticed": missed}
+
+
+def folder_of(test: str) -> str:
+    """The folder of a test or a fixture, right below tests."""
+    return "/".join(test.split("::")[0].split("/")[:2]) or "tests"
+
+
+def tables(found: dict[str, Any]) -> str:
+    packages = {name: Counter(row) for name, row in sorted(found["packages"].items())}
+    total = sum(packages.values(), Counter())
+    with_landing = total["test"] + total["landing"]
+    lines = [
+        f"`make test` notices {total['test']} of {total['mutants']} changes "
+        f"({total['test'] / total['mutants']:.1%}), and with `make landing` {with_landing}. Of each package, the three",
+        "numbers are those of `make test`, of both, and of all changes.",
+        "",
+    ]
+    entries = [
+        f"{name} {row['test']}/{row['test'] + row['landing']}/{row['mutants']}" for name, row in packages.items()
+    ]
+    lines += [", ".join(entries) + ".", "", "Not noticed:", ""]
+    lines += [f"- {each}" for each in found["not noticed"]] or ["- none"]
+    lines += [
+        "",
+        "| tests of | in `make test` | seconds of a core | in `make landing` | seconds of a core | noticed first |",
+        "|---|---|---|---|---|---|",
+    ]
+    costs = found["costs"]
+    for folder in sorted(costs, key=lambda name: -sum(row.get("ms", 0) for row in costs[name].values())):
+        cells = [
+            f"{costs[folder].get(tier, {}).get('tests', 0)} | {costs[folder].get(tier, {}).get('ms', 0) / 1000:.0f}"
+            for tier in TIERS
+        ]
+        lines.append(f"| {folder} | {' | '.join(cells)} | {found['noticed first by'].get(folder, 0)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write() -> None:
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(before + BEGIN + tables(json.loads(RESULTS.read_text("utf-8"))) + END + after, "utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        RESULTS.write_text(json.dumps(results(Path(sys.argv[1])), indent=1, sort_keys=True) + "\n", "utf-8")
+    write()

@@ -1,0 +1,194 @@
+"""Small changes of product code, any of which a test should notice: mutants.
+
+A mutant changes one expression or one statement inside of a function: a comparison, a sign, a number by one, a
+condition, a call that is left out. Text for people, and what is evaluated at an import, stay as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+PRODUCT = ("dsl", "compiler", "runtime")
+LEAST = 3  # mutants of a package that has so many lines to change
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.BitAnd: ast.BitOr,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
+FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list"}
+
+
+class Mutant(NamedTuple):
+    """Replace bytes `begin` to `end` of `file` by `text`. `line`: where that begins. `is_statement`: no expression."""
+
+    file: str
+    line: int
+    begin: int
+    end: int
+    text: str
+    is_statement: bool
+
+    @property
+    def package(self) -> str:
+        """The folder of the file, at most two levels deep."""
+        return "/".join(self.file.split("/")[:-1][:2])
+
+    def apply(self, source: bytes) -> bytes:
+        return source[: self.begin] + self.text.encode() + source[self.end :]
+
+    def describe(self, source: bytes) -> str:
+        """`a < b` → `a <= b`, on one line."""
+        before = " ".join(source[self.begin : self.end].decode().split())
+        return f"`{before}` → `{self.text}`"
+
+
+def choose(root: Path, count: int, seed: int = 0) -> list[Mutant]:
+    """About `count` mutants of the product, at most one a line: by packages' lines that can be changed, LEAST at least.
+
+    Of each package, the first ones are the same for any count.
+    """
+    lines: dict[str, dict[tuple[str, int], list[Mutant]]] = defaultdict(lambda: defaultdict(list))
+    for folder in PRODUCT:
+        for path in sorted((root / folder).rglob("*.py")):
+            for mutant in mutants_of(path.read_bytes(), path.relative_to(root).as_posix()):
+                lines[mutant.package][mutant.file, mutant.line].append(mutant)
+    total = sum(map(len, lines.values()))
+    chosen = []
+    for package, found in sorted(lines.items()):
+        places = sorted(found)
+        random.Random(f"{seed} {package}").shuffle(places)
+        share = max(LEAST, round(count * len(found) / total))
+        chosen += [random.Random(f"{seed} {place}").choice(found[place]) for place in places[:share]]
+    return chosen
+
+
+def mutants_of(source: bytes, file: str) -> Iterator[Mutant]:
+    """Each mutant of a module."""
+    offsets = [0]
+    for line in source.splitlines(keepends=True):
+        offsets.append(offsets[-1] + len(line))
+
+    def mutant(node: ast.expr | ast.stmt, text: str) -> Mutant:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        begin = offsets[node.lineno - 1] + node.col_offset
+        end = offsets[node.end_lineno - 1] + node.end_col_offset
+        return Mutant(file, node.lineno, begin, end, text, isinstance(node, ast.stmt))
+
+    for function in outermost_functions(ast.parse(source)):
+        for statement in function.body:
+            for node in changeable(statement):
+                for text in changes(node):
+                    yield mutant(node, text)
+
+
+def outermost_functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        elif isinstance(child, ast.ClassDef | ast.If | ast.Try | ast.With):
+            yield from outermost_functions(child)
+
+
+def changeable(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
+    """A node and those below it, without text for people (f-strings, errors), annotations and defaults."""
+    if isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert | ast.arguments | ast.Import | ast.ImportFrom):
+        return
+    if isinstance(node, ast.expr | ast.stmt):
+        yield node
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "bases", "keywords") and isinstance(
+            node, ast.AnnAssign | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from changeable(child)
+
+
+def changes(node: ast.expr | ast.stmt) -> Iterator[str]:
+    """What may stand in place of a node."""
+    match node:
+        case ast.Compare(ops=[op]):
+            yield changed(node, ops=[COMPARISONS[type(op)]()])
+        case ast.BinOp(op=op) if type(op) in OPERATORS and not is_text(node.left) and not is_text(node.right):
+            yield changed(node, op=OPERATORS[type(op)]())
+        case ast.BoolOp(op=ast.And()):
+            yield changed(node, op=ast.Or())
+        case ast.BoolOp(op=ast.Or()):
+            yield changed(node, op=ast.And())
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            yield f"({ast.unparse(operand)})"
+        case ast.IfExp():
+            yield changed(node, body=node.orelse, orelse=node.body)
+        case ast.Constant(value=bool(value)):
+            yield str(not value)
+        case ast.Constant(value=int(value)):
+            yield str(value + 1)
+        case ast.Constant(value=float(value)):
+            yield repr(2 * value if value else 1.0)
+        case ast.Call(func=ast.Name(id=name)) if name in FUNCTIONS and not node.keywords:
+            yield changed(node, func=ast.Name(FUNCTIONS[name]))
+        case ast.GeneratorExp() | ast.ListComp() | ast.SetComp() | ast.DictComp():
+            for index, each in enumerate(node.generators):
+                if each.ifs:
+                    without = copy.deepcopy(node)
+                    without.generators[index].ifs = []
+                    yield ast.unparse(without)
+        case ast.Expr(value=ast.Call()):
+            yield "pass"
+        case ast.AugAssign(op=op) if type(op) in OPERATORS and not is_text(node.value):
+            yield changed(node, op=OPERATORS[type(op)]())[1:-1]
+        case ast.Continue():
+            yield "break"
+        case ast.Break():
+            yield "continue"
+
+
+def changed(node: ast.expr | ast.stmt, **fields: object) -> str:
+    other = copy.copy(node)
+    for name, value in fields.items():
+        setattr(other, name, value)
+    return f"({ast.unparse(other)})"
+
+
+def is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+
+
+def with_probes(source: bytes, mutants: Sequence[tuple[int, Mutant]]) -> bytes:
+    """The module with a call for each mutant, made when the place that it would change is executed."""
+    inserts: list[tuple[int, int, bytes]] = []
+    for number, each in mutants:
+        call = f"__import__('mutant_probes').hit({number})".encode()
+        if each.is_statement:
+            inserts.append((each.begin, 0, call + b"; "))
+        else:
+            inserts += [(each.begin, -each.end, b"(" + call + b" or ("), (each.end, -each.begin, b"))")]
+    for place, _, text in sorted(inserts, reverse=True):
+        source = source[:place] + text + source[place:]
+    return source
