@@ -26,7 +26,7 @@ import pytest
 from tests import progress
 from tests.runtime.processes import is_gone, open_files
 
-CACHES = ("torchinductor_",)  # what libraries keep in TMPDIR for the next process of the user, by how names begin
+CACHES = ("torchinductor_", "torchelastic_")  # a cache of torch, and logs that its torchrun never removes
 PATIENCE_S = 60.0  # for processes that are ending, since the last of them ended
 SEGMENTS = Path("/dev/shm")
 NOT_READABLE = (FileNotFoundError, ProcessLookupError, PermissionError)

@@ -234,7 +234,9 @@ def test_torchrun_trains_all_phases(place: Place, straight: Path) -> None:
         process.terminate()
         assert progress.end(process) == 128 + signal.SIGTERM
     assert rows(run)[-1]["step"] < 8
-    said = run(script, 0, place.folder).stdout
+    done = progress.run(script, place.folder)
+    said = done.stdout
+    assert done.returncode == 0, done.stderr
     assert "nothing to do: phase 1 of 3 ends behind 256 tokens, and scripted/checkpoints/step-0000000" in said
     _assert_equal(run, straight)
 
