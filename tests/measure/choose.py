@@ -14,7 +14,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from tests.measure.mutants import Test, read_tests
+from tests.measure.mutants import Measured, read_tests
 
 FILE = Path(__file__).parents[1] / "landing.txt"
 SHARE_S, WHOLE_S, PLACE_S = 0.8, 2.0, 5.0
@@ -25,7 +25,7 @@ HEAD = """\
 # Written by `python -m tests.measure.choose`, which says how it chooses.
 """
 
-Cases = list[Test]
+Cases = list[Measured]
 
 
 def seconds(cases: Cases) -> float:
@@ -49,7 +49,7 @@ def staying(cases: Cases, share: int) -> Cases:
     return cases[::share] if share else []
 
 
-def value(case: Test, missing: set[int]) -> float:
+def value(case: Measured, missing: set[int]) -> float:
     """Places that a case executes of those that are missing, for each second."""
     return len(case.executed & missing) / (max(0.0, case.seconds) + 0.1)
 

@@ -1,19 +1,26 @@
 """Notes which places of mutants are executed, by any process of a test: imported by every Python of a probed copy.
 
-The file that MUTANT_PROBES names has a byte for each mutant. Processes that are started or forked share it.
+The file that MUTANT_PROBES names has a byte for each mutant. Processes that are started or forked share it. Processes
+whose environment was cleared share another file, beside this one.
 """
 
 import mmap
 import os
 
 NAME = "MUTANT_PROBES"
+NAMELESS = os.path.join(os.path.dirname(__file__), "mutant_probes.bytes")  # noqa: PTH118, PTH120
 shared: mmap.mmap | None = None
 
 
-def open_shared(path: str) -> None:
-    global shared
+def opened(path: str) -> mmap.mmap:
     with open(path, "r+b") as file:  # noqa: PTH123
-        shared = mmap.mmap(file.fileno(), 0)
+        return mmap.mmap(file.fileno(), 0)
+
+
+def share(path: str) -> None:
+    """Note in this file from now on what this process executes."""
+    global shared
+    shared = opened(path)
 
 
 def hit(number: int) -> None:
@@ -22,15 +29,17 @@ def hit(number: int) -> None:
 
 
 def take() -> list[int]:
-    """The places that were executed since this was last called."""
+    """The places that were executed since this was last called; by processes of no name, since any worker called it."""
     assert shared is not None
-    taken = shared[:]
-    shared[:] = bytes(len(taken))
-    return [number for number, byte in enumerate(taken) if byte]
+    found = set[int]()
+    for each in (shared, opened(NAMELESS)):
+        taken = each[:]
+        each[:] = bytes(len(taken))
+        found |= {number for number, byte in enumerate(taken) if byte}
+    return sorted(found)
 
 
-try:
-    if NAME in os.environ:
-        open_shared(os.environ[NAME])
-except OSError:  # a process that may open no file
+try:  # noqa: SIM105
+    share(os.environ.get(NAME, NAMELESS))
+except (OSError, ValueError):  # it may open no file, or no tests run
     pass

@@ -33,6 +33,7 @@ from tests.measure.sites import Mutant, choose, with_probes
 
 ROOT = Path(__file__).parents[2]
 COUNT = 300
+PROBED = 3000  # places whose tests are known: tests.measure.choose reads of all, mutants are made of COUNT
 SEED = 0
 WORKERS = 2
 BATCHES_S = (4.0, 12.0, 50.0)  # seconds of the processor that the tests of a batch take; no more tests are asked
@@ -44,7 +45,7 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass
-class Test:
+class Measured:
     """A test as it ran: its seconds of the processor, those of fixtures it shares, and the places that it executed."""
 
     id: str
@@ -71,30 +72,30 @@ def read_rows(folder: Path) -> Iterator[list[dict[str, Any]]]:
         yield [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
-def read_tests(folder: Path) -> dict[str, Test]:
+def read_tests(folder: Path) -> dict[str, Measured]:
     """The tests whose lines are in a folder of tests.measure.probes, by their ids."""
-    tests: dict[str, Test] = {}
+    tests: dict[str, Measured] = {}
     for rows in read_rows(folder):
-        fixtures: dict[str, Test] = defaultdict(lambda: Test(""))
+        fixtures: dict[str, Measured] = defaultdict(lambda: Measured(""))
         for row in rows:
             if "fixture" in row:
                 found = fixtures[row["fixture"]]
                 found.seconds += row["seconds"]
                 found.executed.update(row["executed"])
             elif row["outcome"] == "passed":
-                test = tests[row["test"]] = Test(row["test"], row["seconds"], executed=set(row["executed"]))
+                test = tests[row["test"]] = Measured(row["test"], row["seconds"], executed=set(row["executed"]))
                 for name in row["fixtures"]:
                     test.of_fixtures += fixtures[name].seconds
                     test.executed |= fixtures[name].executed
     return tests
 
 
-def batches(tests: Iterable[Test]) -> Iterator[list[str]]:
+def batches(tests: Iterable[Measured]) -> Iterator[list[str]]:
     """Tests in the order to run them in: first a few cases of tests that are cheap and execute little else."""
     left = sorted(tests, key=lambda test: test.alone() + PLACE_S * len(test.executed))
     for number, limit in enumerate(BATCHES_S):
         files, cases = set[str](), defaultdict[str, int](int)
-        total, batch, rest = 0.0, list[str](), list[Test]()
+        total, batch, rest = 0.0, list[str](), list[Measured]()
         for test in left:
             seconds = test.alone() + FILE_S * (test.file not in files)
             few = number > 0 or cases[test.function] < OF_A_FUNCTION
@@ -209,8 +210,17 @@ def read_verdicts(kept: Path) -> list[Verdict]:
     return [Verdict(**json.loads(line)) for line in kept.read_text("utf-8").splitlines()] if kept.exists() else []
 
 
-def judge(kept: Path, tier: str, tests: dict[str, Test], numbered: Sequence[tuple[int, Mutant]]) -> None:
-    """Find what notices mutants, and add a line to the file `kept` for each."""
+def judge(
+    kept: Path, tier: str, tests: dict[str, Measured], numbered: Sequence[tuple[int, Mutant]], probed: Sequence[Mutant]
+) -> None:
+    """Find what notices mutants, and add a line to the file `kept` for each.
+
+    Tests that execute another place of the file are asked where none executes that of the mutant.
+    """
+    of_file = defaultdict[str, list[Measured]](list)
+    for test in tests.values():
+        for file in {probed[number].file for number in test.executed}:
+            of_file[file].append(test)
     known = {each.mutant for each in read_verdicts(kept) if each.tier == tier}
     places: SimpleQueue[Place] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary, ThreadPoolExecutor(WORKERS) as pool:
@@ -221,7 +231,7 @@ def judge(kept: Path, tier: str, tests: dict[str, Test], numbered: Sequence[tupl
             title = title_of(mutant)
             if title in known:
                 return
-            executing = [test for test in tests.values() if number in test.executed]
+            executing = [test for test in tests.values() if number in test.executed] or of_file[mutant.file]
             noticed_by, ran, place = None, 0, places.get()
             try:
                 for batch in batches(executing):
@@ -253,14 +263,17 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write the tables of docs/testing.md")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    numbered = [*enumerate(choose(ROOT, asked.count, asked.seed))]
+    probed = choose(ROOT, PROBED, asked.seed)
+    judged = {*choose(ROOT, asked.count, asked.seed)}
+    numbered = [(number, mutant) for number, mutant in enumerate(probed) if mutant in judged]
     kept = asked.folder / "verdicts.jsonl"
     for tier in asked.tiers:
         executed = asked.folder / tier
         if not executed.exists():
-            probe(executed, tier, [mutant for _, mutant in numbered])
+            probe(executed, tier, probed)
         noticed = {each.mutant for each in read_verdicts(kept) if each.noticed_by}
-        judge(kept, tier, read_tests(executed), [each for each in numbered if title_of(each[1]) not in noticed])
+        todo = [each for each in numbered if title_of(each[1]) not in noticed]
+        judge(kept, tier, read_tests(executed), todo, probed)
     verdicts = read_verdicts(kept)
     for tier in asked.tiers:
         found = [each for each in verdicts if each.tier == tier]

@@ -32,7 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
     file = folder / f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}.probes"
     file.write_bytes(bytes(config.getoption("--probes")))
     os.environ[mutant_probes.NAME] = str(file)
-    mutant_probes.open_shared(str(file))
+    mutant_probes.share(str(file))
+    nameless = Path(mutant_probes.NAMELESS)
+    if not nameless.exists():
+        nameless.write_bytes(file.read_bytes())
     config.pluginmanager.register(Probes(file.with_suffix(".jsonl").open("w")))
     remember_traces()
 
