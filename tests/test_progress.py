@@ -5,31 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests import forks
+from tests import forks, progress
 from tests.progress import HangError, run
 from tests.runtime.processes import is_gone, wait_for
 
 # A child that would live on, and a parent that waits for it and looks for news, as supervisors do.
 HUNG = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
 print(child.pid, flush=True)
 while child.poll() is None:
-    time.sleep(0.05)
-"""
-WORKING = """
-import time
-while time.process_time() < 2.5:
-    sum(range(1000))
-"""
-PRINTING = """
-import time
-for index in range(6):
-    time.sleep(1)
-    print(index, flush=True)
+    try:
+        child.wait(0.05)
+    except subprocess.TimeoutExpired:
+        pass
 """
 
 
@@ -44,11 +37,24 @@ def test_what_hangs_is_ended_with_its_children() -> None:
     wait_for(lambda: is_gone(child), "the end of the child")
 
 
-@pytest.mark.parametrize("code", [WORKING, PRINTING])
-def test_what_goes_on_is_not(code: str) -> None:
-    """A process that works for longer than the patience is not ended."""
-    done = python(code, patience_s=2 if code is WORKING else 5, work_s=0.02 if code is WORKING else 1000)
-    assert done.returncode == 0
+def test_what_prints_or_works_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, worked = SimpleNamespace(now=0.0), SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(progress, "processor_s", lambda *_: worked.seconds)
+    watch = progress.Watch(1, patience_s=3, work_s=1)
+    for second in range(1, 20):  # it prints a line every three seconds
+        clock.now = second
+        watch.look(printed_bytes=second // 3)
+    for second in range(20, 40):  # it works for a third of the time
+        clock.now, worked.seconds = second, (second - 19) / 3
+        watch.look(printed_bytes=6)
+    clock.now, worked.seconds = 40.0, 10.0
+    watch.look(printed_bytes=6)
+    clock.now, worked.seconds = 42.0, 10.5
+    watch.look(printed_bytes=6)
+    clock.now = 43.5
+    with pytest.raises(HangError, match="less than 1 s of work in 3 s"):
+        watch.look(printed_bytes=6)
 
 
 def test_a_module_is_run_in_a_fork_unless_libraries_would_read_another_environment(
