@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,8 @@ from tests.training.ledger import main
 from tests.training.samples import RandomSamples
 
 STEPS = 5
-SLEEPS = (2, 3)  # a rank, and the step in which its first body sleeps
-SLEEP_S = 0.3
+SLOW = (2, 3)  # a rank, and the step in which its first body takes long
+SLOW_S = 1000  # by its clock alone: a rank that waits for a core on a busy machine takes less
 
 
 class Watched(RandomSamples):
@@ -40,6 +41,12 @@ def watched(build: Build, rank: int, board: Board) -> dict[str, object]:
     """What a rank has read behind each step, its rows, and the seconds between the ends of its sums."""
     samples = Watched(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, rank, samples, None, board)
+    late = 0
+
+    def clock() -> int:
+        return time.perf_counter_ns() + late
+
+    trainer.time._clock = clock
     real, at = trainer._norm, list[float]()
 
     def looked() -> float:
@@ -55,16 +62,22 @@ def watched(build: Build, rank: int, board: Board) -> dict[str, object]:
     trainer._norm = norm  # type: ignore[assignment, method-assign]
     rows, read, body = [], [], next(iter(trainer.bodies))
     first = trainer.bodies[body]
+
+    def slow(*args: Any) -> None:
+        nonlocal late
+        late = SLOW_S * 10**9  # once: the body runs for each micro-batch
+        first(*args)
+
     trainer.time.enter("other")
     begun = looked()
     for step in range(1, STEPS + 1):
-        if (rank, step) == SLEEPS:
-            trainer.bodies |= {body: lambda *args: (time.sleep(SLEEP_S), first(*args))[0]}
+        if (rank, step) == SLOW:
+            trainer.bodies |= {body: slow}
         rows.append(trainer.train_step())
         assert trainer.feed._ahead is not None
         trainer.feed._ahead.found.result()  # steps as long as their samples take to read
         read.append(samples.read_by_trainer)
-        if (rank, step) == SLEEPS:
+        if (rank, step) == SLOW:
             trainer.bodies |= {body: first}
     wall = [after - before for before, after in zip([begun, *at], at, strict=False)]
     names = trainer.feed.names

@@ -15,7 +15,7 @@ import torch
 from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
 from runtime.step_time import COMMUNICATION, NUMBERS, OF_ROLLOUTS, PARTS, Part, StepTime, takes
-from tests.runtime.step_times import SLEEP_S, SLEEPS, STEPS
+from tests.runtime.step_times import SLOW, SLOW_S, STEPS
 from tests.training.processes import run_module
 from tests.training.specs import spec as small
 
@@ -162,9 +162,9 @@ def test_rows_sum_to_the_time_of_the_ranks(ranks: list[dict[str, Any]]) -> None:
                 assert rank["rows"][step][key] == row[key], "all ranks know the same"
 
 
-def test_a_slow_rank_is_named_and_the_others_wait_for_its_messages(ranks: list[dict[str, Any]]) -> None:
-    slow, step = SLEEPS
+def test_a_slow_rank_is_named(ranks: list[dict[str, Any]]) -> None:
+    slow, step = SLOW
     row = ranks[0]["rows"][step - 1]
-    assert row["slowest_rank"] == slow and row["spent_most_s"]["compute"] > SLEEP_S
-    assert row["spent_most_s"]["message"] > 0.9 * SLEEP_S, "the rank before it needs its gradients"
-    assert row["spent_s"]["compute"] < row["spent_most_s"]["compute"] - SLEEP_S / 2
+    assert row["slowest_rank"] == slow and row["spent_most_s"]["compute"] > SLOW_S
+    assert SLOW_S / RANKS <= row["spent_s"]["compute"] < SLOW_S / 2
+    assert 0 < row["spent_most_s"]["message"] < SLOW_S, "ranks wait for one another by clocks of their own"
