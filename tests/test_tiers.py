@@ -28,7 +28,7 @@ def test_rows_name_tests_and_leave_a_sample(moved: Moved) -> None:
     tests = functions()
     rows = {moved.row_of(test) for test in tests}
     found = tiers(tests)
-    for row in moved.rows:
+    for row in moved.rows.values():
         assert row in rows, f"{row.prefix}: no test begins so, or other rows have all of them"
         if row.every == 0 and moved is SOAK:
             sample = [tier for test, tier in zip(tests, found, strict=True) if test.startswith(row.sample)]

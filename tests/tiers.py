@@ -34,13 +34,13 @@ class Moved:
 
     def __init__(self, file: str) -> None:
         text = Path(__file__).with_name(file).read_text("utf-8")
-        self.rows = [read_row(line) for line in text.splitlines() if line and not line.startswith("#")]
+        rows = [read_row(line) for line in text.splitlines() if line and not line.startswith("#")]
+        self.rows = {row.prefix: row for row in rows}
 
     def row_of(self, function: str) -> Row | None:
         """The row that decides on a test function, by its id: the one with the longest prefix."""
-        return max(
-            (row for row in self.rows if function.startswith(row.prefix)), key=lambda row: len(row.prefix), default=None
-        )
+        prefixes = (function[:length] for length in range(len(function), 0, -1))
+        return next((self.rows[prefix] for prefix in prefixes if prefix in self.rows), None)
 
 
 def read_row(line: str) -> Row:
