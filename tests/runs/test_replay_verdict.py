@@ -146,6 +146,28 @@ def test_verdicts() -> None:
     assert found == "device" and [each.device for each in of] == [("node", "0"), ("node", "1")]
 
 
+def test_where_nothing_was_made_no_device_is_named() -> None:
+    """A rank that got something else, or that another made more than, tells nothing of its device."""
+
+    def of(*names: str, prints: str) -> Computed:
+        return Computed(5, 39, prints, names, "".join(16 * each for each in prints), frozenset())
+
+    def named(one: Computed, other: Computed) -> list[tuple[str, int, str]]:
+        logs = [{0: Log(("node", device), (each,))} for device, each in (("0", one), ("1", other))]
+        found = suspects([Training({}, (), each) for each in logs])
+        return [(each.device[1], each.step, each.what) for each in found]
+
+    got = of("< weights", "> send 1", prints="aa")
+    assert named(got, got) == []
+    assert named(got, of("< weights", "> send 1", prints="ba")) == [], "it got something else"
+    both = [("0", 5, "send 1"), ("1", 5, "send 1")]
+    assert named(got, of("< weights", "> send 1", prints="ab")) == both
+    assert named(of("> send 1", prints="a"), of("> send 1", prints="b")) == both
+    shorter = of("< weights", prints="a")
+    assert named(shorter, got) == [], "the first made nothing there"
+    assert named(got, shorter) == both
+
+
 def test_a_bad_step_is_compared_with_its_event() -> None:
     """With its numbers, and with those of each rank that the run has; never with a row of other samples."""
     bad = training(9.0, action="stop", to=None, prints=["a", "a"])
