@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import copy
-import random
-from collections import defaultdict
+import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -70,20 +70,27 @@ class Mutant(NamedTuple):
 def choose(root: Path, count: int, seed: int = 0) -> list[Mutant]:
     """About `count` mutants of the product, at most one a line: by packages' lines that can be changed, LEAST at least.
 
-    Of each package, the first ones are the same for any count.
+    A line is chosen by its text, so that most of the mutants stay when the product changes. Of each package, the first
+    ones are the same for any count.
     """
-    lines: dict[str, dict[tuple[str, int], list[Mutant]]] = defaultdict(lambda: defaultdict(list))
+    packages: dict[str, list[tuple[str, list[Mutant]]]] = defaultdict(list)
     for folder in PRODUCT:
         for path in sorted((root / folder).rglob("*.py")):
-            for mutant in mutants_of(path.read_bytes(), path.relative_to(root).as_posix()):
-                lines[mutant.package][mutant.file, mutant.line].append(mutant)
-    total = sum(map(len, lines.values()))
+            source, file = path.read_bytes(), path.relative_to(root).as_posix()
+            texts, lines, seen = source.splitlines(), defaultdict[int, list[Mutant]](list), Counter[bytes]()
+            for mutant in mutants_of(source, file):
+                lines[mutant.line].append(mutant)
+            for line, mutants in sorted(lines.items()):
+                text = texts[line - 1].strip()
+                digest = hashlib.sha256(f"{seed} {file} {text!r} {seen[text]}".encode()).hexdigest()
+                packages[mutants[0].package].append((digest, mutants))
+                seen[text] += 1
+    total = sum(map(len, packages.values()))
     chosen = []
-    for package, found in sorted(lines.items()):
-        places = sorted(found)
-        random.Random(f"{seed} {package}").shuffle(places)
+    for _, found in sorted(packages.items()):
         share = max(LEAST, round(count * len(found) / total))
-        chosen += [random.Random(f"{seed} {place}").choice(found[place]) for place in places[:share]]
+        for digest, mutants in sorted(found)[:share]:
+            chosen.append(mutants[int(digest, 16) % len(mutants)])
     return chosen
 
 
@@ -116,6 +123,8 @@ def outermost_functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFu
 
 def changeable(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
     """A node and those below it, without text for people (f-strings, errors), annotations and defaults."""
+    if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: what is right has no effect
+        return
     if isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert | ast.arguments | ast.Import | ast.ImportFrom):
         return
     if isinstance(node, ast.expr | ast.stmt):
