@@ -97,7 +97,7 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
         return Batch.model_construct(start=size, end=size)
     inner = scope.inside(statement, "batch")
     found: dict[str, tuple[Fraction, Span]] = {}
-    rejected = any(isinstance(each, Lost) for each in statement.body)
+    rejected = False
     for each in statement.body:
         key = key_of(each)
         if key not in ("from", "to", "over") or not isinstance(each, Attribute):

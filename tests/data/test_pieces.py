@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
-from runtime.data.pieces import Journal, in_order
+from runtime.data.pieces import Journal, in_order, journaled
 
 RESULTS = [b"", b"one", b"two" * 100, b"\0" * 17]
 
@@ -56,6 +58,52 @@ def test_a_changed_byte_ends_a_journal_there(tmp_path: Path) -> None:
         path.write_bytes(content)
         found = _found(path)
         assert found == RESULTS[: len(found)] and len(found) < len(RESULTS)
+
+
+class Full:
+    """A file on a full disk."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    def close(self) -> None:
+        self.write(b"")
+
+
+@pytest.mark.parametrize("inside", [None, RuntimeError("why")])
+def test_a_journal_that_the_disk_does_not_take_is_an_error(tmp_path: Path, inside: Exception | None) -> None:
+    """An error of what is computed is raised as it is, whether the file can be closed or not."""
+    journal = Journal(tmp_path / "journal", "text")
+    with pytest.raises(type(inside) if inside else OSError, match="why" if inside else "full"), journal:
+        stream = journal._stream
+        journal._stream = Full(stream)  # type: ignore[assignment]
+        with pytest.raises(OSError, match="full") as caught:
+            journal.add(b"one")
+        assert caught.value.filename == str(tmp_path / "journal")
+        if inside:
+            raise inside
+    stream.close()
+    assert _found(tmp_path / "journal") == []
+
+
+def test_what_earlier_processes_left_is_counted(tmp_path: Path) -> None:
+    _write(tmp_path / "journal", RESULTS)
+    for _ in range(2):
+        with Journal(tmp_path / "journal", "text") as journal:
+            assert journal.num_found == 0
+            assert [journal.next(), journal.next()] == RESULTS[:2] and journal.num_found == 2
+            assert list(journaled([3, 4], [lambda item: b"%d" % item], journal, lambda: None)) == [
+                (3, RESULTS[2]),
+                (4, RESULTS[3]),
+            ]
+            assert journal.num_found == 4
+    with Journal(tmp_path / "journal", "text") as journal:
+        items = list(journaled(range(6), [lambda item: b"%d" % item], journal, lambda: None))
+        assert [found for _, found in items] == [*RESULTS, b"4", b"5"] and journal.num_found == 4
+    assert _found(tmp_path / "journal") == [*RESULTS, b"4", b"5"]
 
 
 def test_another_text_begins_anew(tmp_path: Path) -> None:

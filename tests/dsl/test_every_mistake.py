@@ -55,6 +55,17 @@ WARMUP, COSINE = "warmup 15 steps to 2e-3", "cosine to 2e-4"
         ({WARMUP: "warmup 3GB to 99", COSINE: "cosine to 1 over 3GB"}, [("E0303", "99"), ("E0301", "3GB")]),
         ({"batch = 16": "batch = 0", COSINE: "cosine to 99"}, [("E0303", "0"), ("E0303", "99")]),
         ({"devices = 4": "devices = oops", COSINE: "cosine to 99"}, [("E0303", "99"), ("E0401", "oops")]),
+        # several in one block, and none that only follows: a key that is wrong is not missing, too
+        ({"batch = 16": "batch { from = 8, too = 16, over = 9K tokens, 3 }"}, [("E0201", "too"), ("E0108", "3")]),
+        (
+            {"batch = 16": "batch { form = 8, to = oops, ovr = 9K tokens }"},
+            [("E0201", "form"), ("E0401", "oops"), ("E0201", "ovr")],
+        ),
+        ({"batch = 16": "batch { from = 8, to = oops, over = 9K tokens }"}, [("E0401", "oops")]),
+        ({"batch = 16": "batch { from = 8, 3, over = 9K tokens }"}, [("E0108", "3")]),
+        ({"ffn dense": "let inner = 512, fnn dense"}, [("E0201", "fnn")]),
+        ({"ffn dense": "ffn dens"}, [("E0205", "dens")]),
+        ({"ffn dense {": "depth = 3, width = 4, ffn dense {"}, [("E0201", "depth"), ("E0201", "width")]),
         # what is in a block whose name is misspelt
         ({"train {": "trian {", "seed ": "sed "}, [("E0201", "trian"), ("E0201", "sed")]),
         ({"rate {": "rat {", WARMUP: "wrmup 1 steps to 1"}, [("E0201", "rat"), ("E0704", "wrmup")]),

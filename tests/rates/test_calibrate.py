@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from compiler.cli import main
 from compiler.commands.common import load_spec
@@ -21,6 +24,8 @@ from compiler.read_files import load_with_files, with_files
 from compiler.spec_files import rate_table_of, with_rate_table
 from dsl.diagnostics import SpecError
 from dsl.load import load
+from runtime import calibrate
+from runtime.launch.heartbeat import Board
 from tests.specs.shipped import SPECS, shipped
 
 TRACE = TABLES.parent / "traces" / "deepseek-pair.json"
@@ -95,6 +100,75 @@ def test_what_is_too_large_is_left_out() -> None:
     spec = shipped("deepseek-v3.dsc", "pretrain")
     found, large = tasks_of(make_plan(spec), rates_of(spec), balanced_rows(spec))
     assert large > 10 and all(task.work <= 2e11 for task in found)
+
+
+class Clock:
+    """A clock that each reading moves on."""
+
+    def __init__(self, *read: float) -> None:
+        self.left = list(read)
+
+    def monotonic(self) -> float:
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+    thread_time = monotonic
+
+
+@pytest.mark.parametrize(("read", "rounds"), [((0, 9), 4), ((0, 1), 60), ((0, 1, 1, 1, 1, 1, 1.5), 6)])
+def test_calls_are_timed_in_turn_for_as_long_as_the_budget_has(
+    monkeypatch: pytest.MonkeyPatch, read: tuple[float, ...], rounds: int
+) -> None:
+    """A round takes place whole, four at least; the first does not count."""
+    called, board = list[str](), Board(1).bind(0)
+    taken = {"a": iter(range(99)), "b": iter(range(0, 990, 10))}
+
+    def timed(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float, Any]:
+        called.append(function(*args))
+        return next(taken[called[-1]]), None
+
+    monkeypatch.setattr(calibrate, "time", Clock(*read))
+    monkeypatch.setattr(calibrate, "_processor_s", timed)
+    found = calibrate.timed_in_turn([(str, ("a",)), (str, ("b",))], torch.device("cpu"), 1.0, board)
+    assert called == ["a", "b"] * rounds and found == [rounds / 2, 10 * rounds / 2]
+
+
+def test_time_is_that_of_the_processor_or_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "time", Clock(2.0, 5.0))
+    assert calibrate._processor_s(max, (3, 4)) == (3.0, 4)
+    happened: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            happened.append("record")
+
+        def synchronize(self) -> None:
+            happened.append("synchronize")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1500.0 if self is not end else 0.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert calibrate._cuda_s(happened.append, ("call",)) == (1.5, None)
+    assert happened == ["record", "call", "record", "synchronize"]
+
+
+def test_operands_are_what_ops_take() -> None:
+    def given(shape: list[int], dtype: str, **more: Any) -> torch.Tensor:
+        task = {"args": [{"shape": shape, "dtype": dtype, **more}, 3]}
+        found, other = calibrate.arguments(task, torch.Generator().manual_seed(1), torch.device("cpu"))
+        assert other == 3 and list(found.shape) == shape and found.dtype == getattr(torch, dtype)
+        return found
+
+    assert set(given([500], "int64", holds="below", bound=3).tolist()) == {0, 1, 2}
+    chosen = given([50, 2], "int64", holds="choices", bound=3).tolist()
+    assert all(len({*row}) == 2 for row in chosen) and {each for row in chosen for each in row} == {0, 1, 2}
+    assert sorted(given([9], "int32", holds="order").tolist()) == [*range(9)]
+    assert given([4], "int32", holds="ends", bound=10).tolist() == [2, 5, 7, 10]
+    values = given([4000], "bfloat16").float()
+    assert abs(float(values.mean())) < 0.05 and abs(float(values.std()) - 0.5) < 0.05
 
 
 # ---------------------------------------------------------------- the command

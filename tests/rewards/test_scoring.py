@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from runtime.contract import Reward
-from runtime.rewards import process
+from runtime.limited import FaultError
+from runtime.rewards import process, worker
 from runtime.rewards.errors import RewardError
 from runtime.rewards.scoring import Case, Rewards
 from tests.progress import PATIENCE_S
@@ -204,6 +205,27 @@ def test_what_goes_wrong_names_the_reward_and_the_place(body: str, said: str) ->
     message = refusal(f"def reward(prompts, completions, **_):\n    {body}\n")
     assert message.startswith("reward `own`: ") and said in message and "\n = hint: " in message
     assert message.startswith("reward `own`: rewards/own.py:") or "memory" in said
+
+
+def test_numbers_are_those_that_can_be_summed() -> None:
+    """The bound itself is one, of either sign; the message has the first that is none, shortened."""
+    assert worker._numbers([worker.MOST, -worker.MOST, True, np.float32(0.5)], 4, "who") == [1e30, -1e30, 1.0, 0.5]
+    above = float(np.nextafter(worker.MOST, np.inf))
+    wrong = {above: repr(above), -above: repr(-above), "1": "'1'", b"1": "b'1'", (): "()", None: "None"}
+    wrong |= {10**400: "1" + 79 * "0", "x" * 78: repr("x" * 78), "x" * 90: "'" + 79 * "x", float("nan"): "nan"}
+    for value, said in wrong.items():
+        message = f"who returns {said} for completion 1, which is no number from -1e+30 to 1e+30"
+        with pytest.raises(FaultError) as caught:
+            worker._numbers([0.0, value, "no"], 3, "who")
+        assert str(caught.value) == message
+    for count in (1, 3):
+        with pytest.raises(FaultError, match=f"who returns 2 values for {count} completions"):
+            worker._numbers([0.0, 1.0], count, "who")
+
+
+def test_patterns_are_searched_for_in_each_completion() -> None:
+    score = worker._score_of({"pattern": "b$"})
+    assert score({"completions": ["ab", "ba", "", "b"]}) == [1.0, 0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from runtime import contract
+from runtime.checkpoint.shard_manifest import Manifest
 from runtime.comm.transport import Sums
 from runtime.contract.recipe import Health, Spike
 from runtime.data.order import Order
@@ -240,6 +241,30 @@ def test_a_start_goes_on_without_what_was_given_up(tmp_path: Path) -> None:
     assert record.going_back(tmp_path, position, replace(recent, acted=()), "text")[2] == ""
     record.forget(tmp_path)
     assert record.rollbacks(tmp_path) == ()
+
+
+def test_checkpoints_of_what_was_given_up_are_those_behind_it_that_do_not_count_it() -> None:
+    first, second = (record.Rollback({}, step, (0, 8), to) for step, to in ((9, 3), (7, 5)))
+    done, none = (first, second), Manifest(4, 1, {}, ())
+    for step, counted, gone in (
+        (3, 0, False),
+        (4, 0, True),
+        (4, 1, False),
+        (5, 1, False),
+        (6, 1, True),
+        (6, 2, False),
+        (9, 3, False),
+        (4, None, True),
+        (4, -1, True),
+        (9, "2", True),
+        (9, True, True),
+    ):
+        manifest = Manifest(step, 1, {"health": {"rollbacks": counted}}, ())
+        assert record.is_given_up(manifest, done) == gone, (step, counted)
+    for meta in ({"health": None}, {"health": [2]}, {"health": {}}, {}):
+        assert record.is_given_up(replace(none, meta=meta), done)
+        assert not record.is_given_up(replace(none, step=3, meta=meta), done)
+    assert not record.is_given_up(none, ())
 
 
 ROW: dict[str, Any] = {"order": {}, "step": 5, "samples": [3, 7], "to": 2}

@@ -83,6 +83,27 @@ def test_a_kill_while_a_checkpoint_is_taken_loses_nothing(
     assert load(tmp_path / "run" / "checkpoints").step == 2
 
 
+def test_a_copy_is_on_the_disk_before_the_next_file(tmp_path: Path, faulty: Callable[[Calls], Calls]) -> None:
+    """Its name is synced in its folder, and that one's in the place."""
+    made: list[str] = []
+    faulty(Calls(lambda number, name: made.append(name)))
+    FolderPlace("slow", tmp_path / "slow").write("step-00000001", "one", [b"1"])
+    assert made == ["mkdir", "open", "write", "fsync", "rename", "fsync", "fsync"]
+
+
+def test_a_part_that_a_kill_left_is_written_anew(tmp_path: Path) -> None:
+    place = FolderPlace("slow", tmp_path / "slow")
+    assert place.names() == []
+    place.write("step-00000001", "one", [b"begin, ", memoryview(b"end")])
+    (tmp_path / "slow" / "step-00000001" / ".part-two").write_bytes(b"more than all of it")
+    place.write("step-00000001", "two", [b"two"])
+    (tmp_path / "slow" / "another").mkdir()
+    assert place.names() == ["step-00000001"]
+    files = {path.name: path.read_bytes() for path in (tmp_path / "slow" / "step-00000001").iterdir()}
+    assert files == {"one": b"begin, end", "two": b"two"}
+    assert b"".join(place.read("step-00000001", "one")) == b"begin, end"
+
+
 # ---------------------------------------------------------------- which places
 
 

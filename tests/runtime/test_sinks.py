@@ -272,6 +272,20 @@ def scraped(sink: Prometheus) -> dict[tuple[str, ...], float]:
     return {(each.name, *(v for k, v in each.labels.items() if k != "run")): each.value for each in samples}
 
 
+def test_notes_that_cannot_be_written_are_said_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "exports.json").mkdir()
+    now, pause = 1000.0, workers.RETRY_S[-1]
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now))
+    exports = Exports(tmp_path)
+    for later, said in ((0, 1), (pause, 0), (pause + 1, 1), (pause + 2, 0), (2 * pause + 2, 1)):
+        now = 1000.0 + later
+        exports.note("fake", step=3, key=None)
+        assert capsys.readouterr().err.count("exports.json: Is a directory") == said, later
+    assert exports.of("fake") == {"step": 3}
+
+
 def test_series_follow_rows_and_events(tmp_path: Path) -> None:
     state, sink = State(tmp_path, WATCH), Prometheus()
     sink.open(Opened(tmp_path, Metrics(prometheus=0), state))
