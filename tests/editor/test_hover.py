@@ -51,6 +51,14 @@ def test_what_says_itself_is_not_said_again() -> None:
     assert about("# hid|den\n") == "" and about('import "l|ib.dsc"') == ""
 
 
+@pytest.mark.parametrize(("key", "meaning"), [("from", "of the first step"), ("to", "has grown"), ("over", "it grows")])
+def test_keys_of_a_batch_that_grows(key: str, meaning: str) -> None:
+    text = "run a {\n  train { batch { from = 16, to = 32, over = 1M tokens, other = 1 } }\n}\n"
+    found = about(text.replace(f" {key} =", f" {key}| ="))
+    assert found.startswith(f"**{key}**") and meaning in found
+    assert about(text.replace("other", "oth|er")) == ""
+
+
 MODEL = (
     "model m {{ vocab = 4096, hidden = {hidden}, init_std = 0.02, norm_eps = 1e-6\n"
     "  attention gqa {{ heads = 8, kv_heads = 2, head_dim = 64, rope {{ theta = 1e4 }} }}\n"

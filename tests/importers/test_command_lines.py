@@ -161,3 +161,19 @@ def test_places_are_those_of_the_words() -> None:
     assert [(key.text, values[0].span.text) for values in found.values() if (key := values[0].key)] == [
         ("--x-y", "--x-y 1"), ("--z='a b'", "--z='a b'"), ("--w", "--w 2 3"),
     ]  # fmt: skip
+    found, _ = script(Source("s.sh", "bash -c 'torchrun t.py --x 12; sleep 1'\n"), {})
+    assert found["x"][0].span.text == "--x 12" and found["x"][0].value == 12, "a `;` is not of the word before it"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("A=(1)\nA=(2)", 2),
+        ("A+=(2)", 2),
+        ("A=(1)\nA+=(2 3)", "1 2 3"),
+        ("N=1\nA=($N 2)", "1 2"),
+    ],
+)
+def test_arrays_of_values(text: str, value: object) -> None:
+    assert read(f"{text}\ntorchrun t.py --x $A") == {"x": value}
+    assert read(f"{text}\ntorchrun t.py --x $A", A="9") == {"x": 9}

@@ -190,3 +190,11 @@ def test_every_text_of_a_manifest_is_a_word_a_block_or_in_quotes(two_nodes: Path
         if isinstance(event, yaml.ScalarEvent) and event.style is None:
             plain = event.value
             assert plain.isdecimal() or plain in ("true", "false") or plain.replace("-", "").replace(".", "").isalpha()
+
+
+def test_what_is_said_twice_is_written_twice() -> None:
+    """A reader of YAML knows anchors, and a person who edits a manifest does not look for them."""
+    shared = {"b": [1, "two"]}
+    written = documents({"a": shared, "c": shared})
+    assert written == "a:\n  b:\n    - 1\n    - two\nc:\n  b:\n    - 1\n    - two\n"
+    assert documents(shared, shared) == 2 * "---\nb:\n  - 1\n  - two\n"

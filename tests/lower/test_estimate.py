@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import combinations_with_replacement
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from compiler.actions.lanes import best_order, end_of
 from compiler.actions.order import jobs_of
 from compiler.lower import Lowering
-from compiler.lower.estimate import costs_of_searches, stage_costs
+from compiler.lower.estimate import _common_rank, costs_of_searches, stage_costs
 from compiler.plan import make_plan
 from compiler.predict.times import step_times
 from compiler.rates.rank_rates import rank_rates
@@ -97,3 +99,13 @@ def test_stages_that_are_alike_have_one_label() -> None:
     for rank in range(16):
         held = lowering.plan.stages_of(rank)
         assert len({labels[stage] for stage in held}) == len(held)
+
+
+def test_the_common_rank_has_the_stages_that_most_have() -> None:
+    """In whatever order they are on it, as at the two ends of a V."""
+    dense, moe, outer = {"F": 1, "B": 2}, {"F": 2, "B": 4}, {"F": 3, "B": 6}
+    stages: dict[int, tuple[int, ...]] = {0: (0, 5), 1: (1, 4), 2: (2, 3)}
+    plan: Any = SimpleNamespace(mesh=SimpleNamespace(pp=3), stages_of=stages.__getitem__)
+    assert _common_rank(plan, [outer, dense, moe, dense, moe, outer]) == 1
+    assert _common_rank(plan, [dense, outer, dense, moe, outer, moe]) == 0
+    assert _common_rank(plan, [outer, dense, dense, dense, moe, outer]) == 0, "the first of those that are as common"

@@ -35,6 +35,13 @@ def weights(rng: random.Random, share: float, count: int) -> list[Fraction]:
     return found
 
 
+def test_weights_lie_evenly() -> None:
+    assert weights_between(0.3, 4) == tuple(Fraction(each, 10) for each in (7, 8, 9, 10))
+    assert weights_between(0.3, 2) == (Fraction(7, 10), 1) and weights_between(0.3, 1) == (Fraction(7, 10),)
+    assert weights_between(0.0, 3) == (1, 1, 1)
+    assert weights_between(1.0, 3) == (Fraction(1, 1000), Fraction(1, 2), 1), "none weighs nothing"
+
+
 @pytest.mark.parametrize(("name", "least"), [("1f1b", 0.08), ("zbv", 0.01), ("dualpipe", 0.05)])
 def test_the_positions_suit_lengths_that_are_not_known(name: str, least: float) -> None:
     """Searched for costs that lie evenly, they save on every draw of others, and this share in the mean of them."""

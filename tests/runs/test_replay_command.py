@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ def start(step: int = 0, **other: Any) -> dict[str, Any]:
 class Ranks:
     """Stands for the processes that a replay starts: notes what they are told, and leaves what ranks leave.
 
-    `errs`: the device that makes something else of what it gets, as the ranks `errs_as`; `losses`: of the trainings in turn, None: as in the
-    run; `codes`: the exit codes of the processes in turn, 0 behind the last.
+    `errs`: the device that makes something else of what it gets, as the ranks `errs_as`; `losses`: of the trainings in
+    turn, None: as in the run; `codes`: the exit codes of the processes in turn, 0 behind the last.
     """
 
     errs: int | None = None
@@ -67,7 +68,7 @@ class Ranks:
             for name, text in {**FILES, "manifest.json": manifest(FILES)}.items():
                 (build / name).write_text(text, "utf-8")
         else:
-            words = dict(zip(command, command[1:], strict=False))
+            words = dict(pairwise(command))
             self.train(Path(words["--out"]), int(words["--steps"]), words["--replay"])
         return code
 
