@@ -218,3 +218,26 @@ def test_runs_are_compared_phase_by_phase(tmp_path: Path, capsys: Captured) -> N
     assert main(["diff", str(old), "-s", "phase.long.train.batch=8", "--format", "json"]) == 1
     document = parsed(capsys.readouterr().out.partition("\n")[2], "diff_phases")
     assert [each["equal"] for each in document["phases"]][1] is False and not document["only_after"]
+
+
+def test_of_phases_beside_a_run_without_the_first_is_compared_and_said(tmp_path: Path, capsys: Captured) -> None:
+    tiny, phased = tmp_path / "tiny.dsc", tmp_path / "phased.dsc"
+    tiny.write_text((ROOT / "specs" / "tiny.dsc").read_text("utf-8"), "utf-8")
+    phased.write_text(PHASED, "utf-8")
+    others = f"its others are {phased}:mine.long, {phased}:mine.last\n"
+    for words in ((str(phased), str(tiny)), (str(tiny), str(phased), "-s", "train.seed=2")):
+        main(["diff", *words])
+        assert capsys.readouterr().err == f"note: this is the first phase of mine; {others}"
+    main(["diff", f"{phased}:mine.last", str(tiny)])
+    assert capsys.readouterr().err == "", "that one was named"
+
+
+@pytest.mark.parametrize(("tokens", "sizes", "steps"), [(64, 1, 2), (65, 2, 3), (224, 3, 4), (225, 4, 5), (900, 4, 10)])
+def test_a_run_has_the_batch_sizes_that_it_reaches(tokens: int, sizes: int, steps: int, tmp_path: Path) -> None:
+    """Of 2, 4, 6 and 8 sequences of 16 tokens, each after a third of 192 tokens."""
+    text = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")
+    text = text.replace("batch       = 4", "batch { from = 2, to = 8, over = 192 tokens }")
+    (tmp_path / "grows.dsc").write_text(text.replace("steps       = 5", f"tokens = {tokens}"), "utf-8")
+    found = difference(resolve(ROOT / "specs" / "tiny.dsc"), resolve(tmp_path / "grows.dsc"))
+    facts = {fact.name: fact.after for fact in found.facts}
+    assert (facts.get("schedule.batch_sizes", 1), facts.get("schedule.steps", 5)) == (sizes, steps)

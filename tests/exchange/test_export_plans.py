@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from compiler.cli import main
+from compiler.exporters import megatron_bridge
 from compiler.exporters.ledger import Ledger, plain
+from compiler.exporters.planned import ExportError, layers_of
 from compiler.exporters.python_text import Call, free_name, rendered
 from dsl.leaves import leaves
 from dsl.load import load as load_spec
+from dsl.schema.precision import Tile
 from tests.cli.forms import parsed
 from tests.exchange.stubs import FIELDS, Recorded, calls, load, standing_in
 
@@ -135,6 +138,58 @@ def test_interleaved_stages_are_virtual_stages_of_megatron(tmp_path: Path) -> No
         model = load(out / "recipe.py").pretrain().model._arguments
     assert model["virtual_pipeline_model_parallel_size"] == 2
     assert len(stages_of(model["pipeline_model_parallel_layout"], 16)) == 32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "lost"),
+    [
+        ((), {}, []),
+        (("recompute=[layer]",), {"granularity": "full", "method": "uniform", "num_layers": 1}, []),
+        (("recompute=[layer]", "recompute_layers=2"), {"granularity": "full", "method": "block", "num_layers": 2}, []),
+        (("recompute=[rmsnorm, swiglu]",), {"granularity": "selective", "modules": ["layernorm", "moe_act"]}, []),
+        (("recompute=[rmsnorm, qkv]",), {"granularity": "selective", "modules": ["layernorm"]}, ["recompute"]),
+        (("recompute=[qkv]",), {}, ["recompute"]),
+    ],
+)
+def test_what_megatron_computes_again(overrides: tuple[str, ...], said: dict[str, Any], lost: list[str]) -> None:
+    spec = load_spec(BENCH, overrides=["recompute=[]", *overrides])
+    ledger = Ledger(spec)
+    assert megatron_bridge._recompute(spec, ledger) == {f"recompute_{key}": value for key, value in said.items()}
+    assert [loss.path for loss in ledger.losses("Megatron") if loss.path.startswith("recompute")] == lost
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_said"),
+    [
+        ({}, True),
+        ({"weight_tile": Tile(rows=1, columns=128)}, False),
+        ({"hadamard": True}, False),
+        ({"scale": "pow2"}, False),
+    ],
+)
+def test_megatron_is_told_of_blocks_in_fp8_if_they_are_its_own(changed: dict[str, Any], is_said: bool) -> None:
+    spec = load_spec(V3)
+    precision = spec.precision.model_copy(update={"scale": "fp32", **changed})
+    spec = spec.model_copy(update={"precision": precision})
+    ledger = Ledger(spec)
+    said, _ = megatron_bridge._precision(spec, ledger)
+    assert (said.get("fp8"), said.get("fp8_recipe")) == (("e4m3", "blockwise") if is_said else (None, None))
+    assert ("precision.linear" in {loss.path for loss in ledger.losses("Megatron")}) != is_said
+
+
+def test_layers_are_dense_ones_and_then_ones_with_experts(tmp_path: Path) -> None:
+    tiny = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")
+    found = layers_of(load_spec(ROOT / "specs" / "tiny.dsc"), "it")
+    assert (found.dense, found.total) == (1, 2)
+    assert found.dense_ffn is not None and found.dense_ffn.inner == 32 and found.moe is not None
+    dense = "  layers 0..0 { ffn dense { inner = 32 } }\n"
+    (tmp_path / "all.dsc").write_text(tiny.replace(dense, "").replace("layers 1..1", "layers 0..1"), "utf-8")
+    found = layers_of(load_spec(tmp_path / "all.dsc"), "it")
+    assert (found.dense, found.total, found.dense_ffn) == (0, 2, None) and found.moe is not None
+    other = dense + dense.replace("0..0", "1..1").replace("32", "64")
+    (tmp_path / "two.dsc").write_text(tiny.replace(dense, other).replace("layers 1..1 {\n", "layers 2..2 {\n"), "utf-8")
+    with pytest.raises(ExportError, match="it has one kind of dense layer"):
+        layers_of(load_spec(tmp_path / "two.dsc"), "it")
 
 
 # ---------------------------------------------------------------- what is lost

@@ -13,7 +13,8 @@ import pytest
 
 from compiler.cli import main
 from compiler.expert_placement import ExpertPlacement, LayerPlacement, to_text
-from compiler.experts.layout import PlaceError
+from compiler.experts.layer_search import place_layer
+from compiler.experts.layout import Layout, PlaceError, default_placement, moves
 from compiler.experts.placement_file import layer_placement, read_placement
 from compiler.experts.spec_experts import layers_with_experts
 from compiler.plan import make_plan
@@ -99,6 +100,24 @@ def test_a_load_of_nothing_says_nothing(folder: Path) -> None:
     write(folder, 2, lambda experts: [0] * experts)
     placement = expert_placement_of(with_files(load_spec("quick.dsc", overrides=[NAMED]), {}, folder))
     assert placement is not None and placement.evenness == ()
+
+
+def test_little_of_a_run_is_moved(folder: Path, capsys: Shown) -> None:
+    """Of layers whose best placement moves many experts, one that is as good within a tolerance moves fewer."""
+    random = np.random.default_rng(1)
+    rows = [random.integers(1, 1000, ffn.experts).astype(float) for _, ffn in layers_with_experts(load_spec(QUICK))]
+    (folder / "load.json").write_text(json.dumps({"load": [row.tolist() for row in rows]}), "utf-8")
+    assert main(["place", "load.json", "quick.dsc", "--format", "json"]) == 0
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    layout = Layout(16, 16, 2, 1, 2)
+    now = default_placement(layout)
+    counts = []
+    for row, layer in zip(rows, layers, strict=True):
+        steady, best = (place_layer(row, layout, now=now, steady=each).physical for each in (True, False))
+        assert layer["physical_to_logical"] == steady.tolist()
+        assert len(layer["moves"]) == len(moves(now, steady, layout)) <= len(moves(now, best, layout))
+        counts.append(len(moves(now, best, layout)) - len(layer["moves"]))
+    assert sum(counts) > 0
 
 
 def test_what_dsc_place_wrote_is_what_it_says(folder: Path, capsys: Shown) -> None:

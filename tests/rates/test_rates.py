@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from compiler.actions.chains import Chains
 from compiler.ir import Buffer, Use
 from compiler.ops import CASTS, GRADIENTS, RULES, kernel_class
+from compiler.plan import make_plan
 from compiler.rates import Rates, core_rates, rates_of, shipped_table, table_for
 from compiler.rates.kernel_classes import FLOPS, MEMORY, shape_at
 from compiler.rates.spec_rates import RATED
@@ -210,3 +211,19 @@ def test_ranks_that_share_cores_take_no_less_than_their_work() -> None:
     rates = rates_of(shipped("quickstart.dsc"), two)
     assert rates.shared_s(1.0, [0.9] * 4) == pytest.approx(1.8)
     assert rates.shared_s(1.0, [0.2] * 4) == 1.0, "ranks that mostly wait leave their core to others"
+
+
+def test_rope_is_a_pass_of_its_own_if_a_table_rates_it() -> None:
+    kernels = {}
+    for name in ("tiny.dsc", "moe-8gpu.dsc"):
+        rates, plan = rates_of(shipped(name)), make_plan(shipped(name))
+        work = next(
+            work
+            for cut in plan.cuts.values()
+            for _, cost in cut.costs
+            for op, work in cost.ops
+            if op == "mla_attention"
+        )
+        kernels[name] = [kind for kind, _ in rates.kernels_s("attention", "mla_attention", work, 0)]
+        assert rates.rope == any(row.kind == "rope" for row in shipped_table(rates.table).rows)
+    assert [len(each) for each in kernels.values()] == [1, 2] and kernels["moe-8gpu.dsc"][1] == "rope"

@@ -127,6 +127,10 @@ def test_a_small_cluster_is_drawn_with_its_rails() -> None:
     for x, y, right, bottom in boxes:
         assert sum(a <= x and b <= y and right <= c and bottom <= d for a, b, c, d in frames) == 1
         assert right <= cluster.width and bottom <= cluster.height
+    for a, b, c, d in frames:
+        inside = [box for box in boxes if a <= box[0] < c and b <= box[1] < d]
+        left, right = min(box[0] for box in inside) - a, c - max(box[2] for box in inside)
+        assert left == right == inside[0][1] - b == d - inside[0][3], "as much space on each side"
 
 
 def test_the_page_of_a_build_has_the_plan_of_that_build() -> None:
