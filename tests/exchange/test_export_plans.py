@@ -147,8 +147,8 @@ def test_interleaved_stages_are_virtual_stages_of_megatron(tmp_path: Path) -> No
         (("recompute=[layer]",), {"granularity": "full", "method": "uniform", "num_layers": 1}, []),
         (("recompute=[layer]", "recompute_layers=2"), {"granularity": "full", "method": "block", "num_layers": 2}, []),
         (("recompute=[rmsnorm, swiglu]",), {"granularity": "selective", "modules": ["layernorm", "moe_act"]}, []),
-        (("recompute=[rmsnorm, qkv]",), {"granularity": "selective", "modules": ["layernorm"]}, ["recompute"]),
-        (("recompute=[qkv]",), {}, ["recompute"]),
+        (("recompute=[rmsnorm, router]",), {"granularity": "selective", "modules": ["layernorm"]}, ["recompute"]),
+        (("recompute=[router]",), {}, ["recompute"]),
     ],
 )
 def test_what_megatron_computes_again(overrides: tuple[str, ...], said: dict[str, Any], lost: list[str]) -> None:
