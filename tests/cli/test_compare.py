@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.cli import main
-from compiler.report.compared import names_of, over
+from compiler.report.compare_page import _curves
+from compiler.report.compared import Run, names_of, over
 from dsl.canonical import canonical
 from dsl.load import load
 from tests.cli.forms import parsed
@@ -93,6 +94,18 @@ def test_the_page_has_a_curve_of_each_run_and_no_text_of_theirs_as_code(make_run
     assert not any(title.startswith("Validation") for title in charts)
     assert main(["compare", *map(str, runs), "--format", "html", "-o", str(page)]) == 0
     assert page.read_text("utf-8") == text
+
+
+def test_axes_of_a_curve_suit_what_is_on_them() -> None:
+    """Losses are far from 0, and parts of a thousand tokens are marked."""
+    runs = [Run(name, Path(name), tuple(rows_of(40, 64, 0.01)), 0, None, None) for name in "ab"]
+    chart = _curves(runs, "loss", "Training loss", "tokens")
+    assert chart is not None and chart.title == "Training loss, nats a token, over thousand tokens"
+    losses = [float(label) for _, label in chart.y_ticks]
+    assert 5.5 < min(losses) < max(losses) <= 6.0
+    assert {"0.5", "1.0", "2.5"} <= {label for _, label in chart.x_ticks}
+    assert [curve.name for curve in chart.curves] == ["a", "b"]
+    assert _curves(runs, "validation_loss", "Validation loss", "tokens") is None
 
 
 def test_curves_go_over_tokens_and_time(make_run: MakeRun) -> None:

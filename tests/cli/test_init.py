@@ -10,6 +10,7 @@ import pytest
 from compiler.cli import main
 from compiler.templates import STARTER, inlined, names, run_name
 from dsl.chosen import runs_in
+from dsl.diagnostics import SpecError
 from dsl.formatter import formatted
 from dsl.load import load
 from dsl.rules import train_refusals
@@ -79,6 +80,15 @@ def test_imports_are_written_once_and_cycles_end(tmp_path: Path) -> None:
     text = inlined(Path("a.dsc"))
     assert [text.count(part) for part in ("run a", "model b", "model c", "# of c", "import")] == [1, 1, 1, 1, 0]
     assert text.index("model c") < text.index("model b") < text.index("run a")  # as they are read
+
+
+@pytest.mark.parametrize("text", ["run a { \n", 'import "none.dsc"\nrun a { }\n'])
+def test_what_cannot_be_read_is_refused(text: str) -> None:
+    Path("a.dsc").write_text(text, "utf-8")
+    Path("b.dsc").write_text('import "a.dsc"\nrun b { }\n', "utf-8")
+    for name in ("a.dsc", "b.dsc"):
+        with pytest.raises(SpecError):
+            inlined(Path(name))
 
 
 def test_nothing_is_written_over(capsys: Captured) -> None:

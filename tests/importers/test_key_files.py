@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from compiler.importers.json_text import parse
 from compiler.importers.key_files import toml_keys, yaml_keys
+from compiler.importers.reader import Reader
 from compiler.importers.typed_text import Computed
 from dsl.diagnostics import SpecError
 from dsl.source import Source
@@ -91,3 +93,20 @@ def test_deep_toml_is_refused(text: str, place: int) -> None:
     (each,) = raised.value.diagnostics
     assert each.message == "this TOML is too deep to be a configuration"
     assert each.span is not None and each.span.start == place
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "mistake"),
+    [
+        ('{"b": 2, "c": 2}', 2, ""),
+        ('{"b": null, "c": 3}', 3, "`c` is 3, `b` is null"),
+        ('{"c": 1, "a": 2, "b": 3}', 2, "`b` is 3, `a` is 2: they are two names of one value"),
+        ('{"d": 1}', None, ""),
+    ],
+)
+def test_a_key_may_go_by_several_names(text: str, value: object, mistake: str) -> None:
+    reader = Reader(parse(Source("config.json", text)), lossy=False)
+    found = reader.get("a", "b", "c")
+    assert (found and found.value) == value
+    assert [item.code for item in reader.mistakes] == ["I0203"] * bool(mistake)
+    assert all(mistake in item.message for item in reader.mistakes)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from compiler.decide import lower_spec
 from compiler.emit.build_files import contract_plan
+from compiler.experts.spec_experts import layers_with_experts
 from compiler.plan import make_plan
+from compiler.plan.blocks import cut_model
+from compiler.plan.holding import _always
+from compiler.predict.interval import interval_of
 from compiler.predict.memory_run import Measured, measured_line
 from compiler.predict.memory_state import device_of, proven_memories, quantised_weights, rank_states
 from compiler.predict.memory_why import explain_memory, gib, memory_assumptions, overflows
 from compiler.predict.predict import predict
 from compiler.predict.prediction import Held, RankMemory
+from compiler.rates import rates_of
 from dsl.load import load
 from runtime.state import build_state
 from tests.specs.shipped import SPECS, shipped
@@ -150,3 +157,36 @@ def test_a_rank_has_the_memory_of_its_own_device() -> None:
     spec = shipped("moe-8gpu.dsc")
     plan = make_plan(spec)
     assert {device_of(spec, plan, rank).name for rank in range(plan.mesh.pp)} == {spec.cluster.node.device.name}
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_what_layers_hold_before_there_is_a_plan(zero: int) -> None:
+    """The same to the byte as with one, but for the biases of routers, where buckets need no padding."""
+    one = ["parallel.pipeline=1", "parallel.expert=1", "schedule.name=1f1b", f"parallel.zero={zero}"]
+    spec = load(SPECS / "quickstart.dsc", overrides=one)
+    model = cut_model(spec)
+    held: dict[str, int] = {}
+    for block in model.blocks:
+        held |= _always(model, block.steps, 1)
+    biases = 4 * sum(ffn.experts for _, ffn in layers_with_experts(spec))
+    (state,) = rank_states(spec, make_plan(spec))
+    assert sum(held.values()) + biases == state.total
+
+
+def test_only_layers_with_a_balancing_loss_have_one() -> None:
+    spec = load(SPECS / "tiny.dsc")
+    layers = contract_plan(spec, lower_spec(spec), {}).moe_layers
+    assert [(each.site, each.sequence_loss) for each in layers] == [("L1", 1e-4), ("M0", 0.0)], "MTP has none"
+
+
+def test_waits_for_exchanges_are_as_uncertain_as_these() -> None:
+    """Of tokens to experts; with tensor ranks, of sums over them."""
+    for name, overrides, kind in (
+        ("moe-8gpu.dsc", (), "dispatch_node"),
+        ("llama3-8b.dsc", ("parallel.tensor=2",), "all_reduce_node"),
+    ):
+        rates = replace(rates_of(load(SPECS / name, overrides=overrides)), carried={})
+        plain = interval_of(1.0, {"gemm": 0.5}, 0.5, rates)
+        for each in ("dispatch_node", "all_reduce_node"):
+            found = interval_of(1.0, {"gemm": 0.5}, 0.5, replace(rates, carried={each: 2.0}))
+            assert (found != plain) == (each == kind), (name, each)
