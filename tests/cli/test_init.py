@@ -39,6 +39,22 @@ def test_the_starter_is_right_and_says_how_to_go_on(capsys: Captured) -> None:
     assert spec.cluster.world == 2 and not train_refusals(spec)
 
 
+@pytest.mark.parametrize("text", [b"run a { model = \xff }\n", b"run a {\n", b"run a { b = = 1 }\n"])
+def test_what_is_inlined_is_right(text: bytes) -> None:
+    Path("part.dsc").write_bytes(text)
+    Path("whole.dsc").write_bytes(b'import "part.dsc"\n')
+    with pytest.raises(SpecError, match=r"error\[E\d{4}\]: (.|\n)*part\.dsc:1"):
+        inlined(Path("whole.dsc"))
+
+
+def test_a_text_is_inlined_once() -> None:
+    Path("last.dsc").write_text("cluster c { }\n", "utf-8")
+    Path("part.dsc").write_text('# of the model\nimport "last.dsc"\nmodel m { }\n', "utf-8")
+    Path("whole.dsc").write_text('import "part.dsc"\nimport "last.dsc"\n\nrun r { }\n', "utf-8")
+    text = inlined(Path("whole.dsc"))
+    assert text.split() == "# of the model cluster c { } model m { } run r { }".split()
+
+
 def test_the_starter_is_laid_out_and_speaks_of_its_file() -> None:
     assert main(["init", "my-run 2.dsc"]) == 0
     text = Path("my-run 2.dsc").read_text("utf-8")

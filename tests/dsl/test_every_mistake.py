@@ -73,6 +73,24 @@ WARMUP, COSINE = "warmup 15 steps to 2e-3", "cosine to 2e-4"
         ({"layers 1": "lyers 1", "experts = 16": "experts = 9"}, [("E0803", "2"), ("E0201", "lyers"), ("E0901", "4")]),
         ({"layers 1": "lyers 1", "ffn moe": "fnn moe"}, [("E0201", "lyers"), ("E0201", "fnn")]),
         ({"run quick": "rn quick", "zero = 0": "zero = x"}, [("E0201", "rn"), ("E0401", "x")]),
+        # values that depend on themselves, wherever they are read
+        ({"run quick": "let x = y\nlet y = x\nrun quick", "seed = 1": "seed = x"}, [("E0402", "y")]),
+        ({"seed = 1": "seed = steps", "steps = 130": "steps = seed"}, [("E0402", "seed")]),
+        (
+            {
+                "heads = 4": "heads = kv_rank",
+                "kv_rank = 64": "kv_rank = heads",
+                "layers 1..3 {": "layers 1..3 { attention { heads = kv_rank + 2 }",
+            },
+            [("E0402", "kv_rank")],
+        ),
+        (
+            {
+                "heads = 4": "heads = a.a",
+                "layers 1..3 {": "layers 1..3 { let a = b, let b = a\n attention { heads = b }",
+            },
+            [("E0401", "a.a"), ("E0402", "a")],
+        ),
         # several conflicts
         ({"devices = 4": "devices = 1", "micro_batch = 2": "micro_batch = 5"}, [("E0801", "auto"), ("E0807", "16")]),
         ({"devices = 4": "devices = 1", "experts = 16": "experts = 9"}, [("E0801", "auto"), ("E0901", "4")]),
@@ -119,6 +137,8 @@ def test_a_model_that_contradicts_itself_is_no_question_of_memory() -> None:
         ({"steps = 5": "steps = 5 6"}, None),
         ({"steps = 5": "steps = 5, checkpoint { every = 50 tokens }"}, None),
         ({"ffn dense {": "ffn dense foo {"}, "ffn dense {"),
+        ({"steps = 5": "steps = 0"}, None),  # the hint has an example
+        ({"precision = fp32": 'precision = "fp32"'}, "precision = fp32"),
         ({"query_rank = 8": "query_rank = 8, query_rnk = 4"}, None),
         ({"top_groups = 1": "top_groups = 1, top_group = 2"}, None),
     ],

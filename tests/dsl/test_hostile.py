@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dsl.diagnostics import Diagnostic, render_all
 from dsl.load import check
-from dsl.parser import MAX_MISTAKES, decode, parse
+from dsl.parser import MAX_DEPTH, MAX_MISTAKES, decode, parse
 from dsl.source import Source
 from dsl.syntax import Attribute
 
@@ -56,6 +56,14 @@ def messages(path: Path, content: bytes) -> tuple[Diagnostic, ...]:
     found = check(path)
     assert render_all(found) or not found
     return found
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_operators_are_counted_for_each_statement(more: int) -> None:
+    """As many as are allowed, in each of two statements and in a list; and one more."""
+    most, over = "1" + "+1" * MAX_DEPTH, "1" + "+1" * (MAX_DEPTH + more)
+    for text in (f"a = {most}\nb = {over}\nc = {most}\n", f"a {{ b = {over}, c = {most} }}\n", f"a = [{over}]\n"):
+        assert [item.code for item in parse(Source("a.dsc", text)).diagnostics] == ["E0103"] * more, text
 
 
 @pytest.mark.parametrize("name", sorted(BOMBS))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dsl.diagnostics import SpecError
 from dsl.load import load
 from dsl.schema import Dense, Gqa, Mla, Model, Moe
 
@@ -47,6 +48,51 @@ def test_what_a_range_by_leaves_out_is_as_around_it(tmp_path: Path) -> None:
     )
     assert isinstance(every.attention, Gqa) and not every.attention.qk_norm and every.attention.rope.theta == 500
     assert model.attention_of(3) is every.attention and model.attention_of(4) is model.attention
+
+
+NONE_LEFT = ("no layer is left for this range", "remove this range", "0..0")
+
+
+@pytest.mark.parametrize(
+    ("ranges", "found"),
+    [
+        ("0..0, 2..3", [("no range holds layer 1", "write `layers 1..3`", "2..3")]),
+        ("0..0, 3..5", [("no range holds layers 1..2", "write `layers 1..5`", "3..5")]),
+        ("1..3", [("no range holds layer 0", "write `layers 0..3`", "1..3")]),
+        ("0..0, 0..3", [("layer 0 is in two ranges", "write `layers 1..3`", "0..3")]),
+        ("0..1, 1..1", [("layer 1 is in two ranges", "remove this range", "1..1")]),
+        ("0..1, 1..2", [("layer 1 is in two ranges", "write `layers 2..2`", "1..2")]),
+        ("0..0, 0..2 by 2", [NONE_LEFT, ("no range holds layer 1", "add `layers 1..1 { … }`", "0..2")]),
+        (
+            "0..0, 0..5 by 5",
+            [NONE_LEFT, ("no range holds layer 1 and 3 more up to layer 4", "add `layers 1..4 { … }`", "0..5")],
+        ),
+        ("0..3, 1..3 by 2, 0..3 by 3", [("layer 3 is in two ranges `by`", "remove this range", "1..3")]),
+        ("0..3, 1..3 by 2, 1..2 by 3", [("layer 1 is in two ranges `by`", "remove this range", "1..3")]),
+        ("0..6 by 3, 1..4 by 3, 2..2", [("no range holds layer 5", "add `layers 5..5 { … }`", "0..6")]),
+        ("0..4 by 2, 1..1", [("no range holds layer 3", "add `layers 3..3 { … }`", "0..4")]),
+    ],
+)
+def test_each_layer_is_in_one_range(tmp_path: Path, ranges: str, found: list[tuple[str, str, str]]) -> None:
+    with pytest.raises(SpecError) as caught:
+        model_of(tmp_path, "\n".join(f"layers {each} {{ ffn dense {{ inner = 8 }} }}" for each in ranges.split(", ")))
+    assert [(each.message, each.hint, each.span.text) for each in caught.value.diagnostics if each.span] == found
+
+
+def test_attention_of_each_range_can_be_rotated(tmp_path: Path) -> None:
+    """One mistake each, at its place, whatever kind of attention comes before."""
+    ffn = "ffn dense { inner = 8 }"
+    delta = "attention deltanet { heads = 4, key_heads = 2, key_dim = 16, value_dim = 16, gate = channel }"
+    plain, odd = "attention { heads = 4 }", "attention { head_dim = 15 }"
+    part, wide = "attention { rope { width = 7 } }", "attention { rope { width = 32 } }"
+    ranges = (delta, plain, odd, part, wide, odd)
+    layers = "\n".join(f"layers {at}..{at} {{ {ffn}, {each} }}" for at, each in enumerate(ranges))
+    with pytest.raises(SpecError) as caught:
+        model_of(tmp_path, layers)
+    found = [(each.code, each.message) for each in caught.value.diagnostics]
+    odd_head = ("E0903", "head_dim = 15 is odd, it is rotated in pairs")
+    odd_width = ("E0903", "width = 7 is odd, it is rotated in pairs")
+    assert found == [odd_head, odd_width, ("E0925", "width = 32 columns are rotated, of a head that has 16"), odd_head]
 
 
 def test_attention_of_a_range_is_put_over_the_models(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dsl import rules
 from dsl.conflict import nearest, weakest
 from dsl.conflict.sheet import VARIABLES, Sheet, checked, variables
 from dsl.load import analyse, load
-from dsl.reference import blocks, keys
+from dsl.reference import blocks, find, keys
 from dsl.reference.keys import plain
 from dsl.schema import BUILT_IN, Moe, Node, Parallel, Spec, Strict
 from dsl.schema.paths import checked_key, checked_path
@@ -176,3 +176,15 @@ def test_no_module_copies_models_that_are_less_strict() -> None:
             text = file.read_text("utf-8")
             if file != ROOT / "dsl" / "schema" / "base.py" and "(BaseModel)" in text:
                 assert "model_copy" not in text and "model_construct" not in text, file
+
+
+def test_a_key_is_shown_as_an_override_where_it_can_be_one() -> None:
+    """A block is none, nor is a key of a range of layers; one of several named blocks has a name in it."""
+    shown = {key: dict(topic.facts).get("override", ()) for key in keys() for topic in find(key) if topic.name == key}
+    blocks = {key for key in shown if any(other.startswith(f"{key}.") for other in shown)}
+    assert not [key for key in blocks - {"model", "cluster", "precision"} if shown[key]]
+    assert not [key for key in shown if key.startswith("model.layers.") and shown[key]]
+    rest = [key for key in shown if key not in blocks and ".layers." not in key and not shown[key]]
+    assert {"train.seed", "parallel.pipeline"}.isdisjoint(rest) and len(rest) < 10, rest
+    assert shown["data.sources.weight"] == ("-s data.sources.web.weight=0.7",)
+    assert shown["train.seed"][0].startswith("-s train.seed=")

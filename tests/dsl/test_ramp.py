@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.load import check
 from dsl.ramp import num_sizes, ramp
 from dsl.schema import Batch
+
+SPECS = Path(__file__).parents[2] / "specs"
 
 
 def counted(batch: Batch, sequence: int, quantum: int, steps: int) -> list[tuple[int, int]]:
@@ -39,6 +46,17 @@ def test_steps_one_by_one(start: int, growth: int, over: int, sequence: int, qua
     total = steps[-1][1]
     phases = found.phases(total) if total else ()
     assert [size for size, count in phases for _ in range(count)] == [size for size, _ in steps[:-1]]
+
+
+@pytest.mark.parametrize(("sequence", "near"), [(48, 32), (33, 32), (63, 32), (31, 16), (3, 2)])
+def test_sequences_of_a_phase_divide_the_longest(tmp_path: Path, sequence: int, near: int) -> None:
+    """The hint has the next shorter that does."""
+    path = tmp_path / "a.dsc"
+    shutil.copy(SPECS / "tiny.dsc", tmp_path)
+    phases = f"phase middle {{ train {{ sequence = {sequence} }} }}\n phase long {{ train {{ sequence = 64 }} }}"
+    path.write_text(f'import "tiny.dsc"\nrun a extends tiny {{ train {{ sequence = 16 }}\n {phases} }}\n', "utf-8")
+    found = [(each.code, each.hint, each.span.text) for each in check(path, "a") if each.span]
+    assert found == [("E0707", f"write `sequence = {near}`", str(sequence))]
 
 
 def test_a_constant_batch_is_one_size() -> None:

@@ -44,6 +44,8 @@ def test_what_trains(block: str, tmp_path: Path) -> None:
         ("extends fp64 { moments = bf16 }", "moments in bf16", "fp64"),
         ("extends fp64 { moments = fp32 }", "moments in fp32", "fp64"),
         ("extends fp32 { moments = fp64 }", "moments in fp64", "fp32"),
+        ("extends fp64 { linear = fp32 }", "linear in fp32", "fp64"),
+        ("extends bf16 { linear = fp32, gradients = bf16 }", "linear in fp32, gradients in bf16", "bf16"),
         ("{ gradients = bf16, moments = bf16 }", "gradients in bf16", "bf16"),
         ("extends fp32 { compute = bf16, moments = bf16 }", "compute in bf16", "fp32"),
         ("extends fp8_block { combine = e4m3 }", "combine in e4m3", "fp8_block"),

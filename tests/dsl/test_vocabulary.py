@@ -57,6 +57,15 @@ def test_every_word_is_explained() -> None:
     assert "kv_heads = heads" in find("mha")[0].text
 
 
+def test_a_key_of_others_is_looked_for_in_the_block_where_it_stands() -> None:
+    blocks = {path.rpartition(".")[0] for paths in vocabulary.KEYS.values() for path in paths}
+    for word, paths in vocabulary.KEYS.items():
+        for block in blocks:
+            there = [path for path in paths if path.rpartition(".")[0] == block]
+            assert vocabulary.key_in(word.upper(), block) == (there[0].rpartition(".")[2] if there else ""), word
+    assert vocabulary.key_in("qqq", "train") == ""
+
+
 # ---------------------------------------------------------------- hints
 
 

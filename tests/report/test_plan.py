@@ -124,6 +124,12 @@ def test_a_small_cluster_is_drawn_with_its_rails() -> None:
     assert set(rails.values()) == {4}
     boxes = [(chip.x, chip.y, chip.x + chip.width, chip.y + chip.height) for chip in cluster.chips]
     frames = [(f.x, f.y, f.x + f.width, f.y + f.height) for f in cluster.frames]
+    for number, (left, top, right, bottom) in enumerate(frames):
+        (first, y, *_), *_, (*_, last, end) = boxes[8 * number : 8 * number + 8]
+        assert first - left == right - last == y - top == bottom - end > 0, "as far from each side"
+        assert all(right < a or c < left or bottom < b or d < top for a, b, c, d in frames[:number]), (
+            "no frame is on another"
+        )
     for x, y, right, bottom in boxes:
         assert sum(a <= x and b <= y and right <= c and bottom <= d for a, b, c, d in frames) == 1
         assert right <= cluster.width and bottom <= cluster.height
