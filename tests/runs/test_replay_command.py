@@ -27,6 +27,15 @@ FILES = dict.fromkeys(_ALWAYS, "")
 BUILD = hashlib.sha256(manifest(FILES).encode()).hexdigest()
 
 
+def write_stand_in(build: Path, spec: str = "") -> str:
+    """Write a build that is whole, and whose files are empty but for its spec; its digest."""
+    files = FILES | {"spec.resolved": spec}
+    build.mkdir(parents=True)
+    for name, text in {**files, "manifest.json": manifest(files)}.items():
+        (build / name).write_text(text, "utf-8")
+    return hashlib.sha256(manifest(files).encode()).hexdigest()
+
+
 def written(folder: Path, name: str, rows: Sequence[Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
@@ -63,10 +72,7 @@ class Ranks:
         self.quiet.append(quiet)
         code = self.codes.pop(0) if self.codes else 0
         if command[0] == "compiler.cli":
-            build = Path(command[command.index("-o") + 1])
-            build.mkdir()
-            for name, text in {**FILES, "manifest.json": manifest(FILES)}.items():
-                (build / name).write_text(text, "utf-8")
+            write_stand_in(Path(command[command.index("-o") + 1]))
         else:
             words = dict(pairwise(command))
             self.train(Path(words["--out"]), int(words["--steps"]), words["--replay"])
