@@ -137,10 +137,10 @@ def _train_phases(args: argparse.Namespace, phases: Sequence[Chosen], out: Path)
             tell(said)
         launcher = _launcher(args, build, out, args.data or phase.path.parent, resume=resume or index > 0)
         code, launched = _train(args, phase, build, launcher)
-        if code == EXIT_EARLIER or index:  # the newest checkpoint is damaged, the one before is not so far
+        if code == EXIT_EARLIER and index:  # the newest checkpoint is damaged, the one before is not so far
             index, resume = index - 1, True
             continue
-        is_over = args.steps is not None and args.steps < _reached(out)[0]
+        is_over = args.steps is not None and args.steps <= _reached(out)[0]
         if code or not launched or is_over or args.profile or args.debug or index + 1 == len(phases):
             return code, launched
         index += 1
@@ -210,7 +210,7 @@ def _train(args: argparse.Namespace, chosen: Chosen, build: Path, launcher: Sequ
                 return code, False
         else:
             if digest is None:
-                code, digest = compiled(compiler, quiet=attempt >= 0)
+                code, digest = compiled(compiler, quiet=attempt > 0)
                 if code:
                     return code, False
             code = call([*launcher, "--compiled", digest])
