@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime.data import corpus
-from runtime.data.corpus import SourceFile, digest, find
+from runtime.data.corpus import SourceFile, digest, find, said_of_shared
 from runtime.data.errors import DataError
 from runtime.data.readers import MAX_DOCUMENT_BYTES, documents
 
@@ -190,3 +190,19 @@ def test_digest_follows_names_and_contents_not_the_place(spec_folder: Path, tmp_
     assert digest(find("corpus/*.txt", tmp_path / "moved").files) == before
     (tmp_path / "moved/corpus/text00.txt").rename(tmp_path / "moved/corpus/text.txt")
     assert digest(find("corpus/*.txt", tmp_path / "moved").files) != before
+
+
+def test_a_file_of_several_sources_is_said(tmp_path: Path) -> None:
+    """The first of them by its path, whichever source names it first, and links to it are the same."""
+    a, b, c = (SourceFile(name, tmp_path / name) for name in ("a.txt", "b.txt", "c.txt"))
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "d.txt").symlink_to("a.txt")
+    link = SourceFile("d.txt", tmp_path / "d.txt")
+    assert said_of_shared({"web": [a, b], "code": [c]}) == ""
+    assert said_of_shared({"web": [c, b, a], "code": [b, link], "books": [c, b]}) == (
+        f"files in several sources of the blend: 3, such as {tmp_path}/a.txt in web and code: what one "
+        "source holds out may be trained on in another"
+    )
+    assert f"1, such as {tmp_path}/b.txt in web and code and books: " in said_of_shared(
+        {"web": [b, a], "code": [b], "books": [b, c]}
+    )

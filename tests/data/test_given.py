@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
@@ -68,6 +69,17 @@ def test_a_normalizer_that_expands_is_bounded(monkeypatch: pytest.MonkeyPatch, f
     monkeypatch.setattr(given, "DATA_BYTES", 1 << 28)
     said = _refused(_expanding(factor, times), "good", "a" * 500)
     assert said == "own.json: cannot encode corpus/1.txt: it needs more than 0.25 GiB of memory"
+
+
+def test_limits_grow_with_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds are those of the process from then on, whole ones and never fewer."""
+    limits: dict[int, int] = {}
+    monkeypatch.setattr(given, "limit", limits.__setitem__)
+    usage = SimpleNamespace(getrusage=lambda _: (2.5, 0.5, 7), RUSAGE_SELF=0, RLIMIT_CPU=1, RLIMIT_DATA=2)
+    monkeypatch.setattr(given, "resource", usage)
+    for num_bytes, seconds in ((0, 8), (2**20, 12), (2**19, 10)):
+        given._allow(4.0, 1000, num_bytes)
+        assert limits == {1: seconds, 2: 1000 + given.DATA_BYTES_PER_BYTE * num_bytes}
 
 
 def test_processor_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compiler.cli import main as dsc
-from runtime.doctor import probe
+from runtime.doctor import links, probe
 from runtime.doctor.__main__ import main
 from runtime.doctor.facts import Disk, Limits, Links, Memory, Network, Problem
 from tests.cli.forms import parsed
@@ -37,6 +37,12 @@ def test_this_node(tmp_path: Path) -> None:
     assert isinstance(node.limits, Limits) and node.limits.files > 0
     assert isinstance(node.network, Network) and node.network.port_problem == "Address already in use"
     assert isinstance(node.links, Links) and node.links.processes > 0
+
+
+def test_a_link_is_measured_with_all_of_a_block_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SIZE_BYTES", 4096)
+    monkeypatch.setattr(links, "FOR_S", 0.0)
+    assert links.between_processes() > 0
 
 
 def fails() -> None:

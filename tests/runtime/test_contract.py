@@ -217,3 +217,13 @@ def test_any_edit_is_refused_or_read_back() -> None:
         else:
             assert tree(plan) == whole and Plan.from_json(pretty(plan)) == plan
     assert refused > 200
+
+
+def test_weights_of_eight_bits_are_not_divided() -> None:
+    whole = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
+    tensor = whole["buckets"][0]["parameters"][0]["tensor"]
+    whole["quantised"] = [{"tensor": tensor, "op": "quantise_blocks", "kernel": None, "suffixes": ["_fp8"]}]
+    for zero in range(3):
+        assert Plan.from_json(json.dumps(whole | {"zero": zero})).quantised[0].tensor == tensor
+    with pytest.raises(FormError, match=r"^quantised: not what a plan has there$"):
+        Plan.from_json(json.dumps(whole | {"zero": 3}))

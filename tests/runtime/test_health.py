@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import threading
@@ -21,7 +22,7 @@ from runtime.checkpoint.shard_manifest import Manifest
 from runtime.comm.transport import Sums
 from runtime.contract.recipe import Health, Spike
 from runtime.data.order import Order
-from runtime.health import record
+from runtime.health import record, rerun
 from runtime.health.judge import BadStepError, Recent, Trained, Verdict, judge
 from runtime.health.replicas import Difference, compare, fingerprint
 from runtime.health.watch import Watch
@@ -217,6 +218,14 @@ def test_many_numbers_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     plan = plan_of()
     states = [build_state(plan, rank, CPU) for rank in range(4)]
     assert compared(states, plan) == ([], 3), "ten numbers: of the weights of all, of two, and of the bias"
+
+
+def test_a_fingerprint_of_a_step_has_64_bits_and_tells_its_parts_apart() -> None:
+    numbers = (0, 1, -1, 2**63 - 1, -(2**63), 12345)
+    for records, gradients in itertools.product(numbers, numbers):
+        found = rerun._both(records, gradients)
+        assert 0 <= found < 2**64 and (found - 3 * records - 5 * gradients) % 2**64 == 0
+    assert rerun._both(1, 0) != rerun._both(0, 1)
 
 
 # ---------------------------------------------------------------- the record

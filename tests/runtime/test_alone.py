@@ -1,0 +1,217 @@
+"""Parts of what a rank does in a step, each by itself, with stand-ins for what is around it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime import begin, build_files, optimizer, positions
+from runtime.begin import Options
+from runtime.contract.programs import Collective
+from runtime.contract.recipe import Checkpoints
+from runtime.data.order import Order
+from runtime.executor import Executor
+from runtime.loop import Loop
+from runtime.prepare import data_of_checkpoints
+from runtime.trainer import Trainer
+from tests.runtime.plans import small_plan
+
+
+class Notes(list[str]):
+    """What happened, in order: a board, and links that note what they are asked for."""
+
+    set_action = list[str].append
+
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
+        self.append("largest" if largest else "summed")
+        tensor += 100
+
+    def pending(self, value: Any = None) -> Any:
+        def wait() -> Any:
+            self.append("waited")
+            return value
+
+        return SimpleNamespace(wait=wait)
+
+    @contextmanager
+    def within(self, part: str) -> Iterator[None]:
+        yield
+
+
+# ---------------------------------------------------------------- messages
+
+
+def executor(notes: Notes, rank: int = 0) -> Executor:
+    given = {"rank": rank, "board": notes, "device": torch.device("cpu"), "message": ((2,), torch.float32)}
+    needed = [each.name for each in fields(Executor)][:13]
+    return Executor(**{name: given.get(name, SimpleNamespace()) for name in needed})
+
+
+def test_what_a_rank_waits_for_is_on_its_board() -> None:
+    notes = Notes()
+    found, other, own = executor(notes, 1), torch.ones(2), torch.zeros(2)
+    found._posted = {(0, "F1.2"): notes.pending(other), (2, "F1.2"): notes.pending(other)}
+    found.send(1, "F1", 2, own)
+    assert found.receive(1, "F1", 2) is own and notes == [] and not found._kept, "nothing comes from elsewhere"
+    assert not found._arrived_us
+    assert found.receive(0, "F1", 2) is other
+    assert notes == ["recv F1.2", "waited"] and [*found._posted] == [(2, "F1.2")]
+    first = found._arrived_us
+    assert found.receive(2, "F1", 2) is other and found._arrived_us == first > 0, "the first message counts"
+
+
+def test_a_program_ends_once_all_is_sent() -> None:
+    notes = Notes()
+    found = executor(notes)
+    sent = SimpleNamespace(send=lambda message, value: notes.append(f"sent {message}") or notes.pending())
+    found.edges_out = {1: sent}
+    found.send(1, "F0", 0, torch.ones(2))
+    found.send(1, "F0", 1, torch.ones(2))
+    assert found.execute({}, []) == []
+    assert notes == ["sent F0.0", "sent F0.1", "send F0.0", "waited", "send F0.1", "waited"]
+    found.send(0, "F0", 2, torch.ones(2))
+    with pytest.raises(AssertionError, match=r"F0\.2"):
+        found.execute({}, [])
+
+
+# ---------------------------------------------------------------- sums
+
+
+def test_collectives_that_a_program_lists_are_run_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes()
+    monkeypatch.setattr(optimizer, "gather_weights", lambda bucket, sums: notes.append(f"gathered {bucket.name}"))
+    bucket = SimpleNamespace(shares=(), name="b")
+    links = SimpleNamespace(sums=notes)
+    trainer: Any = SimpleNamespace(
+        buckets={"b": bucket}, board=notes, time=notes, links=links, reducing={"b": notes.pending()}
+    )
+    parts = {"norm": lambda: torch.ones(1), "logits": lambda: torch.zeros(2)}
+    listed = [
+        Collective("sum", "norm"),
+        Collective("reduce", "b"),
+        Collective("max", "logits"),
+        Collective("gather", "b"),
+        Collective("reduce", "x"),
+    ]
+    found = Trainer._collect(trainer, listed, parts)
+    assert {name: each.tolist() for name, each in found.items()} == {"norm": [101.0], "logits": [100.0, 100.0]}
+    assert notes == ["sum norm", "summed", "reduce b", "waited", "max logits", "largest", "gather b", "gathered b"]
+    assert not trainer.reducing
+
+
+@pytest.mark.parametrize("counts_tokens", [False, True])
+def test_the_first_pipeline_rank_counts_targets(counts_tokens: bool) -> None:
+    data = {
+        "targets": torch.tensor([[0, 3, -1], [-1, -1, 1]]),
+        "mtp_targets": torch.tensor([[0, -1, -1], [-1, -1, -1]]),
+        "real": torch.tensor([[True, True, True], [True, True, False]]),
+    }
+    plan = SimpleNamespace(data=SimpleNamespace(pads_rows=True), indexers=("L0",) if counts_tokens else ())
+    more: dict[str, Any] = {"plan": plan, "device": "cpu", "executor": SimpleNamespace(data=data), "policy": None}
+    for pp_rank, counts in ((0, [3, 1, 5]), (1, [0, 0, 0]), (2, [0, 0, 0])):
+        trainer: Any = SimpleNamespace(pp_rank=pp_rank, rank=pp_rank, **more)
+        assert Trainer._count_targets(trainer).tolist() == counts[: 2 + counts_tokens]
+    for rank in range(3):
+        trainer = SimpleNamespace(**{**more, "policy": object()}, rank=rank, pp_rank=0)
+        assert Trainer._count_targets(trainer).tolist() == [int(rank == 0), 0]
+
+
+# ---------------------------------------------------------------- a measured step
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_measured_step_has_its_completions_before(tmp_path: Path, full: bool) -> None:
+    notes = Notes()
+
+    class Ledger:
+        def __enter__(self) -> Ledger:
+            notes.append("begin")
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            notes.append("end")
+
+        def write(self, *about: object) -> None:
+            assert about == (tmp_path, 1, 7, "train_8", about[-1])
+            notes.append("write")
+            if full:
+                raise OSError("full")
+
+    trainer: Any = SimpleNamespace(
+        roll_out=lambda: notes.append("completions"), train_step=lambda: notes.append("step") or {"loss": 1.0},
+        ledger=Ledger, rank=1, step=7, program="train_8",
+    )  # fmt: skip
+    loop: Any = SimpleNamespace(run=tmp_path, build=SimpleNamespace(files={}))
+    assert Loop._measured_step(loop, trainer) == {"loss": 1.0}
+    assert notes == ["completions", "begin", "step", "end", "write"]
+
+
+# ---------------------------------------------------------------- data of checkpoints
+
+
+def test_data_of_checkpoints_is_that_of_the_newest_first(tmp_path: Path) -> None:
+    """By the newest checkpoint of each; what is damaged names none."""
+    rows: list[Any] = [(1, "a"), (7, "a"), (2, "a"), (3, "c"), (5, "b"), (4, "b"), (6, "b"), ("9", "text"), (9, 4)]
+    texts = [json.dumps({"serial": serial, "meta": {"data": data}}) for serial, data in rows]
+    for number, text in enumerate([*texts, "[]", "{}", "nothing", '{"meta": [], "serial": 9}']):
+        (tmp_path / f"step-{number}").mkdir()
+        (tmp_path / f"step-{number}" / "manifest.json").write_text(text, "utf-8")
+    (tmp_path / ".purge").mkdir()
+    (tmp_path / ".purge" / "manifest.json").write_text(json.dumps({"serial": 99, "meta": {"data": "gone"}}), "utf-8")
+    assert data_of_checkpoints(tmp_path) == ("a", "b", "c")
+    assert data_of_checkpoints(tmp_path / "none") == ()
+
+
+# ---------------------------------------------------------------- what a run begins with
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_run_copies_checkpoints_unless_it_is_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: bool
+) -> None:
+    """Its places are relative to the folder that the data is."""
+    monkeypatch.setattr(begin, "_going_on", lambda loop, *_: loop)
+    monkeypatch.setattr(positions, "order_of", lambda *_: Order(1, 8, 0))
+    monkeypatch.setattr(Loop, "say_rows", lambda *_: None)
+    saved = Checkpoints(1, 1, 0, None, "stop", to=("local", "copies"))
+    train = replace(small_plan().train, checkpoint=saved)
+    build: Any = SimpleNamespace(plan=small_plan(train=train))
+    given = Options(
+        run=tmp_path / "run", data=tmp_path, steps=None, resume=False, hang_timeout_s=None, device="cpu",
+        transport="auto", profile=None, skip_batch=False, cache=None, start_timeout_s=1.0, copies=copies,
+    )  # fmt: skip
+    loop = begin.loop_of(build, given, tmp_path / "corpus", lambda text: None)
+    places = loop._places()
+    assert [(each.text, each.path) for each in places] == [("copies", tmp_path / "copies")] * copies
+    for more in ({"profile": 3}, {"debugged": True}):
+        assert replace(loop, **more)._places() == ()
+
+
+# ---------------------------------------------------------------- files of a build
+
+
+def test_names_of_a_build_are_those_that_can_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "stages/b", "stages/__pycache__/c", "stages/deep/d", "manifest.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to(tmp_path / "stages")
+    top = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for most in (5, 6):
+            monkeypatch.setattr(build_files, "MAX_FILES", most)
+            assert build_files.file_names(top) == {"a", "stages/b", "stages/deep/d", "link"}
+        monkeypatch.setattr(build_files, "MAX_FILES", 4)
+        with pytest.raises(OSError, match="more than 4 files"):
+            build_files.file_names(top)
+    finally:
+        os.close(top)
