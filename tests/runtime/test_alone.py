@@ -11,11 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from runtime import begin, build_files, optimizer, positions
+from runtime import begin, build_files, optimizer, positions, witness
 from runtime.begin import Options
 from runtime.contract.programs import Collective
 from runtime.contract.recipe import Checkpoints
@@ -23,6 +24,8 @@ from runtime.data.order import Order
 from runtime.executor import Executor
 from runtime.loop import Loop
 from runtime.prepare import data_of_checkpoints
+from runtime.rollout.policy import Policy
+from runtime.state import build_state
 from runtime.trainer import Trainer
 from tests.runtime.plans import small_plan
 
@@ -154,6 +157,65 @@ def test_a_measured_step_has_its_completions_before(tmp_path: Path, full: bool) 
     loop: Any = SimpleNamespace(run=tmp_path, build=SimpleNamespace(files={}))
     assert Loop._measured_step(loop, trainer) == {"loss": 1.0}
     assert notes == ["completions", "begin", "step", "end", "write"]
+
+
+# ---------------------------------------------------------------- rollouts
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 8])
+def test_a_row_says_what_a_token_of_a_rollout_had(tmp_path: Path, tokens: int) -> None:
+    """Also where no token was trained on."""
+    rollouts = SimpleNamespace(lengths_N=np.array([2, 4, 4, 2]), entropy_NC=np.full((4, 4), 0.75))
+    made = SimpleNamespace(rollouts=rollouts, rewards_NR=np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 4.0], [1.0, 4.0]]))
+    rewards = (SimpleNamespace(name="right"), SimpleNamespace(name="long"))
+    policy: Any = SimpleNamespace(
+        _made=made, _counted=[tokens, 3, 4.0, 2.0, 6.0], _weights_R=np.array([1.0, 0.5]),
+        _grpo=SimpleNamespace(rewards=rewards, group=2, completion=4),
+    )  # fmt: skip
+    for reference in (None, np.zeros((4, 4))):
+        made.reference_NC = reference
+        row = Policy.row(policy)
+        assert (row["rewards"], row["reward"]) == ({"right": 0.75, "long": 2.0}, 1.75)
+        assert (row["reward_alike"], row["completion_tokens"], row["completion_longest"]) == (0.5, 3.0, 0.5)
+        assert (row["entropy"], row["policy_kl"], row["clipped"]) == (1.0, 2 / max(1, tokens), 4 / max(1, tokens))
+        assert row.get("reference_kl") == (None if reference is None else 6 / max(1, tokens))
+
+
+# ---------------------------------------------------------------- a replay that is watched
+
+
+def test_a_witness_sees_what_a_rank_does_in_a_computation_alone(tmp_path: Path) -> None:
+    """Not what is summed before and behind it. Names are written again only where they change."""
+    notes = Notes()
+    weight, bias = torch.ones(2), torch.tensor([float("inf")])
+    calls = {name: lambda *words: words[-1] for name in (*witness.GIVES, *witness.GETS)}
+    state = build_state(small_plan(), 0, torch.device("cpu"))
+
+    def compute() -> dict[str, Tensor]:
+        trainer.links.sums.all_reduce(trainer._norm())
+        trainer.executor.send(1, "F0", weight)
+        assert trainer.executor.receive(1, "F0", bias) is bias
+        trainer.step += 1
+        return {"norm": weight}
+
+    trainer: Any = SimpleNamespace(
+        executor=SimpleNamespace(**calls), links=SimpleNamespace(sums=notes), accumulate=compute,
+        _norm=lambda: torch.zeros(3), rank=0, state=state, step=4, drawn=torch.tensor([7, 9]),
+        records=lambda: torch.zeros(1),
+    )  # fmt: skip
+    found = witness.Witness(trainer, tmp_path, {"device": "cpu"})
+    trainer.links.sums.all_reduce(torch.zeros(1))
+    for _ in range(2):
+        assert trainer.accumulate() == {"norm": weight}
+        trainer.executor.send(1, "F1", weight)
+    found.close()
+    place, first, second = map(json.loads, (tmp_path / "witness" / "rank_0.jsonl").read_text("utf-8").splitlines())
+    assert place == {"rank": 0, "device": "cpu"} and notes == ["summed"] * 3
+    assert first["names"].count("> sum") == first["names"].count("< sum") == 1
+    assert not any("F1" in name for name in first["names"]) and second["names"] is None
+    assert len(first["prints"]) == 16 * len(first["names"]) == len(second["prints"])
+    assert (first["step"], second["step"], first["last_sample"]) == (6, 7, 9)
+    assert [first["names"][at].split()[0] for at in first["not_finite"]] == ["<"]
 
 
 # ---------------------------------------------------------------- data of checkpoints

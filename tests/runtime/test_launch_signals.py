@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.launch import rank_watch
+from runtime.launch import debug, rank_process, rank_watch
 from runtime.launch.heartbeat import Beat, Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_process import Target
@@ -190,3 +193,57 @@ def test_only_rank_0_decides_the_last_step_and_one_step_ahead() -> None:
     assert zero.should_stop(6) and one.should_stop(6)
     request = board.stop_request()
     assert request is not None and (request.signal, request.rank) == (signal.SIGTERM, -1)
+
+
+# ---------------------------------------------------------------- without processes
+
+
+@pytest.mark.parametrize(("rank", "who"), [(-1, "the supervisor"), (0, "rank 0"), (1, "rank 1")])
+def test_who_received_the_signal_is_told(rank: int, who: str) -> None:
+    board = Board(2)
+    watch = Supervision().watch
+    assert str(watch([], board, SimpleNamespace(wake=0), 0)) == "finished"
+    (board.bind(rank) if rank >= 0 else board).request_stop(signal.SIGTERM)
+    (board.bind(1 - max(rank, 0))).request_stop(signal.SIGINT)  # the first one holds
+    assert str(watch([], board, SimpleNamespace(wake=0), 0)) == f"stopped: {who} received SIGTERM"
+
+
+def test_ranks_meet_before_their_process_group_and_leave_it_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who does not come is named by the meeting; the group alone would wait for it without a word."""
+    happened: list[object] = []
+    seat: Any = SimpleNamespace(backend="gloo", world=3, rank=1, rendezvous=tmp_path / "store", start_timeout_s=5.0)
+    board: Any = SimpleNamespace(set_action=print)
+
+    def meeting(store: object, rank: int, timeout_s: float, say: object) -> object:
+        assert (store, rank, timeout_s, say) == (f"{tmp_path}/store", 1, 5.0, print)
+        return SimpleNamespace(arrive=lambda name, ranks: happened.append((name, [*ranks])))
+
+    group = {"store": f"{tmp_path}/store", "rank": 1, "world_size": 3, "timeout": rank_process.NO_TIMEOUT}
+    fake = SimpleNamespace(
+        FileStore=lambda path, world: path,
+        init_process_group=lambda backend, **how: happened.append(backend) if how == group else None,
+        is_initialized=lambda: True,
+        barrier=lambda: happened.append("barrier"),
+        destroy_process_group=lambda: happened.append("left"),
+    )
+    monkeypatch.setattr(rank_process, "Meeting", meeting)
+    monkeypatch.setattr(rank_process, "dist", fake)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "eth0")
+    with rank_process._process_group(seat, board):
+        assert happened == [("start", [0, 1, 2]), "gloo"]
+        assert {os.environ[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")} == {"lo"}
+    assert happened[2:] == ["barrier", "left"]
+    with rank_process._process_group(SimpleNamespace(backend=None), board):
+        assert len(happened) == 4
+
+
+def test_a_rank_that_has_the_terminal_says_so_in_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, object] = {}
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(debug, "signal", SimpleNamespace(signal=handlers.__setitem__, SIGINT=2, default_int_handler=7))
+    debug.take_terminal(tmp_path / "log")
+    assert (tmp_path / "log").read_text("utf-8") == f"process {os.getpid()} had the terminal: what it said is there\n"
+    assert handlers == {2: 7} and sys.stdin.fileno() == 0
