@@ -14,12 +14,13 @@ import pytest
 from compiler.cli import main
 from compiler.exporters.chakra import export
 from compiler.exporters.chakra_wire import COLLECTIVES, FIELDS, NODES
+from compiler.ir.received_rows import Received
 from compiler.predict.predict import Timed, timed
 from compiler.schedules.schedule import Schedule
-from compiler.spec_files import with_schedule
 from dsl.load import load
-from runtime.actions import Pair, actions_of
+from runtime.actions import Pair, actions_of, is_copy
 from tests.cli.forms import parsed
+from tests.training.test_host_copies import with_file
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((Path(__file__).parent / "chakra_fields.json").read_text("utf-8"))["mlc-chakra 1.0.0"]
@@ -122,7 +123,7 @@ def traced(request: pytest.FixtureRequest) -> tuple[Timed, list[tuple[dict[str, 
     spec, *overrides = CASES[request.param]
     loaded = load(spec, overrides=overrides)
     if request.param == "host_copies":
-        loaded = with_schedule(loaded, Schedule.from_text(COPIES))
+        loaded = with_file(loaded, Schedule.from_text(COPIES))
     found = timed(loaded)
     return found, [decoded(content) for content in export(found).files.values()]
 
@@ -255,13 +256,28 @@ def flops_of(found: Timed, rank: int) -> int:
     """The FLOPs of a pipeline rank: of each action of its schedule, those of the cuts of its stage's segments."""
     total, lowering = 0, found.lowering
     for step in found.schedule.actions[rank]:
-        for action in actions_of(step):
+        for action in (each for each in actions_of(step) if not is_copy(each)):
             chains = lowering.chains(action.stage, rank)
             for node in chains.of(action.kind):
                 if node.instruction.kind == "run":
                     cost = dict(chains.cuts[node.instruction.site].costs)[node.instruction.phase]
                     total += cost.flops + cost.flops_row * chains.rows
     return total
+
+
+def test_what_a_forward_saved_goes_to_the_host_and_comes_back(traced: Traces) -> None:
+    """Only where a schedule says so; the forward is waited for by the one, and the backward waits for the other."""
+    found, files = traced
+    for rank, (_, nodes) in enumerate(files):
+        here = found.plan.mesh.coordinates(rank)[0]
+        steps = [action for step in found.schedule.actions[here] for action in actions_of(step)]
+        copied = [node for node in nodes if node["type"] in ("MEM_STORE", "MEM_LOAD")]
+        assert [node["name"] for node in copied] == [str(each) for each in steps if is_copy(each)]
+        for node in copied:
+            saved = found.lowering.chains(steps[0].stage, here)
+            assert node["tensor_size"] == saved.copied_bytes(Received(saved.rows)) > 0
+            assert node["data_deps"], "it is of what a forward made"
+            assert any(node["id"] in each["data_deps"] for each in nodes), "something waits for it"
 
 
 def test_members_of_a_group_make_the_same_collectives(traced: Traces) -> None:

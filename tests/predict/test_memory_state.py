@@ -10,16 +10,19 @@ import torch
 from compiler.decide import lower_spec
 from compiler.emit.build_files import contract_plan
 from compiler.experts.spec_experts import layers_with_experts
+from compiler.lower import Lowering
 from compiler.plan import make_plan
 from compiler.plan.blocks import cut_model
 from compiler.plan.holding import _always
 from compiler.predict.interval import interval_of
+from compiler.predict.memory import host_buffers, rank_memories
 from compiler.predict.memory_run import Measured, measured_line
 from compiler.predict.memory_state import device_of, proven_memories, quantised_weights, rank_states
 from compiler.predict.memory_why import explain_memory, gib, memory_assumptions, overflows
 from compiler.predict.predict import predict
 from compiler.predict.prediction import Held, RankMemory
 from compiler.rates import rates_of
+from compiler.schedules.schedule import Schedule
 from dsl.load import load
 from runtime.state import build_state
 from tests.specs.shipped import SPECS, shipped
@@ -190,3 +193,19 @@ def test_waits_for_exchanges_are_as_uncertain_as_these() -> None:
         for each in ("dispatch_node", "all_reduce_node"):
             found = interval_of(1.0, {"gemm": 0.5}, 0.5, replace(rates, carried={each: 2.0}))
             assert (found != plain) == (each == kind), (name, each)
+
+
+@pytest.mark.parametrize(("name", "has_hosts"), [("quickstart.dsc", False), ("llama3-8b.dsc", True)])
+def test_the_host_of_an_accelerator_holds_what_is_copied_to_it(name: str, has_hosts: bool) -> None:
+    """Cores copy within their own memory."""
+    spec = load(SPECS / name, overrides=["parallel.pipeline=2", "schedule.name=1f1b"])
+    lowering = Lowering(make_plan(spec))
+    plain, copying = (
+        Schedule.from_text(f"# a ranks=2 micro_batches=2 placement=loop(1)\n{first}\nF1.0 B1.0 F1.1 B1.1\n")
+        for first in ("F0.0 F0.1 B0.0 B0.1", "F0.0 O0.0 F0.1 R0.0 B0.0 B0.1")
+    )
+    before, after = (rank_memories(spec, lowering, each) for each in (plain, copying))
+    more = [b.host_bytes - a.host_bytes for a, b in zip(before, after, strict=True)]
+    copied = host_buffers(spec, lowering, copying, 0)
+    assert copied > 0 and more == [copied * has_hosts, 0]
+    assert before[0].host_bytes == rank_states(spec, lowering.plan)[0].host

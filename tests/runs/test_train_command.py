@@ -37,13 +37,16 @@ class Processes:
     codes: list[int] = field(default_factory=list)
     compiler_code: int = 0
     told: list[tuple[str, ...]] = field(default_factory=list)
+    quiet: list[bool] = field(default_factory=list)  # of compilers that run alone
 
     def call(self, command: Sequence[str]) -> int:
         self.told.append(tuple(command))
+        assert len(self.told) < 200, "it starts processes without end"
         return self.codes.pop(0) if self.codes else 0
 
     def compiled(self, command: Sequence[str], quiet: bool) -> tuple[int, str]:
         self.told.append(tuple(command))
+        self.quiet.append(quiet)
         return self.compiler_code, "" if self.compiler_code else f"digest {len(self.told)}"
 
     def call_both(self, compiler: Sequence[str], launcher: Sequence[str], request: str) -> tuple[int, bool]:
@@ -141,6 +144,7 @@ def test_a_debugger_needs_the_terminal(processes: Processes) -> None:
     assert main(["train", "specs/tiny.dsc", "--debug"]) == 0
     compiler, launcher = processes.told
     assert compiler[:2] == ("compiler.cli", "compile") and words(launcher)["--compiled"] == "digest 1"
+    assert processes.quiet == [False]
     processes.compiler_code = 2
     assert main(["train", "specs/tiny.dsc", "--debug"]) == 2 and len(processes.told) == 3
 
@@ -149,7 +153,7 @@ def test_a_build_that_others_replace_is_compiled_again(processes: Processes, cap
     processes.codes = [EXIT_REPLACED, EXIT_REPLACED, 1]
     assert main(["train", "specs/tiny.dsc"]) == 1
     assert ["and" in each for each in processes.told] == [True, False, False, False, False]
-    assert words(processes.told[4])["--compiled"] == "digest 4"
+    assert words(processes.told[4])["--compiled"] == "digest 4" and processes.quiet == [True, True]
     processes.codes = [EXIT_REPLACED] * 99
     assert main(["train", "specs/tiny.dsc"]) == 2
     assert "others compile into build/tiny again and again" in capsys.readouterr().err
