@@ -27,6 +27,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+import pytest
+
 from tests import progress
 from tests.measure import workplace
 from tests.measure.sites import Mutant, choose, with_probes
@@ -111,12 +113,35 @@ def batches(tests: Iterable[Measured]) -> Iterator[list[str]]:
         left = rest
 
 
+class UsageError(Exception):
+    """What pytest says of tests that are not there."""
+
+
 class Place:
     """A copy of the project in which one mutant at a time is made."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.python = workplace.make(ROOT, folder)
+        self.passes = dict[str, bool]()  # whether a test passes without any mutant
+
+    def notices(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> str | None:
+        """The first of these tests that fails with the mutant and passes without it; None where there is none."""
+        left = list(tests)
+        while left:
+            try:
+                failed = self.run(mutant, left, seconds)
+            except UsageError:
+                self.pytest(left, seconds)  # which fails again where it is not the mutant that hides a test
+                failed = left[0]
+            if failed is None:
+                return None
+            if failed not in self.passes:
+                self.passes[failed] = self.pytest([failed], seconds) is None
+            if self.passes[failed]:
+                return failed
+            left = [test for test in left if test != failed]
+        return None
 
     def run(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> str | None:
         """What fails first of these tests where the mutant is made; None where all pass."""
@@ -130,6 +155,7 @@ class Place:
             os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def pytest(self, tests: Sequence[str], seconds: float) -> str | None:
+        """What fails first of these tests; None where all pass."""
         with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
             names, out = Path(temporary, "tests"), Path(temporary, "out")
             names.write_text("\n".join(tests))
@@ -145,12 +171,12 @@ class Place:
                 )
                 ended = self.end(process, SLOWER * seconds + MORE_S)
             said = out.read_text("utf-8", "replace")
-        if not ended:
-            return f"does not end: {tests[0]} and {len(tests) - 1} more"
-        if process.returncode == 0:
+        if ended and process.returncode == 0:
             return None
+        if process.returncode == pytest.ExitCode.USAGE_ERROR:
+            raise UsageError(said[-2000:])
         failed = FAILED.search(said)
-        return failed[1] if failed else f"pytest ended with {process.returncode}: {tests[0]} and {len(tests) - 1} more"
+        return failed[1] if failed else tests[0]  # the process has ended otherwise, or never would
 
     @staticmethod
     def end(process: subprocess.Popen[bytes], most_s: float) -> bool:
@@ -234,7 +260,7 @@ def judge(
             try:
                 for batch in batches(executing):
                     ran += len(batch)
-                    noticed_by = place.run(mutant, batch, sum(tests[test].alone() for test in batch))
+                    noticed_by = place.notices(mutant, batch, sum(tests[test].alone() for test in batch))
                     if noticed_by:
                         break
             finally:
