@@ -3,6 +3,7 @@ what they exchange, in float64. Brute force: whole weights are cut as the replic
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 
 from compiler import ir
+from compiler.plan import make_plan
 from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import parameters, tensors
 from compiler.segments.interpret import interpret
+from dsl.load import load as load_spec
 from dsl.schema import Dense, Gqa, HyperConnections, Mla, Model, Rope, Spec
 from runtime.slices import cut
 from tests.segments import plain
@@ -126,3 +129,19 @@ def test_emitted_parts_equal_autograd(of: str) -> None:
     ends = {"embed", "final_norm", "head", "loss", *(["mtp_input"] if MODELS[of].mtp else [])}
     ends |= {"streams"} if MODELS[of].hyper_connections else set()
     assert {key[0] for key in seen} == {"enter", "attention", "between", "dense", "leave", *ends}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_attention_of_tensor_ranks_gives_is_not_added_yet(ranks: int) -> None:
+    """Each rank has a part of the sum, so that the residual is added behind that; one alone adds it itself."""
+    hybrid = load_spec(
+        Path(__file__).parents[2] / "specs" / "laptop-hybrid.dsc", overrides=[f"parallel.tensor={ranks}"]
+    )
+    uses = [use for stage in make_plan(hybrid).stages for use in stage.steps if isinstance(use, ir.Use)]
+    found = {use.segment for use in uses if use.segment.kind == "attention"}
+    assert len(found) > 1
+    for segment in found:
+        joint = interpret(segment)
+        made = {value: node.op for node in joint.nodes for value in node.outputs}
+        ops = [made.get(value, "") for _, value in joint.outputs]
+        assert (ops == ["linear"]) == (ranks > 1), ops

@@ -217,6 +217,7 @@ def _as_peft(model: PreTrainedModel, folder: Path) -> Iterator[None]:
     config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
     assert config["base_model_name_or_path"] == str(folder.parent / "hf")
     assert config["peft_type"] == "LORA" and config["r"] == RANK and config["lora_alpha"] == ALPHA
+    assert config["lora_dropout"] == 0 and config["bias"] == "none", "PEFT goes on training as it is trained here"
     tensors = load_file(folder / "adapter_model.safetensors")
     handles = []
     matrices = [
