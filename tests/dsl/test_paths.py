@@ -188,3 +188,15 @@ def test_a_key_is_shown_as_an_override_where_it_can_be_one() -> None:
     assert {"train.seed", "parallel.pipeline"}.isdisjoint(rest) and len(rest) < 10, rest
     assert shown["data.sources.weight"] == ("-s data.sources.web.weight=0.7",)
     assert shown["train.seed"][0].startswith("-s train.seed=")
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 64, 4096])
+def test_data_ranks_that_are_tried_leave_room_for_the_batch(micro_batch: int) -> None:
+    """Where memory is at stake as many as there may be, at most; each has the micro-batches that its ranks need."""
+    for pipeline, nodes in ((1, 1), (4, 2), (16, 1)):
+        chosen = {"parallel.pipeline": pipeline, "train.micro_batch": micro_batch, "cluster.nodes": nodes}
+        most, *rest = weakest.weakest("parallel.data", weakest.View({}, {}, chosen, memory=True))
+        micro_batches = weakest.MOST_NEEDED * pipeline
+        assert most * micro_batches * micro_batch <= weakest.MAX_BATCH
+        assert most * pipeline <= weakest.MAX_NODES * nodes and rest == [1][: most > 1]
+        assert weakest.weakest("parallel.data", weakest.View({}, {}, chosen, memory=False)) == (1,)

@@ -19,7 +19,8 @@ from compiler.modules.named import ModuleError
 from compiler.modules.source import ModuleFiles, from_json, to_json
 from compiler.ops.torch_calls import PRODUCTS, torch_flops
 from compiler.segments.interpret import cut, interpret
-from compiler.segments.split import split, view_nodes
+from compiler.segments.node_costs import works_of
+from compiler.segments.split import split, taken_nodes, view_nodes
 from compiler.spec_files import SpecFiles
 from dsl.schema import Custom, CustomAttention, Spec
 from runtime.initial_values import initial_value
@@ -150,6 +151,18 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
         y = getattr(layers, name)(HIDDEN)(x if name in layers.FFNS else x.view(MICRO_BATCH, SEQUENCE, HIDDEN))
         y.sum().backward()
     assert flops_of(name) == counter.get_total_flops() > 0
+
+
+def test_what_is_made_of_no_tensor_costs_in_each_function_that_reads_it() -> None:
+    """Once in each, with the bytes that it writes; views cost nothing."""
+    joint = interpret(segment_of("LinearAttention"))
+    apart = {node.outputs[0]: node.op for node in joint.nodes if node.outputs[0] in taken_nodes(joint)}
+    found = [(phase, node.outputs[0], works) for phase, node, works in works_of(joint)]
+    made = ["aten.arange", "aten.clamp", "aten.ge", "aten.scalar_tensor", "aten.sub", "aten._to_copy"]
+    for phase, ops in (("F", made), ("I", made), ("W", [])):
+        names = [apart[name].rpartition(".")[0] for of, name, _ in found if of == phase and name in apart]
+        assert sorted(names) == sorted(ops)
+    assert all(works[0][1].bytes > 0 for _, name, works in found if name in apart)
 
 
 def test_flops_of_a_convolution_are_those_of_its_groups() -> None:

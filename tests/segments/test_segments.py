@@ -17,7 +17,7 @@ from compiler.segments.check import text as check_text
 from compiler.segments.interpret import interpret
 from compiler.segments.printer import module
 from compiler.segments.split import split
-from compiler.segments.unpack import unpacked
+from compiler.segments.unpack import quantised, unpacked
 from dsl.load import load as dsl_load
 from dsl.schema import (
     Balance,
@@ -371,3 +371,20 @@ def test_lines_fit_and_are_the_graph(override: str) -> None:
         source = module(joint, parts, lambda node: f"{node.op}_c7168_bfloat16")
         check_text(source, joint, parts, lambda node: f"{node.op}_c7168_bfloat16")
         assert max(map(len, source.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(("precision", "parts"), [("fp8_block", 2), ("mxfp8", 2), ("nvfp4", 3)])
+def test_products_of_few_bits_read_copies_of_their_weights(precision: str, parts: int) -> None:
+    """Backwards read the turned ones. Scales are powers of 2 where tiles are cut anew, which is exact by them."""
+    steps = model_steps(dsl_load(SPECS / "quickstart.dsc", overrides=[f"precision={precision}"]))
+    exact, read = set[str](), set[str]()
+    for segment in {step.segment.key: step.segment for step in steps if isinstance(step, ir.Use)}.values():
+        joint = interpret(segment)
+        copies = {each.name for of in quantised(joint) for each in of.tensors if not each.name.endswith("_key")}
+        exact |= {name for name, of in joint.tensors.items() if "pow2" in of.dtype and name.endswith("_fp8")}
+        for node in unpacked(joint).nodes:
+            if found := [arg for arg in node.args if arg in copies]:
+                assert len(found) == parts and {name.endswith("_t") for name in found} == {"_dgrad" in node.op}
+                read |= {*found}
+        assert copies <= read
+    assert exact == ({"mla_attention_0_fp8"} if precision == "fp8_block" else set())

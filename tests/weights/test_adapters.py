@@ -20,6 +20,7 @@ from compiler.emit import recipe
 from compiler.inference.loaded import load_model
 from compiler.inference.sources import find_source
 from compiler.read_files import with_files
+from compiler.weights.adapter import Adapters, adapter_config
 from compiler.weights.checkpoint import imported_meta, published_name
 from dsl.load import load as load_spec
 from dsl.rules.adapter import matrices_of
@@ -209,6 +210,17 @@ def test_a_merged_export_computes_what_the_adapters_do(
     publish.write(tmp_path / "m.weights", 0, [changed], base.meta)
     assert export(tmp_path / "run", tmp_path / "none", "--dtype", "fp32") == 2
     assert "m.weights/step-00000000 has other weights than theirs" in capfd.readouterr().err
+
+
+def test_peft_is_told_how_adapters_were_trained() -> None:
+    """Nothing is dropped, and B · A is multiplied by alpha / rank."""
+    manifest = Manifest(1, 1, {"plan": {"adapter": {"factor": 0.5}}}, ())
+    config = adapter_config(manifest, Adapters((), ("a", "b"), (), 8), "base")
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"], config["bias"]) == (8, 4.0, 0.0, "none")
+    assert config["target_modules"] == ["a", "b"] and "target_parameters" not in config
+    assert config["inference_mode"] and not config["fan_in_fan_out"] and config["base_model_name_or_path"] == "base"
+    alone = adapter_config(manifest, Adapters((), (), ("p",), 8), None)
+    assert alone["target_modules"] is None and alone["target_parameters"] == ["p"]
 
 
 @contextmanager
