@@ -56,7 +56,8 @@ landing: tools $(FOR_TESTS)
 # What is found is kept in MUTANTS, so that what was stopped goes on; an hour on two idle cores.
 MUTANTS ?= $(BUILD)/.mutants
 mutants: $(FOR_TESTS)
-	$(BIN)/python -m tests.measure.mutants $(MUTANTS) --page
+	$(BIN)/python -m tests.measure.mutants $(MUTANTS)
+	$(BIN)/python -m tests.measure.page $(MUTANTS)
 
 # A C++ compiler and Chromium: installed where that may be, else said before anything long begins.
 tools:

@@ -2,9 +2,9 @@
 
 FOLDER has the folders `test` and `landing`, so that all tests of both tiers were measured.
 
-The cases of a test take at most SHARE_S of the processor in `make test`, and a test of one case WHOLE_S. Of others, a
-share of the cases stays, or none. Then tests that alone execute a probed place come back, the cheapest for its places
-first, unless one takes more than PLACE_S for each of them.
+The cases of a test take at most SHARE_S of the processor in `make test`, or CASE_S each, and a test of one case at most
+WHOLE_S. Of others, a share of the cases stays, or none. Then tests that alone execute a probed place come back, the
+cheapest for its places first, unless one takes more than PLACE_S for each of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.measure.mutants import Measured, read_tests
 
 FILE = Path(__file__).parents[1] / "landing.txt"
-SHARE_S, WHOLE_S, PLACE_S = 0.8, 2.0, 5.0
+SHARE_S, CASE_S, WHOLE_S, PLACE_S = 0.8, 0.03, 2.0, 5.0
 HEAD = """\
 # Tests that `make landing` runs, and `make test` does not, by the beginning of their ids. Of several rows the longest
 # decides.
@@ -39,7 +39,7 @@ def executed(cases: Cases) -> set[int]:
 def first_choice(cases: Cases) -> int:
     """One of how many cases stays: 1 for all, 0 for none."""
     total = seconds(cases)
-    if total <= (SHARE_S if len(cases) > 1 else WHOLE_S):
+    if total <= max(SHARE_S if len(cases) > 1 else WHOLE_S, CASE_S * len(cases)):
         return 1
     share = min(len(cases), math.ceil(total / SHARE_S))
     return share if len(cases) > 1 and seconds(cases[::share]) <= WHOLE_S else 0

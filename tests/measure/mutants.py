@@ -284,7 +284,6 @@ def main() -> None:
     parser.add_argument("--tiers", nargs="+", default=["test"])
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--page", action="store_true", help="write the tables of docs/testing.md")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     probed = choose(ROOT, PROBED, asked.seed)
