@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from compiler.cli import main
+from tests.runs.place import CORPUS
 
 SPEC = str(Path(__file__).parents[2] / "specs" / "tiny.dsc")
 
@@ -15,7 +18,11 @@ def test_a_sweep_goes_on_with_what_has_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["sweep", SPEC, "-s", "train.steps=2"]
+    (tmp_path / "corpus").mkdir()
+    for name in CORPUS:  # all of the standard library takes longer to encode than to train on
+        shutil.copy(Path(sysconfig.get_paths()["stdlib"]) / f"{name}.py", tmp_path / "corpus")
+    words = ["sweep", SPEC, "-s", "train.steps=2", "-s", f'data.source="{tmp_path}/corpus/*.py"']
+    words += ["-s", "data.validation=30%"]
     assert main([*words, "-s", "train.seed=1,2"]) == 0
     page = tmp_path / "sweeps/tiny/compared.html"
     said = capfd.readouterr().out
