@@ -32,7 +32,7 @@ run {name} {{
       group = 4, prompt = 30, completion = 10, iterations = 2, kl = 0.01
       rewards {{
         right {{ check = exact }}
-        short {{ check = python, file = "{reward}", function = "short", weight = 0.5, seconds = 600 }}
+        short {{ check = python, file = "{reward}", function = "short", weight = 0.5, seconds = {seconds} }}
       }}
     }}
   }}
@@ -45,7 +45,7 @@ model tiny {{
   layers 0..1 {{ ffn dense {{ inner = 32 }} }}
 }}
 """
-ALONE = dict(name="sums", pipeline=1, zero=0, schedule="1f1b", steps=8, devices=1, reward="short.py")
+ALONE = dict(name="sums", pipeline=1, zero=0, schedule="1f1b", steps=8, devices=1, reward="short.py", seconds=200)
 REWARD = """
 def short(prompts, completions, answer, **columns):
     assert all(prompt[-1]["content"].endswith("?") for prompt in prompts) and all(answer)
@@ -137,7 +137,7 @@ def test_other_plans_have_the_same_completions(place: Place) -> None:
 )
 def test_a_reward_that_fails_ends_the_run(place: Place, text: str, message: str) -> None:
     (place.folder / "wrong.py").write_text(f"def short(prompts, completions, **columns):\n{text}\n", "utf-8")
-    compiled(place, name="wrong", reward="wrong.py", devices=2)
+    compiled(place, name="wrong", reward="wrong.py", devices=2, seconds=3 if "while" in text else 200)
     done = place.dsc("train", "wrong.dsc", "--out", f"wrong{len(text)}", code=1)
     assert "reward `short`: wrong.py:" in done.stderr and message in done.stderr, done.stderr
 
