@@ -27,6 +27,7 @@ from tests import progress
 from tests.runtime.processes import is_gone, open_files
 
 CACHES = ("torchinductor_", "torchelastic_")  # a cache of torch, and logs that its torchrun never removes
+OF_TRITON = (".ptx", ".ptx.o")  # they stay where a process ends while Triton compiles in it
 PATIENCE_S = 60.0  # for processes that are ending, since the last of them ended
 SEGMENTS = Path("/dev/shm")
 NOT_READABLE = (FileNotFoundError, ProcessLookupError, PermissionError)
@@ -109,7 +110,11 @@ class Guard:
         own = {process.current_process()._config.get("tempdir")}  # type: ignore[attr-defined]
         own |= {str(each.args[0]) for each in finalize._registry.values() if each.args}  # type: ignore[attr-defined]
         found = (self.folder / "tmp").iterdir()
-        return (path for path in found if str(path) not in own and not path.name.startswith(CACHES))
+        return (
+            path
+            for path in found
+            if str(path) not in own and not path.name.startswith(CACHES) and not path.name.endswith(OF_TRITON)
+        )
 
     def _said_of(self, path: Path) -> str:
         inside = ", ".join(sorted(_names(path))[:3]) if path.is_dir() else "a file"
