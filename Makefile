@@ -139,7 +139,7 @@ bless: $(FOR_TESTS)
 	$(BIN)/python -m pytest --bless tests/dsl/test_ui.py tests/golden
 
 clean:
-	rm -rf build runs .triton $(VENV)
+	rm -rf build runs $(BUILD)/.triton $(MUTANTS) $(VENV)
 
 # One call of pip, so that each package is looked for once, beside the compilation of the C++. The installation finds
 # the libraries that are there, and waits for those that are being made. constraints.txt pins torch: without it, a package
@@ -147,7 +147,7 @@ clean:
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "dsc needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@test -e $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PYTHON) -m runtime.native.compile_cpp > /dev/null 2>&1 & $(PIP) $(1) && wait
+	@$(PYTHON) -m runtime.native.compile_cpp > /dev/null 2>&1 & $(PIP) $(1); code=$$?; wait; exit $$code
 	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null || true
 	@touch $@
 endef

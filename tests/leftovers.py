@@ -70,7 +70,7 @@ class Blame:
 
 @dataclass
 class Guard:
-    """What a session has left, in lines."""
+    """Finds what a session left behind, and fails the session for it."""
 
     folder: Path
     patience_s: float

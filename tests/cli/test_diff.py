@@ -234,7 +234,7 @@ def test_of_phases_beside_a_run_without_the_first_is_compared_and_said(tmp_path:
 
 @pytest.mark.parametrize(("tokens", "sizes", "steps"), [(64, 1, 2), (65, 2, 3), (224, 3, 4), (225, 4, 5), (900, 4, 10)])
 def test_a_run_has_the_batch_sizes_that_it_reaches(tokens: int, sizes: int, steps: int, tmp_path: Path) -> None:
-    """Of 2, 4, 6 and 8 sequences of 16 tokens, each after a third of 192 tokens."""
+    """The batch has 2, 4, 6 and then 8 sequences of 16 tokens; it grows after each third of 192 tokens."""
     text = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")
     text = text.replace("batch       = 4", "batch { from = 2, to = 8, over = 192 tokens }")
     (tmp_path / "grows.dsc").write_text(text.replace("steps       = 5", f"tokens = {tokens}"), "utf-8")

@@ -60,7 +60,7 @@ def messages(path: Path, content: bytes) -> tuple[Diagnostic, ...]:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_operators_are_counted_for_each_statement(more: int) -> None:
-    """As many as are allowed, in each of two statements and in a list; and one more."""
+    """Two statements and a list may each have the most operators; one operator more is refused."""
     most, over = "1" + "+1" * MAX_DEPTH, "1" + "+1" * (MAX_DEPTH + more)
     for text in (f"a = {most}\nb = {over}\nc = {most}\n", f"a {{ b = {over}, c = {most} }}\n", f"a = [{over}]\n"):
         assert [item.code for item in parse(Source("a.dsc", text)).diagnostics] == ["E0103"] * more, text

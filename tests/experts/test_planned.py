@@ -103,7 +103,7 @@ def test_a_load_of_nothing_says_nothing(folder: Path) -> None:
 
 
 def test_little_of_a_run_is_moved(folder: Path, capsys: Shown) -> None:
-    """Of layers whose best placement moves many experts, one that is as good within a tolerance moves fewer."""
+    """The best placement of some layers moves many experts; a placement within the tolerance moves fewer."""
     random = np.random.default_rng(1)
     rows = [random.integers(1, 1000, ffn.experts).astype(float) for _, ffn in layers_with_experts(load_spec(QUICK))]
     (folder / "load.json").write_text(json.dumps({"load": [row.tolist() for row in rows]}), "utf-8")

@@ -1,4 +1,4 @@
-"""What tests cost: seconds of the processor of each test and each fixture, with the processes that they start.
+"""Measures the seconds of the processor that each test and each fixture takes, with the processes that they start.
 
 `pytest -p tests.measure.costs --costs=FOLDER` writes a line for each test, and for each set-up of a fixture, into a
 file of FOLDER for each worker.
@@ -53,7 +53,7 @@ def time_of(process: int) -> float:
 
 
 def named(fixture: pytest.FixtureDef[object]) -> str:
-    """What a fixture is called, and where it is from."""
+    """Return the name of a fixture behind the folder or file that defines it."""
     return f"{fixture.baseid}::{fixture.argname}"
 
 

@@ -114,7 +114,7 @@ def batches(tests: Iterable[Measured]) -> Iterator[list[str]]:
 
 
 class UsageError(Exception):
-    """What pytest says of tests that are not there."""
+    """A test that pytest was asked for does not exist."""
 
 
 class Place:
@@ -144,7 +144,7 @@ class Place:
         return None
 
     def run(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> str | None:
-        """What fails first of these tests where the mutant is made; None where all pass."""
+        """Make the mutant, run tests, and take it back. Return the test that failed first; None if all passed."""
         file = self.folder / mutant.file
         source, times = file.read_bytes(), file.stat()
         file.write_bytes(mutant.apply(source))  # and with a new time, so that its bytecode is not taken
@@ -155,7 +155,7 @@ class Place:
             os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def pytest(self, tests: Sequence[str], seconds: float) -> str | None:
-        """What fails first of these tests; None where all pass."""
+        """Run tests until one fails. Return that test; None if all passed."""
         with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
             names, out = Path(temporary, "tests"), Path(temporary, "out")
             names.write_text("\n".join(tests))
@@ -220,7 +220,8 @@ def probe(folder: Path, tier: str, mutants: Sequence[Mutant]) -> None:
 
 
 class Verdict(NamedTuple):
-    """What noticed a mutant first, or None; how many tests execute its place, and how many of these ran."""
+    """The result for one mutant. `noticed_by`: the test that failed, or None. `executing`: the number of tests that
+    execute its place. `ran`: the number of those that were run."""
 
     mutant: str
     package: str

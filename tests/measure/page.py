@@ -24,7 +24,7 @@ MOST = 12  # folders that have a row
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """What `make mutants` left in a folder, by folder of tests and package of the product."""
+    """Read what `make mutants` left in a folder: costs by folder of tests, verdicts by package of the product."""
     costs: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for tier in TIERS:
         if (folder / tier).exists():

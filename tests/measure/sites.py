@@ -140,7 +140,7 @@ def changeable(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
 
 
 def changes(node: ast.expr | ast.stmt) -> Iterator[str]:
-    """What may stand in place of a node."""
+    """Yield the texts that may replace a node, each a mutant."""
     match node:
         case ast.Compare(ops=[op]):
             yield changed(node, ops=[COMPARISONS[type(op)]()])
