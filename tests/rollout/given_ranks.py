@@ -20,7 +20,6 @@ from runtime.build import Build
 from runtime.comm.connect import Endpoint
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import Supervision
 from runtime.rollout.policy import Policy
 from runtime.trainer import Trainer
 from tests.rollout.given import Replay
@@ -79,7 +78,7 @@ def main(folder: Path, world: int) -> int:
             result = train(Build.open(path), rank, board, folder / "given" / path.name)
             save_file(result, out / f"rank_{rank}.safetensors")
 
-    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=120))
+    outcome = launch(target, world, folder=folder)
     print(outcome)
     return outcome.exit_code
 

@@ -21,7 +21,6 @@ from runtime.build import Build
 from runtime.comm.connect import Endpoint
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import Supervision
 from runtime.rewards.scoring import Case
 from runtime.rollout.generator import Generator, Limits
 from runtime.rollout.policy import Policy, Reference
@@ -97,7 +96,7 @@ def main(folder: Path, world: int, count: int) -> int:
                 (folder / "out").mkdir(exist_ok=True)
                 (folder / "out" / f"{path.name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
-    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=120))
+    outcome = launch(target, world, folder=folder)
     print(outcome)
     return outcome.exit_code
 

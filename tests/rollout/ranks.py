@@ -22,7 +22,6 @@ from runtime.build import Build
 from runtime.comm.connect import Endpoint
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import Supervision
 from runtime.ops import OPS
 from runtime.rollout.generator import Generator, Limits, Rollouts, log_probabilities
 from runtime.rollout.next_tokens import replace_ops
@@ -114,7 +113,7 @@ def main(folder: Path, world: int, slots: int) -> int:
             out.mkdir(parents=True, exist_ok=True)
             save_file(generate(Build.open(path), rank, board, slots), out / f"rank_{rank}.safetensors")
 
-    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=120))
+    outcome = launch(target, world, folder=folder)
     print(outcome)
     return outcome.exit_code
 

@@ -40,7 +40,7 @@ def starts(run: Path) -> list[int]:
 def test_a_machine_leaves_and_returns(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # docs/torchrun.md says why
     run = place.folder / "run"
-    words = ("--elastic", "--steps", 10**6, "--hang-timeout", 60)
+    words = ("--elastic", "--steps", 10**6, "--hang-timeout", 300)
     with agents(place, "run", *words, torchrun=TORCHRUN, first_hosts=True) as first:
         # where the second machine comes late, the first one has begun without it
         wait_for(lambda: starts(run)[-1:] == [4], "the start of four ranks")

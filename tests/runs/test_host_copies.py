@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -33,28 +32,18 @@ def place(new_place: Callable[[], Place]) -> Place:
     return place
 
 
-def check_equal(place: Place, run: Path) -> None:
-    """Losses and every bit of the checkpoints are those of the run without copies."""
-    straight = place.folder / "straight"
-    assert untimed(run) == untimed(straight)
-    assert bits(saved(run)) == bits(saved(straight))
-
-
-def test_numbers_are_those_without_copies(place: Place) -> None:
-    place.dsc("train", "copied.dsc", "--out", "whole")
-    check_equal(place, place.folder / "whole")
+def test_a_kill_while_an_activation_is_on_the_host(place: Place) -> None:
+    """The run is resumed. Its losses and every bit of its checkpoints are those of the run without copies."""
     printed = place.dsc("schedule", "copied.dsc").stdout
     assert has_copies(Schedule.from_text(printed))
-    assert (place.folder / "whole" / "schedule.txt").read_text() == printed
-    assert not has_copies(Schedule.from_text((place.folder / "straight" / "schedule.txt").read_text()))
-
-
-def test_a_kill_while_an_activation_is_on_the_host(place: Place) -> None:
-    note = place.folder / "note"
+    straight, run, note = place.folder / "straight", place.folder / "killed", place.folder / "note"
+    assert not has_copies(Schedule.from_text((straight / "schedule.txt").read_text()))
     fault = mock.patch.dict(os.environ, Fault("R", "SIGKILL", (0,), str(note)).environment())
-    with fault, place.started("train", "copied.dsc", "--out", "killed") as running:
+    with fault, place.started("train", "copied.dsc", "--out", run) as running:
         assert running.ends() == 1
     assert Note.read(note).action.startswith("R"), "it was about to come back"
     assert "killed by SIGKILL" in running.stderr()
-    place.dsc("train", "copied.dsc", "--out", "killed", "--resume")
-    check_equal(place, place.folder / "killed")
+    place.dsc("train", "copied.dsc", "--out", run, "--resume")
+    assert (run / "schedule.txt").read_text() == printed
+    assert untimed(run) == untimed(straight)
+    assert bits(saved(run)) == bits(saved(straight))

@@ -28,7 +28,6 @@ from runtime.build import Build
 from runtime.comm import host, memory
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import Supervision
 from runtime.trainer import Trainer
 from tests.training.samples import RandomSamples
 
@@ -144,7 +143,7 @@ def main(folder: Path, world: int, only_bytes: bool) -> int:
         text = json.dumps(counted(Build.open(folder / "build"), rank, board, only_bytes))
         (folder / f"rank_{rank}.json").write_text(text)
 
-    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=120))
+    outcome = launch(target, world, folder=folder)
     print(outcome)
     return outcome.exit_code
 

@@ -19,7 +19,6 @@ from runtime.comm.transport import Wanted
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import Supervision
 
 ALIGNMENTS = (1, 8, 128)
 E4M3 = torch.float8_e4m3fn
@@ -98,9 +97,7 @@ def main(folder: Path, world: int) -> int:
                     for seed in range(4):
                         check(RankExchange(*swaps, world, reads, alignment), alignment, seed, world, rank)
 
-    outcome = launch(
-        target, world, folder=folder, supervision=Supervision(hang_timeout_s=60), backend="gloo" if world > 1 else None
-    )
+    outcome = launch(target, world, folder=folder, backend="gloo" if world > 1 else None)
     print(outcome)
     return outcome.exit_code
 

@@ -25,7 +25,6 @@ from runtime.comm.transport import Swap, SwapKind, Wanted, Work
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import Supervision
 from runtime.ops.permute import permute
 from runtime.ops.unpermute import unpermute
 
@@ -162,9 +161,7 @@ def main(folder: Path, world: int, num_nodes: int) -> int:
             ranks(swaps, world, num_nodes, rank)
             ranks(staged, world, num_nodes, rank)  # type: ignore[arg-type]
 
-    outcome = launch(
-        target, world, folder=folder, supervision=Supervision(hang_timeout_s=60), backend="gloo" if world > 1 else None
-    )
+    outcome = launch(target, world, folder=folder, backend="gloo" if world > 1 else None)
     print(outcome)
     return outcome.exit_code
 

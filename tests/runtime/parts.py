@@ -16,7 +16,6 @@ from runtime.comm.transport import Parts, Wanted
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import Supervision
 
 PART = 70_001  # elements: more than one block of a sum
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -61,7 +60,7 @@ def main(folder: Path, world: int) -> int:
             for each in (parts, StagedParts(parts)):
                 check(each, world, rank)
 
-    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=60), backend="gloo")
+    outcome = launch(target, world, folder=folder, backend="gloo")
     print(outcome)
     return outcome.exit_code
 

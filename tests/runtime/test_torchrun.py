@@ -64,7 +64,7 @@ class Ranks:
                 if callable(value):
                     options_of_rank[name] = value(rank)
             sys.stderr = (self.folder / f"errors_{rank}").open("w")
-            settings = {"run": self.folder / "run", "digest": "d", "hang_timeout_s": 60.0} | options_of_rank
+            settings = {"run": self.folder / "run", "digest": "d", "hang_timeout_s": 300.0} | options_of_rank
             try:
                 attached = attach(Place.of(os.environ), **settings)  # type: ignore[arg-type]
             except RefusedError as error:

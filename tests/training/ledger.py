@@ -11,7 +11,6 @@ from typing import Any
 from runtime.build import Build
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import Supervision
 from runtime.trainer import Trainer
 from tests.training.samples import RandomSamples
 
@@ -35,7 +34,7 @@ def main(folder: Path, world: int, measure: Measure = measured) -> int:
         text = json.dumps(measure(Build.open(folder / "build"), rank, board))
         (folder / f"rank_{rank}.json").write_text(text)
 
-    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=120))
+    outcome = launch(target, world, folder=folder)
     print(outcome)
     return outcome.exit_code
 

@@ -27,7 +27,6 @@ from runtime.comm.memory import Writer
 from runtime.comm.transport import Edge, Pending
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import Supervision
 from runtime.rate import batch_at
 from runtime.state import Bucket
 from runtime.trace import Trace
@@ -211,7 +210,7 @@ def main(folder: Path, world: int, transport: Transport) -> int:
             result = train(build, rank, board, Trace(out, rank, 0, run_copy.program_digest(build.files)), transport)
             save_file(result, out / f"rank_{rank}.safetensors")
 
-    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=120))
+    outcome = launch(target, world, folder=folder)
     print(outcome)
     return outcome.exit_code
 

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from runtime.comm.connect import Endpoint
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import Supervision
 from tests.training.test_fp8 import step
 from tests.training.wide_fp8 import Rounding
 
@@ -30,7 +29,7 @@ def main(folder: Path, world: int, ways: list[str]) -> int:
             (folder / way).mkdir(exist_ok=True)
             save_file(found, folder / way / f"rank_{rank}.safetensors")
 
-    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=120))
+    outcome = launch(target, world, folder=folder)
     print(outcome)
     return outcome.exit_code
 
