@@ -13,7 +13,8 @@ INSTALLED := $(VENV)/.installed
 FOR_TESTS := $(VENV)/.installed-for-tests
 NATIVE := hatch_build.py runtime/native/compile_cpp.py $(wildcard runtime/native/*.cpp runtime/native/*.h)
 EXTENSION := compiler/editor/vscode
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+STORE_BYTECODE := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import compiler.segments.trace, runtime.loop, runtime.starts'
 ifneq ($(BUILD),.)
 export DSC_NATIVE := $(abspath $(BUILD))/native
 export PYTHONPYCACHEPREFIX := $(abspath $(BUILD))/bytecode
@@ -143,11 +144,12 @@ clean:
 
 # One call of pip, so that each package is looked for once, beside the compilation of the C++. The installation finds
 # the libraries that are there, and waits for those that are being made. constraints.txt pins torch: without it, a package
-# may ask for another build.
+# may ask for another build. pip would store the bytecode of all modules, which takes it longer than all else: only that
+# of modules which are imported is stored, here of those of a run, also where the environment asks for none.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "dsc needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@test -e $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PYTHON) -m runtime.native.compile_cpp > /dev/null 2>&1 & $(PIP) $(1); code=$$?; wait; exit $$code
+	@$(PYTHON) -m runtime.native.compile_cpp > /dev/null 2>&1 & $(PIP) $(1) && $(STORE_BYTECODE); code=$$?; wait; exit $$code
 	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null || true
 	@touch $@
 endef
