@@ -211,6 +211,7 @@ def probe(folder: Path, tier: str, mutants: Sequence[Mutant]) -> None:
         files[mutant.file].append((number, mutant))
     for file, found in files.items():
         (copy / file).write_bytes(with_probes((ROOT / file).read_bytes(), found))
+    workplace.store_bytecode(copy)
     words = ["-n", "3", "--dist", "loadscope", "--no-loadscope-reorder", "--max-worker-restart", "0", "--tier", tier]
     plugin = ["-p", "tests.measure.probes", "--probes", str(len(mutants)), "--costs", str(folder)]
     subprocess.run(

@@ -14,8 +14,7 @@ HERE = Path(__file__).parent
 def make(root: Path, copy: Path) -> Path:
     """Copy the files that git knows or would add, and the compiled C++; the path of the copy's Python.
 
-    Its environment has the packages of the one that runs, behind the copy's own. Bytecode is stored, so that what runs
-    there need not write any.
+    Its environment has the packages of the one that runs, behind the copy's own.
     """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -44,6 +43,15 @@ def make(root: Path, copy: Path) -> Path:
         elif script.is_file():
             target.write_bytes(script.read_bytes().replace(str(scripts).encode(), str(target.parent).encode()))
             shutil.copymode(script, target)
-    python = copy / ".venv/bin/python"
-    subprocess.run([python, "-m", "compileall", "-q", "dsl", "compiler", "runtime", "tests"], cwd=copy, check=False)
-    return python
+    store_bytecode(copy)
+    return python_of(copy)
+
+
+def python_of(copy: Path) -> Path:
+    return copy / ".venv/bin/python"
+
+
+def store_bytecode(copy: Path) -> None:
+    """Store the bytecode of all modules as they are now; without it, each of hundreds of processes compiles them."""
+    words = [str(python_of(copy)), "-m", "compileall", "-q", "dsl", "compiler", "runtime", "tests"]
+    subprocess.run(words, cwd=copy, check=False)
