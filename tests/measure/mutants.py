@@ -213,12 +213,8 @@ def probe(folder: Path, tier: str, mutants: Sequence[Mutant]) -> None:
         (copy / file).write_bytes(with_probes((ROOT / file).read_bytes(), found))
     workplace.store_bytecode(copy)
     words = ["-n", "3", "--dist", "loadscope", "--no-loadscope-reorder", "--max-worker-restart", "0", "--tier", tier]
-    plugin = [
-        "-p",
-        "tests.measure.probes",
-        f"--probes={len(mutants)}",
-        f"--costs={folder}",
-    ]  # a path by itself moves rootdir
+    # Each option is one word: pytest takes a path by itself for one of tests, and moves its rootdir there.
+    plugin = ["-p", "tests.measure.probes", f"--probes={len(mutants)}", f"--costs={folder}"]
     subprocess.run(
         [python, "-m", "pytest", *words, *plugin], cwd=copy, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
     )
