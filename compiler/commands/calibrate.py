@@ -29,8 +29,8 @@ from compiler.rates.table import Device
 from compiler.templates import SHIPPED
 from dsl.canonical import quoted
 from dsl.diagnostics import plural
+from dsl.resolve.files import collect
 from dsl.schema import Spec
-from dsl.source import OVERRIDE
 
 BUDGET_S = 20.0  # of the ops; transfers take some seconds
 MEASURED_ON = "quickstart.dsc"  # without a spec
@@ -85,15 +85,14 @@ def _edit(chosen: Chosen, args: argparse.Namespace) -> str:
 
     Absolute where that is far away, and where no spec was named: it will be written in one that is not known.
     """
-    files = [place.source.name for key, place in chosen.origins.items() if key.startswith("cluster.")]
-    files = [name for name in files if name != OVERRIDE] if args.spec else []
-    out = os.path.realpath(args.out)
-    near = os.path.relpath(out, Path(files[0]).resolve().parent) if files else out
-    path = out if near.startswith(FAR) else near
+    out, name = os.path.realpath(args.out), chosen.spec.cluster.name
     if not args.spec:
-        return f"cluster … {{ rates = {quoted(path)} }}"
-    where = f"  in {files[0]}" if files and files[0] != str(chosen.path) else ""
-    return f"cluster {chosen.spec.cluster.name} {{ rates = {quoted(path)} }}{where}"
+        return f"cluster … {{ rates = {quoted(out)} }}"
+    file = collect(str(chosen.path)).blocks["cluster", name].head.source.name
+    near = os.path.relpath(out, Path(file).resolve().parent)
+    path = out if near.startswith(FAR) else near
+    where = f"  in {file}" if file != os.path.normpath(chosen.path) else ""
+    return f"cluster {name} {{ rates = {quoted(path)} }}{where}"
 
 
 def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:

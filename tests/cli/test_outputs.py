@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -192,6 +193,10 @@ def test_where_the_cluster_is_imported_its_file_is_named(
     monkeypatch.setattr(calibrate, "_measured", lambda *_: calibrate.read_table(folder / "table.json"))
     assert main(["calibrate", "spec.dsc", "-o", "out.json"]) == 0
     assert 'cluster one { rates = "../out.json" }  in lib/one.dsc\n' in capsys.readouterr().out
+    extended = re.sub("cluster += one", "cluster = mine", Path("spec.dsc").read_text())
+    Path("spec.dsc").write_text(extended + "\ncluster mine extends one { nodes = 1 }\n")
+    assert main(["calibrate", "spec.dsc", "-o", "out.json"]) == 0
+    assert 'cluster mine { rates = "out.json" }\n' in capsys.readouterr().out, "not where most of its keys are"
 
 
 def test_a_trace_says_what_it_leaves(folder: Path, capsys: Captured) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from compiler.cli import main
 from compiler.commands import sweep, train_processes
-from compiler.commands.sweep_variants import SweepError, alternatives, variants
+from compiler.commands.sweep_variants import SweepError, Variant, alternatives, variants
 from tests.cli.forms import parsed
 
 SPEC = str(Path(__file__).parents[2] / "specs" / "tiny.dsc")
@@ -84,6 +85,29 @@ def test_what_does_not_fit_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     assert runs[0]["free_bytes"] is None and runs[1]["free_bytes"] < 0 < runs[2]["free_bytes"]
     assert f"warning: memory=2.2MB does not fit: dsc plan {SPEC} -s " in found.err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_table_says_what_each_run_takes_and_all_that_fit() -> None:
+    free = {"fits": 3 * 2**30, "exact": 0, "large": -(2**20), "illegal": None}
+    planned = [
+        sweep.Planned(Variant(name, (), ()), Path(name), "", 5_000_000, 1.5, 7200.0, bytes_, usd=12.0)
+        if bytes_ is not None
+        else sweep.Planned(Variant(name, (), ()), Path(name))
+        for name, bytes_ in free.items()
+    ]
+    table = sweep._table(planned)
+    assert [re.split("  +", line) for line in table.splitlines()] == [
+        ["run", "parameters", "step", "whole run", "memory", "cost"],
+        ["fits", "5.000M", "1.500 s", "2.00 hours", "fits, 3.0 GiB free", "$12"],
+        ["exact", "5.000M", "1.500 s", "2.00 hours", "fits, 0 bytes free", "$12"],
+        ["large", "5.000M", "1.500 s", "2.00 hours", "1.0 MiB too much", "$12"],
+        ["illegal", "refused, see above"],
+        [""],
+        ["2 runs that fit, 4.00 hours one after the other"],
+    ]
+    assert sweep._table(planned[1:]).endswith("\n\n1 run that fits, 2.00 hours one after the other")
+    planned[0].usd = planned[1].usd = planned[2].usd = None
+    assert "cost" not in sweep._table(planned) and "$" not in sweep._table(planned)
 
 
 def test_labels_have_the_words_that_differ() -> None:

@@ -92,11 +92,19 @@ def test_a_wrong_spec_is_refused(capsys: Captured) -> None:
     assert parsed(capsys.readouterr().out, "failure")["diagnostics"]
 
 
-def test_wrong_rates_are_refused(tmp_path: Path, capsys: Captured) -> None:
+def test_wrong_rates_are_refused(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rates.json").write_text("{", "utf-8")
     assert main(["plan", QUICK, "--rates", str(tmp_path / "rates.json")]) == 2
     assert "rates.json:1" in capsys.readouterr().err
     assert main(["plan", QUICK, "--rates", "no-such-table"]) == 2
+    assert "there is no table 'no-such-table': use a file, or one of " in capsys.readouterr().err
+    for file in ("no/such", "no.json"):
+        assert main(["plan", QUICK, "--rates", file]) == 2
+        assert f"there is no file {file}" in capsys.readouterr().err
+    (tmp_path / "mine").write_text("{", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", QUICK, "--rates", "mine"]) == 2
+    assert "mine:1" in capsys.readouterr().err, "a file may have any name"
     assert main(["plan", QUICK, "--rates", "h100"]) == 0
 
 

@@ -149,6 +149,25 @@ def test_a_debugger_needs_the_terminal(processes: Processes) -> None:
     assert main(["train", "specs/tiny.dsc", "--debug"]) == 2 and len(processes.told) == 3
 
 
+@pytest.mark.parametrize("by_torchrun", [False, True])
+def test_where_the_compiler_fails_no_run_is_named(
+    by_torchrun: bool, processes: Processes, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder has an earlier run, which is not the one that was asked for."""
+    if by_torchrun:  # the compiler runs before the launcher, and not beside it
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "1")
+    Path("runs/tiny").mkdir(parents=True)
+    Path("runs/tiny/metrics.jsonl").touch()
+    processes.compiler_code = 1
+    assert main(["train", "specs/tiny.dsc", "--resume"]) == 1
+    assert ["and" in each for each in processes.told] == [not by_torchrun]
+    assert "run: " not in capsys.readouterr().out
+    processes.compiler_code, processes.codes = 0, [1]
+    assert main(["train", "specs/tiny.dsc", "--resume"]) == 1
+    assert capsys.readouterr().out == "report: dsc report runs/tiny\nrun: runs/tiny\n"
+
+
 def test_a_build_that_others_replace_is_compiled_again(processes: Processes, capsys: Captured) -> None:
     processes.codes = [EXIT_REPLACED, EXIT_REPLACED, 1]
     assert main(["train", "specs/tiny.dsc"]) == 1
