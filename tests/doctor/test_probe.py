@@ -6,6 +6,8 @@ import os
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -43,6 +45,28 @@ def test_a_link_is_measured_with_all_of_a_block_at_least(monkeypatch: pytest.Mon
     monkeypatch.setattr(links, "SIZE_BYTES", 4096)
     monkeypatch.setattr(links, "FOR_S", 0.0)
     assert links.between_processes() > 0
+
+
+class Devices:
+    """Two or more devices of a torch that is none: copies to the devices named take seconds by `clock`."""
+
+    def __init__(self, count: int) -> None:
+        self.waited: list[int] = []
+        self.device_count = lambda: count
+        self.nccl = SimpleNamespace(all_reduce=lambda tensors: self.waited.clear())
+        self.synchronize = self.waited.append
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_slowest_copy_from_the_first_device_counts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    cuda, rates = Devices(count), {0: 9.0, 1: 5.0, 2: 3.0}
+    fake = SimpleNamespace(cuda=cuda, uint8=None, device=lambda kind, index: index, empty=MagicMock(), ones=MagicMock())
+    monkeypatch.setattr(links, "torch", fake)
+    monkeypatch.setattr(links, "between_processes", lambda: 1.0)
+    monkeypatch.setattr(links, "_copies", lambda source, to: rates[to])
+    found = links.measure()
+    assert (found.processes, found.to_device, found.devices) == (1.0, 9.0, min(rates[1], rates[count - 1]))
+    assert found.nccl is not None and cuda.waited == [*range(count)], "all devices are waited for"
 
 
 def fails() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runtime.build import Build
+from runtime.contract import Mesh
 from runtime.launch import elastic
 from runtime.outcome import EXIT_USAGE, Outcome
 from runtime.preparing import UsageError
@@ -64,6 +66,13 @@ def test_a_failure_that_follows_is_none_of_a_device(place: Place) -> None:
     assert fewer.is_other(failed(3, "the loss of step 4 is nan"))
     assert not fewer.is_other(failed(1, "the loss of step 4 is nan"))
     assert fewer.is_other(failed(1, "killed by SIGKILL"))
+
+
+def test_the_last_device_is_not_left_out(place: Place) -> None:
+    build = Build.open(place.folder / "build" / "tiny")
+    for ranks, is_left_out in ((2, True), (1, False)):
+        fewer = Fewer(replace(build, plan=replace(build.plan, mesh=Mesh(pp=ranks, dp=1, ep=1, tp=1, cp=1))))
+        assert fewer.is_other(failed(0)) is is_left_out
 
 
 def test_no_plan_for_what_is_left_is_said(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import BufferedWriter, RawIOBase, TextIOWrapper
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from compiler.weights.families import FAMILIES
 from compiler.weights.tensors import published
 from dsl.counts import parameters
 from dsl.source import Source
+from runtime.weights import progress
 from tests.importers.test_huggingface import CONFIGS, NAMES
 from tests.weights.published import (
     EXPERTS,
@@ -208,6 +211,32 @@ def test_memory_is_bounded_by_a_shard(tmp_path: Path, monkeypatch: pytest.Monkey
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
     assert export(tmp_path / "m.weights", tmp_path / "out") == 0
     assert len(held) > 300 and max(held) - before < 5 * shard, (max(held) - before, total)
+
+
+def test_a_command_hears_at_once_how_far_weights_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line comes out of the process that writes it, though stdout is a pipe."""
+    came: list[str] = []
+    pipe = TextIOWrapper(BufferedWriter(Pipe(came)), encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", pipe)
+    monkeypatch.setattr("runtime.weights.progress.EVERY_S", -1.0)
+    report = progress.reporting(5)
+    report(2)
+    report(3)
+    assert [json.loads(each) for each in came] == [{"done": 2, "total": 5}, {"done": 5, "total": 5}]
+
+
+class Pipe(RawIOBase):
+    """Keeps what is written to it, each write apart."""
+
+    def __init__(self, came: list[str]) -> None:
+        self.came = came
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.came.append(bytes(data).decode())
+        return len(data)
 
 
 UNKNOWN = {  # types that transformers has no class of
