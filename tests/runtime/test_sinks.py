@@ -10,12 +10,15 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
+from opentelemetry.sdk.trace.export import SpanExportResult
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -25,6 +28,7 @@ from runtime.events import Events
 from runtime.sinks import __main__ as exporters
 from runtime.sinks import beside
 from runtime.sinks import worker as workers
+from runtime.sinks.otel import OpenTelemetry
 from runtime.sinks.prometheus import Prometheus
 from runtime.sinks.sink import Opened, Point, Sink, numbers
 from runtime.sinks.tensorboard import TensorBoard
@@ -263,6 +267,44 @@ def test_tensorboard_forgets_what_was_given_up(tmp_path: Path) -> None:
     assert points[:-1] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 14.0), (5, 15.0), (6, 16.0)]
     assert points[-1][0] == 7 and math.isnan(points[-1][1])
     assert found.Scalars("mfu")[0].value == pytest.approx(1000 * 2e9 / 8e14)
+
+
+def test_what_a_run_has_written_by_its_end_is_exported(tmp_path: Path) -> None:
+    rows = [{**row(step).fields, "step": step} for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), "utf-8")
+    watch = replace(WATCH, metrics=Metrics(tensorboard=True))
+    build = SimpleNamespace(files={run_copy.WATCH: json.dumps(tree(watch)).encode()})
+    exporters_of_run = beside.Exporters(build, tmp_path)  # type: ignore[arg-type]
+    exporters_of_run.begin()
+    exporters_of_run.close(waits=True)
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [event.step for event in found.Scalars("loss")] == [1, 2]
+
+
+def test_a_span_of_a_step_is_as_long_as_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans: list[Any] = []
+
+    class Endpoint:
+        """Takes spans in the place of a server."""
+
+        def __init__(self, endpoint: str, timeout: float) -> None:
+            self.endpoint = endpoint
+
+        def export(self, exported: Sequence[Any]) -> SpanExportResult:
+            spans.extend(exported)
+            return SpanExportResult.SUCCESS
+
+    monkeypatch.setattr(trace_exporter, "OTLPSpanExporter", Endpoint)
+    state, sink = State(tmp_path, WATCH), OpenTelemetry()
+    sink.open(Opened(tmp_path, Metrics(otel="http://127.0.0.1:1"), state))
+    saved = {"event": "save", "step": 1, "written_s": 0.25, "time": "2026-01-31T12:00:02.000Z"}
+    sent(sink, state, [row(1, step_s=0.5), Item("event", saved)])
+    end_us = round(datetime(2026, 1, 31, 12, 0, 1, tzinfo=UTC).timestamp()) * 10**6
+    assert [(span.name, span.start_time // 1000, span.end_time // 1000) for span in spans] == [
+        ("step 1", end_us - 500_000, end_us),
+        ("save", end_us + 750_000, end_us + 1_000_000),
+    ]
 
 
 def scraped(sink: Prometheus) -> dict[tuple[str, ...], float]:
