@@ -281,10 +281,11 @@ def test_every_rule_is_used() -> None:
     by_table = [moe(choice="table", groups=1, top_groups=1, balance=Balance(), score=each) for each in scores]
     indexer = Indexer(heads=2, head_dim=8, top_k=2)
     windowed = gqa(bias="qkv", scale=0.3, window=3)
-    in_context = (spec(), GROUPED, placed, options, SPLIT, SLICED, STREAMS, spec(attention=windowed))
+    gated = spec((*by_table,), attention=gqa(output_gate=True))
+    in_context = (spec(), GROUPED, placed, options, SPLIT, SLICED, STREAMS, spec(attention=windowed), gated)
     whole = [spec(attention=deltanet("head")), spec(attention=deltanet("channel"))]
     whole += [spec(attention=compressed(compress=each)) for each in (Hca(rate=4), Csa(rate=4, indexer=indexer))]
-    whole += [spec(attention=mla(indexer=indexer)), spec((*by_table,), attention=gqa(output_gate=True))]
+    whole += [spec(attention=mla(indexer=indexer))]
     whole += [
         padded(clipped(spec(tuple(moe(score=each) for each in scores)))),
         with_rewards(spec(mtp=False), iterations=2),
