@@ -219,6 +219,20 @@ def test_any_edit_is_refused_or_read_back() -> None:
     assert refused > 200
 
 
+@pytest.mark.parametrize(("heads", "first", "is_taken"), [(2, 0, True), (2, 508, True), (2, 509, False), (3, 0, False)])
+def test_clipped_rows_are_rows_of_their_parameter(heads: int, first: int, is_taken: bool) -> None:
+    """The embedding of 512 rows in the place of a matrix of queries: 2 rows of each head, of whole groups of heads."""
+    whole = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
+    whole["train"]["optimizer"]["qk_clip"] = 100.0
+    rows = {"parameter": "embedding", "first": first, "heads": heads, "parts": [[2, 0.5]]}
+    whole["clipped"] = [{"name": "layers.0", "heads": 4, "key_heads": 2, "rows": [rows]}]
+    if is_taken:
+        assert Plan.from_json(json.dumps(whole)).clipped[0].rows[0].end == first + 4
+    else:
+        with pytest.raises(FormError, match=r"^clipped: layers\.0: not what a plan has there$"):
+            Plan.from_json(json.dumps(whole))
+
+
 def test_weights_of_eight_bits_are_not_divided() -> None:
     whole = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
     tensor = whole["buckets"][0]["parameters"][0]["tensor"]

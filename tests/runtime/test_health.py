@@ -228,6 +228,28 @@ def test_a_fingerprint_of_a_step_has_64_bits_and_tells_its_parts_apart() -> None
     assert rerun._both(1, 0) != rerun._both(0, 1)
 
 
+@pytest.mark.parametrize(("erred", "named"), [((2,), "rank 2"), ((0, 3), "ranks 0 and 3")])
+def test_all_ranks_with_other_losses_are_named(erred: tuple[int, ...], named: str) -> None:
+    """A step that is computed again has other losses on some ranks, and the same gradients and sums on all."""
+    plan, meeting = plan_of(), Meeting(4)
+
+    def again(rank: int) -> rerun.Computed:
+        losses = torch.ones(2)
+
+        def compute() -> dict[str, Tensor]:
+            losses.add_(rank in erred)
+            return {"loss": torch.ones(1)}
+
+        place = rerun.Place(rank, 4, meeting.of(rank))
+        state = build_state(plan, rank, CPU)
+        return rerun.computed_again(7, {"loss": torch.ones(1)}, compute, lambda: losses, state, place)
+
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(again, range(4)):
+            reason = f"{named} had other losses or loads when the step was computed again"
+            assert found.fault == rerun.Fault(7, erred, reason)
+
+
 # ---------------------------------------------------------------- the record
 
 
