@@ -125,7 +125,6 @@ class Keys:
                     self._say("no effect", name, each, "null: as if it were not written")
                 else:
                     self._say("unknown", name, each, "not known, and not in the spec")
-        self._left.clear()
 
     def ledger(self) -> tuple[Entry, ...]:
         """All entries: what changes the computation first, what is said last."""

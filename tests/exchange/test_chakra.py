@@ -280,6 +280,23 @@ def test_what_a_forward_saved_goes_to_the_host_and_comes_back(traced: Traces) ->
             assert any(node["id"] in each["data_deps"] for each in nodes), "something waits for it"
 
 
+def test_a_backward_moves_as_many_rows_as_its_forward(traced: Traces) -> None:
+    """The gradient of a gather is a scatter of the same whole, and the other way round."""
+    _, files = traced
+    other = {"gather": "scatter", "scatter": "gather"}
+    for _, nodes in files:
+        sizes: dict[tuple[str, str, str, str], set[int]] = defaultdict(set)
+        for node in nodes:
+            way, _, of = node["name"].partition(" ")[0].partition("_")
+            if way in other and of in ("rows", "sequences"):
+                _, action, site = node["name"].split()
+                sizes[action[0], way, of, site].add(node["comm_size"])
+        for (phase, way, of, site), found in sizes.items():
+            assert len(found) == 1
+            if phase == "F":
+                assert sizes["I", other[way], of, site] == found, (way, of, site)
+
+
 def test_members_of_a_group_make_the_same_collectives(traced: Traces) -> None:
     """All members of a group have the same calls in the same order, of one size; groups do not overlap."""
     _, files = traced

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from compiler.cli import main
-from compiler.exporters import megatron_bridge
+from compiler.exporters import megatron_bridge, megatron_model, torchtitan
 from compiler.exporters.ledger import Ledger, plain
 from compiler.exporters.planned import ExportError, layers_of
 from compiler.exporters.python_text import Call, free_name, rendered
 from dsl.leaves import leaves
 from dsl.load import load as load_spec
 from dsl.schema.precision import Tile
+from dsl.schema.rope import LinearScaling, YarnScaling
 from tests.cli.forms import parsed
 from tests.exchange.stubs import FIELDS, Recorded, calls, load, standing_in
 
@@ -209,6 +210,51 @@ def test_a_plan_that_becomes_another_is_refused(tmp_path: Path, capsys: Capture)
     text = (out / "recipe.py").read_text()
     for loss in document["losses"]:  # all that is lost is in the file too
         assert plain(f"{loss['path']} = {loss['value']}: {loss['why']}") in text
+
+
+@pytest.mark.parametrize(
+    ("system", "more"), [("torchtitan", {"parallel.zero", "parallel.overlap_reduce"}), ("megatron-bridge", set())]
+)
+def test_what_the_other_system_has_is_no_loss(system: str, more: set[str], tmp_path: Path, capsys: Capture) -> None:
+    """Of a spec of which the other has all, only the data is lost."""
+    assert main(["export", system, BENCH, "-o", str(tmp_path / "out"), "--format", "json"]) == 0
+    losses = parsed(capsys.readouterr().out, "export")["losses"]
+    data = {"data.source", "data.tokenizer", "data.validation", "data.documents"}
+    assert {loss["path"] for loss in losses} == data | more and not any(loss["changes"] for loss in losses)
+
+
+YARN = YarnScaling(factor=4, original=64)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "titan", "megatron"),
+    [
+        (None, None, None),
+        (LinearScaling(factor=4), "has YaRN alone", "has YaRN alone"),
+        (YARN, "multiplies no sines", None),
+        (YARN.model_copy(update={"attention_factor": 1.0}), None, "in Megatron sines have the factor"),
+        (YARN.model_copy(update={"mscale": 0.7, "mscale_all_dim": 0.7}), None, None),
+        (YARN.model_copy(update={"mscale": 0.7, "mscale_all_dim": 1.0}), "multiplies no sines", None),
+        (YARN.model_copy(update={"mscale_all_dim": 0.7}), "multiplies no sines", "in Megatron sines have the factor"),
+        (YARN.model_copy(update={"truncate": False}), "multiplies no sines", "the ramp ends at whole pairs"),
+    ],
+)
+def test_a_scaled_rotation_is_lost_where_the_other_has_another(
+    scaling: LinearScaling | YarnScaling | None, titan: str | None, megatron: str | None
+) -> None:
+    spec = load_spec(BENCH)
+    rope = spec.model.attention.rope.model_copy(update={"scaling": scaling})  # type: ignore[union-attr]
+    attention = spec.model.attention.model_copy(update={"rope": rope})
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"attention": attention})})
+    for wanted, told in (
+        (titan, lambda ledger: torchtitan._rope(spec, rope, ledger)),
+        (megatron, lambda ledger: megatron_model._rope(rope, ledger)),
+    ):
+        ledger = Ledger(spec)
+        told(ledger)
+        lost = [loss for loss in ledger.losses("it") if loss.path.startswith("model.attention.rope.")]
+        assert bool(lost) == (wanted is not None)
+        assert all(loss.changes and wanted is not None and wanted in loss.why for loss in lost)
 
 
 @pytest.mark.parametrize("system", ["torchtitan", "megatron-bridge"])

@@ -13,6 +13,7 @@ from compiler.cli import main
 from compiler.commands.export_plan import _planned
 from compiler.commands.schedule_spec import run_of
 from compiler.exporters import torchtitan as exporter
+from compiler.importers import python_calls
 from compiler.importers.key_files import toml_keys
 from compiler.importers.plan_ledger import CHANGES, Keys
 from compiler.importers.plan_text import Imported
@@ -163,6 +164,14 @@ def test_flavours_are_the_published_models(flavour: str, billions: int) -> None:
         assert experts.model_copy(update={"balance": theirs.balance, "max_nodes": theirs.max_nodes}) == theirs
 
 
+@pytest.mark.parametrize("betas", ["[0.9]", "[0.9, 0.95, 0.99]", '[0.9, "no"]', "[true, 0.95]"])
+def test_betas_are_two_numbers(betas: str) -> None:
+    (mistake,) = job(JOB.replace("lr = 2.2e-4\n", f"lr = 2.2e-4\nbetas = {betas}\n"), devices=64).mistakes
+    assert mistake.code == "I0203" and mistake.message.startswith("`betas` are two numbers, ")
+    right = job(JOB.replace("lr = 2.2e-4\n", "lr = 2.2e-4\nbetas = [0.8, 0.9]\n"), devices=64)
+    assert not right.mistakes and "beta1 = 0.8, beta2 = 0.9" in right.text
+
+
 def test_an_unknown_flavour_is_a_missing_model() -> None:
     for text in (JOB.replace('"671B"', '"8B"'), JOB.replace('"deepseek_v3"', '"llama3"')):
         found = job(text, 64)
@@ -291,6 +300,18 @@ def test_names_that_lead_to_each_other_end() -> None:
     doubled = "".join(f"a{n} = g(x=a{n + 1}, y=a{n + 1})\n" for n in range(30)).replace("a0", "a") + "a30 = 1\n"
     _, _, computed = returned(Source("c.py", doubled + head), CONFIG, None)
     assert computed and len(computed) < 10
+
+
+def test_names_that_are_used_many_times_are_followed_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name stands for two of the next one: seven names for a hundred values."""
+    lines = [f"a{n} = g(x=a{n + 1}, y=a{n + 1})\n" for n in range(7)]
+    text = "".join(lines) + "a7 = 1\ndef run() -> Trainer.Config:\n    return Trainer.Config(training=a0)\n"
+    _, found, computed = returned(Source("c.py", text), CONFIG, None)
+    assert not computed and len(found) > 128
+    monkeypatch.setattr(python_calls, "MOST_STEPS", 50)
+    _, found, computed = returned(Source("c.py", text), CONFIG, None)
+    (item,) = computed
+    assert "names that lead to each other" in item.message and len(found) <= 50
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate])
