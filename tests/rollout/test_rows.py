@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from torch import Tensor
 from runtime.native import ops as native
 from runtime.ops import OPS
 from runtime.ops.causal import angles
+from runtime.rollout.next_tokens import Next, NextTokens
 
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS = 70
@@ -71,3 +74,23 @@ def test_last_queries(dtype: torch.dtype, end: int, more: int, heads: int, share
     whole = OPS["mla_attention"](q, kv, k_rope, S, H, half, C, half, 1e4)[0]
     found = native.mla_attention(q[rows], kv[second], k_rope[second], angles_Sr[:end], H, half, half, None)[0]
     assert torch.equal(found, whole[rows])
+
+
+@pytest.mark.parametrize("op", ["gqa_attention", "mla_attention"])
+def test_attention_that_a_model_clips_generates_alike(op: str) -> None:
+    """Ops that give the largest logits too, as optimizers with `qk_clip` ask for, have the outputs of those without."""
+    torch.manual_seed(0)
+    S, H = 6, 4
+    widths, sizes = {
+        "gqa_attention": ((H * 8, 2 * 8, 2 * 8), (S, H, 2, 1e4)),
+        "mla_attention": ((H * 12, H * 16, 4), (S, H, 8, 4, 8, 1e4)),
+    }[op]
+    inputs = [random(S, width) for width in widths]
+    found = []
+    for name in (op, f"{op}_peaks"):
+        tokens = NextTokens(MagicMock(), 0, slots=1, sequence=S, next=[Next(slot=0, start=0, count=S, sequence=0)])
+        found.append(tokens._functions()[name](*inputs, *sizes))
+    (plain, nothing), (clipped, peaks_H, no_more) = found
+    assert torch.equal(plain, clipped) and nothing is None is no_more
+    assert torch.equal(plain, OPS[op](*inputs, *sizes)[0])
+    assert peaks_H.shape == (H,)
