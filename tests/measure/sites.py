@@ -11,6 +11,7 @@ import copy
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +74,19 @@ def choose(root: Path, count: int, seed: int = 0) -> list[Mutant]:
     A line is chosen by its text, so that most of the mutants stay when the product changes. Of each package, the first
     ones are the same for any count.
     """
+    packages = lines_of_packages(root, seed)
+    total = sum(map(len, packages.values()))
+    chosen = []
+    for _, found in sorted(packages.items()):
+        share = max(LEAST, round(count * len(found) / total))
+        for digest, mutants in found[:share]:
+            chosen.append(mutants[int(digest, 16) % len(mutants)])
+    return chosen
+
+
+@cache
+def lines_of_packages(root: Path, seed: int) -> dict[str, list[tuple[str, list[Mutant]]]]:
+    """The lines of each package in the order in which they are chosen: digest, and the mutants of the line."""
     packages: dict[str, list[tuple[str, list[Mutant]]]] = defaultdict(list)
     for folder in PRODUCT:
         for path in sorted((root / folder).rglob("*.py")):
@@ -85,13 +99,7 @@ def choose(root: Path, count: int, seed: int = 0) -> list[Mutant]:
                 digest = hashlib.sha256(f"{seed} {file} {text!r} {seen[text]}".encode()).hexdigest()
                 packages[mutants[0].package].append((digest, mutants))
                 seen[text] += 1
-    total = sum(map(len, packages.values()))
-    chosen = []
-    for _, found in sorted(packages.items()):
-        share = max(LEAST, round(count * len(found) / total))
-        for digest, mutants in sorted(found)[:share]:
-            chosen.append(mutants[int(digest, 16) % len(mutants)])
-    return chosen
+    return {package: sorted(found) for package, found in packages.items()}
 
 
 def mutants_of(source: bytes, file: str) -> Iterator[Mutant]:
