@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from compiler.cli import main
+from compiler.commands import compile as compile_
+from dsl.schema import Spec
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "specs" / "tiny.dsc"
@@ -73,6 +75,27 @@ def test_a_refusal_is_an_error_at_its_place(tmp_path: Path, capsys: pytest.Captu
     out, err = capsys.readouterr()
     assert out == "" and "warning" not in err and not (tmp_path / "build").exists()
     assert "error[E1001]" in err and "precision" in err and err.count("error[") == 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "code", "said"),
+    [
+        (
+            "2x1",
+            0,
+            "on these devices: -s cluster.nodes=2 -s cluster.node.devices=1 -s parallel.data=2 -s parallel.expert=1\n",
+        ),
+        ("1x7", 2, "error: --on 1x7: no degrees keep the rules there, with a batch of 4 sequences\n"),
+    ],
+)
+def test_a_run_on_other_devices_says_what_becomes_of_its_plan(
+    devices: str, code: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = list[Spec]()
+    monkeypatch.setattr(compile_, "_compile", lambda args, spec, out: compiled.append(spec) or 0)
+    assert main(["compile", str(TINY), "--on", devices]) == code
+    assert capsys.readouterr().err == said
+    assert [(each.cluster.world, each.parallel.data) for each in compiled] == ([(2, 2)] if code == 0 else [])
 
 
 def test_a_place_that_cannot_be_is_said_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,8 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("run a { data { tokenizer = |", ["train(4096)", '"tokenizer.json"']),
         ("run a { data { source = |", ["python_stdlib"]),
         ("run a { data { source = \"|", []),
+        ("let width = 64\nrun a { train = |", []),
+        ("let width = 64\nmodel m { layers = |", []),
         ("run a { data { source = python_stdlib }  # |", []),
         # units
         ("cluster c { node { nic = 50|", ["50TB/s", "50GB/s", "50MB/s", "50bytes/s"]),
@@ -128,6 +130,11 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
 def test_proposals(marked: str, wanted: list[str] | None) -> None:
     found = labels(marked)
     assert found == wanted if wanted is not None else len(found) > 5
+
+
+def test_what_a_run_names_is_no_block_of_it() -> None:
+    found = {item.label: item.kind for item in items("run a { |")}
+    assert {found[name] for name in NAMED} == {"key"} and found["train"] == found["parallel"] == "block"
 
 
 def test_names_come_through_imports_even_of_broken_texts() -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.experts import pack
 from compiler.experts.greedy import global_, hierarchical, lower_bound
 from compiler.experts.layer_search import Placed, place_layer
 from compiler.experts.layout import (
@@ -136,6 +137,25 @@ def test_replicas_of_an_expert_are_apart_where_that_costs_nothing() -> None:
     layout = Layout(6, 8, 1, 1, 2)
     placed = place_layer(np.array([8.0, 8.0, 1.0, 1.0, 1.0, 1.0]), layout)
     assert placed.balance.device == 1 and duplicates(placed.physical, layout) == 0
+
+
+def test_an_expert_without_tokens_keeps_a_replica() -> None:
+    """Its second one would be of use to either of two others, and one of them gets it."""
+    load, work = np.array([0.0, 6.0, 5.0]), pack.Work(10**6)
+
+    def packing(counts: np.ndarray, work: pack.Work) -> pack.Packing:
+        return pack.quick(np.repeat(load / counts, counts), 4, 0.0, work)
+
+    counts = np.array([2, 1, 1])
+    moved, packed = pack.moved_counts(load, counts, packing(counts, work), packing, 0.0, work)
+    assert moved.tolist() == [1, 2, 1] and packed.heaviest == 5
+
+
+def test_exchanges_end_where_none_helps() -> None:
+    """Though no device is as light as was wanted: the work that is left is for other ways."""
+    work = pack.Work(10**6)
+    found = pack.descended(np.ones(8), np.arange(8).reshape(2, 4), 0.0, work)
+    assert found.heaviest == 4 and work.left > 10**6 // 2
 
 
 def test_what_is_at_hand_changes_little() -> None:

@@ -1,0 +1,37 @@
+"""An emitted segment names the line of `spec.resolved` that asked for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.emit.origin import with_origin
+from compiler.ir import Segment, SegmentCode, Use
+from dsl.canonical import canonical
+from dsl.load import load
+
+HYBRID = load(Path(__file__).parents[2] / "specs" / "laptop-hybrid.dsc")
+
+
+@pytest.mark.parametrize(
+    ("site", "line"),
+    [
+        ("embed", "vocab = 2048"),
+        ("L0.attention", "attention deltanet"),
+        ("L0.ffn", "layers 0..0"),
+        ("L2.attention", "attention deltanet"),
+        ("L2.router", "layers 1..2"),
+        ("L3.attention", "layers 3..3"),
+        ("L3.experts", "layers 3..3"),
+        ("final_norm", "norm_eps = 1e-05"),
+        ("head", "vocab = 2048"),
+    ],
+)
+def test_the_line_is_that_of_the_layer_or_of_what_all_share(site: str, line: str) -> None:
+    use = Use(site, Segment.__new__(Segment), (), (), ())
+    resolved = canonical(HYBRID)
+    head, origin, rest = with_origin(SegmentCode("s", "head\nrest\n", ()), use, HYBRID.model, resolved).split("\n", 2)
+    assert (head, rest) == ("head", "rest\n")
+    at, _, said = origin.removeprefix("# from spec.resolved:").partition(": ")
+    assert said == line and resolved.split("\n")[int(at) - 1].strip().removesuffix(" {") == line
