@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compiler.ir import Buffer
-from compiler.kernels import emit_kernel
+from compiler.kernels import attention, emit_kernel
 from compiler.kernels.gate_launch import load
 from compiler.kernels.kernel import LEGS
 
@@ -234,6 +234,16 @@ def test_queues(tmp_path: Path, sms: int, rising: bool, heads: int, waiting: flo
 def bounded_arguments(S: int, H: int, G: int, C: int, window: int, softcap: float, sinks: bool) -> tuple[Any, ...]:
     q, kv = Buffer("q", ("R", H * C), "bfloat16"), Buffer("k", ("R", G * C), "bfloat16")
     return q, kv, kv, Buffer("sinks", (H,), "bfloat16") if sinks else None, S, H, G, 1e4, window, softcap
+
+
+@pytest.mark.parametrize(
+    ("width", "positions", "tile"),
+    [(32, False, (32, 32)), (64, False, (32, 16)), (64, True, (32, 32)), (128, False, (16, 16)), (128, True, (16, 16))],
+)
+def test_tiles_of_wide_heads_in_fp32_are_small(width: int, positions: bool, tile: tuple[int, int]) -> None:
+    """Larger ones spill: `make kernels` compiles them."""
+    forward, *_ = attention._launches(256, width, width, "float32", False, False, False, positions)
+    assert (forward["M"], forward["N"]) == tile
 
 
 def test_bounds_are_told_apart() -> None:

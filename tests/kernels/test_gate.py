@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,17 @@ def test_refuses(op: str, dtype: str, old: str, new: str, failure: str) -> None:
     assert SOURCE.count(old) == 1
     verdict = judged(op, dtype, SOURCE.replace(old, new))
     assert any(failure in text for text in verdict.failures), verdict
+
+
+def test_shared_memory_is_that_of_the_target() -> None:
+    tile = '"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 16, "num_warps": 4'
+    source = SOURCE.replace('"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "num_warps": 8', tile)
+    enough = judged("multiply", "bf16", source)
+    size = enough.shared_bytes
+    assert not enough.failures and size > 4096
+    assert not judged("multiply", "bf16", source, replace(SM_90, shared_bytes=size)).failures
+    less = judged("multiply", "bf16", source, replace(SM_90, shared_bytes=4096))
+    assert less.failures == (f"wants {size} bytes of shared memory of 4096",)
 
 
 def test_occupancy() -> None:
