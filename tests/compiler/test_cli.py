@@ -92,7 +92,12 @@ def test_a_run_on_other_devices_says_what_becomes_of_its_plan(
     devices: str, code: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = list[Spec]()
-    monkeypatch.setattr(compile_, "_compile", lambda args, spec, out: compiled.append(spec) or 0)
+
+    def compile_one(args: object, spec: Spec, out: Path) -> int:
+        compiled.append(spec)
+        return 0
+
+    monkeypatch.setattr(compile_, "_compile", compile_one)
     assert main(["compile", str(TINY), "--on", devices]) == code
     assert capsys.readouterr().err == said
     assert [(each.cluster.world, each.parallel.data) for each in compiled] == ([(2, 2)] if code == 0 else [])
