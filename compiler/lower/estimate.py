@@ -152,9 +152,8 @@ def _time(lowering: Lowering, messages: Messages, rank: int, *actions: tuple[str
 
 
 def copy_ns(chains: Chains) -> int:
-    """Nanoseconds of the copy of what a forward saved to the host, or back; cores copy within their memory."""
-    rates, moved_bytes = chains.rates, chains.copied_bytes(Received(chains.rows))
-    return round(10**9 * (moved_bytes / rates.memory_bytes if rates.cores else rates.host_time_s(moved_bytes)))
+    """Nanoseconds of the copy of what a forward saved to the host, or back."""
+    return round(10**9 * chains.rates.host_time_s(chains.copied_bytes(Received(chains.rows))))
 
 
 def _common_rank(plan: Plan, alone: Sequence[Mapping[str, int]]) -> int:

@@ -181,8 +181,7 @@ def _goodput(found: Timed, step_s: float) -> Goodput | None:
     """What failures take from a run of steps of `step_s` seconds, and which checkpoints are best."""
     spec, plan = found.spec, found.plan
     copied = max(saved_bytes(spec, plan))
-    seconds = max(one.host_time_s(copied) if spec.has_hosts else copied / one.memory_bytes for one in found.rates)
-    return goodput_of(spec, plan.replicas, step_s, seconds)
+    return goodput_of(spec, plan.replicas, step_s, max(one.host_time_s(copied) for one in found.rates))
 
 
 def share_of_keys(found: Timed) -> float:

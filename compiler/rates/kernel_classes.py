@@ -22,7 +22,7 @@ LINKS = (  # rates in byte/s; shape (ranks, bytes a rank sends)
     *("dispatch_node", "combine_node", "dispatch_network", "combine_network"),
     *("message_node", "message_network", "all_reduce_node", "all_reduce_network"),
 )
-HOST = "host"  # copies between a device and pinned memory of its host, byte/s a direction
+HOST = "host"  # copies between an accelerator and pinned memory of its host, byte/s a direction
 BYTES = (*MEMORY, *LINKS, "optimizer", HOST)
 # Seconds: of a launch, what a transfer takes however small it is, and until a host has numbers of its device.
 SECONDS = ("launch", "exchange_node", "exchange_network", "latency_node", "latency_network", "host_read")

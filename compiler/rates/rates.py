@@ -126,7 +126,7 @@ class Rates:
         return moved_bytes / self.rate("optimizer", "any", ())
 
     def host_time_s(self, moved_bytes: float) -> float:
-        """Seconds in which so many bytes go from the memory of the host to the device, or back."""
+        """Seconds in which so many bytes go from the memory of the host to the device, or back: for cores, a copy."""
         return moved_bytes / self.rate(HOST, "any", ())
 
     def product_time_s(self, flops: float) -> float:

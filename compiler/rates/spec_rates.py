@@ -155,6 +155,8 @@ def points_of(table: Table, place: Place, kind: str, dtype: str) -> tuple[tuple[
     """Shapes and rates of full tiles of a class in a dtype, and what to say where rows of another class or dtype are
     taken.
     """
+    if kind == HOST and place.device.bf16 is None:  # cores copy within their memory
+        kind = "copy"
     rows, shaped, note = _rows(table, kind, dtype)
     factor = table.factor_of(kind, dtype)
     if not rows:

@@ -11,8 +11,9 @@ import pytest
 
 from compiler.actions.lanes import best_order, end_of
 from compiler.actions.order import jobs_of
+from compiler.ir.received_rows import Received
 from compiler.lower import Lowering
-from compiler.lower.estimate import _common_rank, costs_of_searches, stage_costs
+from compiler.lower.estimate import _common_rank, copy_time, costs_of_searches, stage_costs
 from compiler.plan import make_plan
 from compiler.predict.times import step_times
 from compiler.rates.rank_rates import rank_rates
@@ -90,6 +91,19 @@ def test_a_search_has_the_times_of_the_plan(placement: str) -> None:
             mean = sum(costs.one(action.kind) for action in actions_of(step))
             assert abs(costs.of(step, rank) - times.of(step, rank)) < max(mean, times.of(step, rank)) / 500, step
     assert len({weight.label for weight in map(by_kind, costs.stages)}) == len(plan.stages)
+
+
+@pytest.mark.parametrize("name", ["laptop-gqa", "llama3-8b"])
+def test_a_copy_to_the_host_takes_what_its_bytes_take(name: str) -> None:
+    """Cores copy within their memory, an accelerator over its link, of which 5.12e10 bytes a second are assumed."""
+    spec = load(f"specs/{name}.dsc")
+    lowering = Lowering(make_plan(spec), rank_rates(spec))
+    chains = [
+        lowering.chains(stage, rank) for rank in range(lowering.plan.mesh.pp) for stage in lowering.plan.stages_of(rank)
+    ]
+    bytes_per_s = 5.12e10 if name == "llama3-8b" else lowering.rates[0].memory_bytes
+    most = max(each.copied_bytes(Received(each.rows)) for each in chains)
+    assert float(copy_time(lowering)) == pytest.approx(1000 * most / bytes_per_s, rel=1e-3)
 
 
 def test_stages_that_are_alike_have_one_label() -> None:
