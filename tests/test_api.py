@@ -36,6 +36,11 @@ def test_plan_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None
         planned.spec = planned.spec  # type: ignore[misc]
 
 
+def test_losses_are_those_of_steps_that_have_one() -> None:
+    run = api.Trained(Path("runs/mine"), ({"step": 1, "loss": 2.5}, {"step": 2}, {"step": 3, "loss": 2.0}))
+    assert run.losses == (2.5, 2.0)
+
+
 def test_values_are_written_as_in_a_spec() -> None:
     changed = api.plan(TINY, {"model.layers.1.ffn.normalize": False, "model.attention.query_rank": None}).spec
     assert changed.model.attention.query_rank is None and not changed.model.layers[1].ffn.normalize  # type: ignore[union-attr]

@@ -94,3 +94,11 @@ def test_little_is_imported(words: tuple[str, ...], absent: tuple[str, ...]) -> 
     code += f"sys.exit(' '.join(name for name in {absent!r} if name in sys.modules))"
     done = subprocess.run((sys.executable, "-c", code), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+def test_an_interrupted_command_ends_as_a_shell_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("compiler.commands.doctor.run", interrupted)
+    assert main(["doctor"]) == 130

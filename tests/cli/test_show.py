@@ -192,3 +192,10 @@ def test_a_document_says_why_there_is_none(
     document = parsed(out, "failure")
     assert (document["error"], [item["code"] for item in document["diagnostics"]]) == (error, codes)
     assert all(item["message"] in err for item in document["diagnostics"]) and (error or "") in err
+
+
+def test_several_values_are_one_document(capsys: Captured) -> None:
+    assert main(["show", TINY, "train.seed", "parallel", "--format", "json"]) == 0
+    paths = [*parsed(capsys.readouterr().out, "show")["values"]]
+    assert "train.seed" in paths and "parallel.pipeline" in paths
+    assert all(path == "train.seed" or path.startswith("parallel.") for path in paths)

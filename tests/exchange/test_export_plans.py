@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import re
 import shutil
@@ -321,6 +322,19 @@ def test_folders_that_cannot_be_written(system: str, tmp_path: Path, capsys: Cap
         assert "error: " in capsys.readouterr().err
     assert file.read_text() == "mine" and [p.name for p in full.iterdir()] == ["mine"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]
+
+
+def test_a_folder_on_a_full_disk_is_not_there(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_bytes(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "write_bytes", write_bytes)
+        assert main(["export", "torchtitan", BENCH, "-o", str(tmp_path / "out")]) == 75
+    assert f"error: {tmp_path / 'out'} cannot be written: No space left on device\n" in capsys.readouterr().err
+    assert main(["export", "torchtitan", BENCH, "-o", str(tmp_path / "a\0b")]) == 2
+    assert "cannot be written: the path is not valid" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_options_of_the_other_kind(tmp_path: Path, capsys: Capture) -> None:

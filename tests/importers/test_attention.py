@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING
 
 from compiler.importers.families import FAMILIES
 from dsl.counts import parameters
-from dsl.schema import Gqa, LinearScaling, Llama3Scaling, Mla, Model, Rope, YarnScaling
+from dsl.schema import DeltaNet, Gqa, LinearScaling, Llama3Scaling, Mla, Model, Moe, Rope, YarnScaling
 from tests.importers.test_defaults import SIZES, SIZES_OF
 from tests.importers.test_huggingface import built, imported, loaded
 
@@ -109,3 +109,41 @@ def test_latent_attention_keeps_its_scales(tmp_path: Path) -> None:
     attention = model_of(tmp_path, "deepseek_v3", rope_scaling=YARN | {"mscale_all_dim": 1.0}).attention
     assert isinstance(attention, Mla) and attention.rope and isinstance(attention.rope.scaling, YarnScaling)
     assert (attention.rope.scaling.mscale, attention.rope.scaling.mscale_all_dim) == (0.7, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "said"),
+    [
+        ("deepseek_v4", {"compress_ratios": [4, 128, 0]}, "`compress_ratios` has 0, 4 or 128 for each of 5"),
+        ("deepseek_v4", {"compress_ratios": [4, 128, 0, 5, 4]}, "`compress_ratios` has 0, 4 or 128 for each of 5"),
+        ("deepseek_v4", {"layer_types": ["sliding_attention"]}, "`layer_types` has 1 entries for 5 layers"),
+        ("deepseek_v32", {"mlp_layer_types": ["dense", "thick"]}, "`mlp_layer_types` has dense or sparse for"),
+        ("deepseek_v32", {"mlp_layer_types": ["thick"] * 5}, "`mlp_layer_types` has dense or sparse for each of 5"),
+        ("deepseek_v32", {"mlp_layer_types": "dense"}, '`mlp_layer_types` has dense or sparse for each of 5'),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "`no_rope_layers` has a 0 or a 1 for each of 5 layers"),
+        ("smollm3", {"no_rope_layers": [1, 0, 2, 1, 1]}, "`no_rope_layers` has a 0 or a 1 for each of 5 layers"),
+        ("kimi_linear", {"linear_attn_config": {"kda_layers": [1, 6]}}, "`kda_layers` has numbers of layers, 1 to 5"),
+        ("kimi_linear", {"linear_attn_config": {"kda_layers": [0, 5]}}, "`kda_layers` has numbers of layers, 1 to 5"),
+        ("kimi_linear", {"linear_attn_config": {"kda_layers": [1, "2"]}}, "`kda_layers` has numbers of layers, 1 to 5"),
+        ("qwen3_next", {"layer_types": ["full_attention"]}, "`layer_types` has full_attention or linear_attention"),
+        ("mistral", {"sliding_window": "all"}, '`sliding_window` = "all": attention to the last "all" tokens'),
+        ("mistral", {"sliding_window": -1}, "`sliding_window` = -1: attention to the last -1 tokens, which is no number"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_layers_is_refused(model_type: str, keys: dict[str, Any], said: str) -> None:
+    found = imported(SIZES_OF[model_type] | {"model_type": model_type} | keys).diagnostics
+    assert any(item.severity == "error" and item.message.startswith(said) for item in found), found
+
+
+def test_layers_are_as_they_are_listed(tmp_path: Path) -> None:
+    kinds = ["dense", "sparse", "dense", "sparse", "sparse"]
+    sparse = model_of(tmp_path, "deepseek_v32", mlp_layer_types=kinds)
+    assert [isinstance(sparse.layers[sparse.range_of(layer)].ffn, Moe) for layer in range(5)] == [
+        kind == "sparse" for kind in kinds
+    ]
+    linear = {"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4}
+    kimi = model_of(tmp_path, "kimi_linear", linear_attn_config=linear | {"kda_layers": [1, 3, 5]})
+    assert [isinstance(kimi.attention_of(layer), DeltaNet) for layer in range(5)] == [True, False] * 2 + [True]
+    still = model_of(tmp_path, "smollm3", no_rope_layers=[1, 0, 1, 1, 0])
+    attention = [still.attention_of(layer) for layer in range(5)]
+    assert [isinstance(each, Gqa) and each.rope is not None for each in attention] == [True, False, True, True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -221,3 +222,19 @@ def test_a_rank_that_computes_something_else_is_found(runs: Runs, mesh: str) -> 
     found = suspects([made["one"], made["odd"]])
     assert {each.rank for each in found} == {last} and {each.step for each in found} == {3}
     assert not (Path(runs.place.folder) / f"{build.name}-one" / "checkpoints").exists()
+
+
+def test_the_third_device_is_one_that_no_suspect_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank's, or a core that no rank computes on and that was not tried."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(4)})
+
+    def third(kind: str, world: int, swap: str) -> str | None:
+        devices = [("node", f"{kind} {n}") for n in range(4)]
+        one, other = (simulated(world, Slots.parse(slots), devices, devices[0], 3) for slots in ("+0", swap))
+        assert len(suspects([one, other])) == 2
+        return third_slots(swap, [one, other])
+
+    assert third("device", 3, "0,1") == third("core", 3, "0,1") == "0,2"
+    assert third("device", 2, "0,1") is None
+    assert third("core", 2, "0,2") == "0,1"
+    assert third("core", 1, "0,1") == "0,2" and third("core", 1, "0,2") == "0,1"
