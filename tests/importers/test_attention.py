@@ -127,7 +127,7 @@ def test_latent_attention_keeps_its_scales(tmp_path: Path) -> None:
         ("kimi_linear", {"linear_attn_config": {"kda_layers": [1, "2"]}}, "`kda_layers` has numbers of layers, 1 to 5"),
         ("qwen3_next", {"layer_types": ["full_attention"]}, "`layer_types` has full_attention or linear_attention"),
         ("mistral", {"sliding_window": "all"}, '`sliding_window` = "all": attention to the last "all" tokens'),
-        ("mistral", {"sliding_window": -1}, "`sliding_window` = -1: attention to the last -1 tokens, which is no number"),
+        ("mistral", {"sliding_window": -1}, "`sliding_window` = -1: attention to the last -1 tokens"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_layers_is_refused(model_type: str, keys: dict[str, Any], said: str) -> None:
@@ -144,6 +144,8 @@ def test_layers_are_as_they_are_listed(tmp_path: Path) -> None:
     linear = {"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4}
     kimi = model_of(tmp_path, "kimi_linear", linear_attn_config=linear | {"kda_layers": [1, 3, 5]})
     assert [isinstance(kimi.attention_of(layer), DeltaNet) for layer in range(5)] == [True, False] * 2 + [True]
+    every = model_of(tmp_path, "kimi_linear", linear_attn_config=linear | {"kda_layers": [1, 2, 3, 4, 5]})
+    assert all(isinstance(every.attention_of(layer), DeltaNet) for layer in range(5))
     still = model_of(tmp_path, "smollm3", no_rope_layers=[1, 0, 1, 1, 0])
     attention = [still.attention_of(layer) for layer in range(5)]
     assert [isinstance(each, Gqa) and each.rope is not None for each in attention] == [True, False, True, True, False]
