@@ -60,8 +60,9 @@ def text_of_phases(phases: Sequence[Prediction], screen: Screen) -> str:
     console = console_of(screen, width)
     title = _title("the run", plural(len(phases), "phase"))
     names = ("phase", "steps", "tokens", "time", "device-hours", "cost", "memory")
-    rows = [(each.run, *_totals([each])) for each in phases]
-    for line in (title, *map(_row, (names, *rows, ("all", *_totals(phases))))):
+    rows = [names, *((each.run, *_totals([each])) for each in phases), ("all", *_totals(phases))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for line in (title, *(_row(row, widths) for row in rows)):
         line.truncate(width)
         line.rstrip()
         console.print(line, soft_wrap=True)
@@ -81,8 +82,10 @@ def _totals(phases: Sequence[Prediction]) -> tuple[str, ...]:
     )
 
 
-def _row(cells: Sequence[str]) -> Text:
-    return Text("  " + f"{cells[0]:<22}" + "".join(f"{cell:>13}" for cell in cells[1:]))
+def _row(cells: Sequence[str], widths: Sequence[int]) -> Text:
+    """The first cell to the left and the others to the right."""
+    first, *others = zip(cells, widths, strict=True)
+    return Text(f"  {first[0]:<{first[1]}}" + "".join(f"  {cell:>{width}}" for cell, width in others))
 
 
 def _lines(p: Prediction, ranking: Ranking | None, why: Why | None, width: int) -> Iterable[Text]:

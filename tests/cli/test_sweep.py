@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -161,6 +162,28 @@ def test_a_failure_does_not_end_a_sweep_and_a_signal_does(
     document = parsed(Path("sweeps/tiny/sweep.json").read_text(), "sweep")
     assert [each["exit_code"] for each in document["runs"]] == [1, 0, 130, None]
     assert main(["sweep", SPEC, "-s", "train.seed=1,2"]) == 1
+
+
+def test_runs_of_a_sweep_are_compared_on_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def call(words: list[str]) -> int:
+        run = Path(words[words.index("--out") + 1])
+        run.mkdir(parents=True)
+        if run.name == "seed=3":
+            return 1
+        rows = [{"step": step, "loss": 3.0 / step, "tokens": 64 * step} for step in (1, 2)]
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return 0
+
+    monkeypatch.setattr(train_processes, "call", call)
+    assert main(["sweep", SPEC, "-s", "train.seed=1,2,3"]) == 1
+    found = capsys.readouterr()
+    assert "\ncompared: sweeps/tiny/compared.html\n" in found.out and "was not written" not in found.err
+    page = Path("sweeps/tiny/compared.html").read_text("utf-8")
+    assert "Sweep tiny" in page and "seed 1" in page and "seed 2" in page and "seed 3" not in page
 
 
 def test_options_of_each_run_are_those_of_train() -> None:

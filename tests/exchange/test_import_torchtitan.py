@@ -164,6 +164,23 @@ def test_flavours_are_the_published_models(flavour: str, billions: int) -> None:
         assert experts.model_copy(update={"balance": theirs.balance, "max_nodes": theirs.max_nodes}) == theirs
 
 
+def test_stages_are_those_of_a_job() -> None:
+    def with_key(line: str) -> Imported:
+        return job(JOB.replace("pipeline_parallel_degree = 4\n", f"pipeline_parallel_degree = 4\n{line}\n"), devices=64)
+
+    (mistake,) = with_key("pipeline_parallel_layers_per_stage = 9").mistakes
+    assert mistake.message == "61 layers are not cut into 7 stages on 4 ranks"
+    (mistake,) = with_key("pipeline_parallel_first_stage_less_layers = 60").mistakes
+    assert mistake.message == "61 layers are not cut into 8 stages on 4 ranks"
+    right = with_key("pipeline_parallel_first_stage_less_layers = 2")
+    assert not right.mistakes and 'layout = "' + "E" + "t" * 6 + "|" in right.text
+    parts = [["tok_embeddings", "layers.0"], ["layers.1"], ["layers.2", "new"], ["layers.3", "norm", "output"]]
+    named = with_key(f"module_fqns_per_model_part = {parts}")
+    assert 'layout = "Et|t|t|tL"' in named.text
+    told = {(entry.kind, entry.value) for entry in named.ledger if entry.key.endswith("module_fqns_per_model_part")}
+    assert ("not expressible", "new") in told
+
+
 @pytest.mark.parametrize("betas", ["[0.9]", "[0.9, 0.95, 0.99]", '[0.9, "no"]', "[true, 0.95]"])
 def test_betas_are_two_numbers(betas: str) -> None:
     (mistake,) = job(JOB.replace("lr = 2.2e-4\n", f"lr = 2.2e-4\nbetas = {betas}\n"), devices=64).mistakes

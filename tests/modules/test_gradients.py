@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from compiler import ir
-from compiler.ir.module import Wanted
+from compiler.ir.module import Module, Wanted
 from compiler.layers import LAYERS, Place
 from compiler.modules.named import ModuleError
-from compiler.modules.source import ModuleFiles, from_json, to_json
+from compiler.modules.source import ModuleFiles, RecordedModules, from_json, to_json
 from compiler.ops.torch_calls import PRODUCTS, torch_flops
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.node_costs import works_of
@@ -178,6 +179,17 @@ def test_a_graph_is_read_back_from_a_build() -> None:
     recorded = from_json(to_json(FILES.traced.items()))
     for wanted, module in FILES.traced.items():
         assert recorded.module(wanted) == module and recorded.module(wanted).digest == module.digest
+
+
+def test_a_build_has_modules_at_its_own_sizes_alone() -> None:
+    wanted = Wanted("own.py:Geglu", "ffn", 2, 8, 64, "float32", "float32")
+    module = Module.__new__(Module)
+    recorded = RecordedModules({wanted: module})
+    assert recorded.module(wanted) is module
+    with pytest.raises(ModuleError, match="in float32, for 24 tokens; the build has float32, 16 tokens"):
+        recorded.module(replace(wanted, sequences=3))
+    with pytest.raises(ModuleError, match="the build has nothing"):
+        recorded.module(replace(wanted, text="own.py:Other"))
 
 
 def test_first_values_are_one_number_or_random() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compiler.build import compile_spec, write_build
+from compiler.picture.drawing import Screen
 from compiler.predict.predict import predict
 from compiler.predict.prediction import Generation, Prediction
+from compiler.predict.prediction_text import text
 from dsl.load import load
 from dsl.schema import Spec
 from runtime.build import Build
@@ -43,6 +46,21 @@ def test_rounds_and_tokens() -> None:
     assert few.seconds > all_at_once.seconds and few.cache_bytes * 16 == all_at_once.cache_bytes * 5
     _, again = planned(rewarded("llama", iterations=4))
     assert again.seconds == pytest.approx(all_at_once.seconds / 4) and again.rounds == all_at_once.rounds
+
+
+def test_the_text_says_how_completions_are_written() -> None:
+    found, generation = planned(rewarded("llama", slots=5))
+
+    def line(of: Generation, word: str) -> str:
+        lines = text(replace(found, generation=of), Screen(200)).splitlines()
+        return next(line for line in lines if word in line)
+
+    assert "40 rounds of " in line(generation, "writing") and "if completions are as long as" in line(
+        generation, "writing"
+    )
+    assert line(generation, "keys and values").endswith("keys and values of 5 completions at a time")
+    less = replace(generation, fits=False)
+    assert line(less, "keys and values").endswith("5 completions at a time: more than weights and state leave free")
 
 
 def test_it_counts_in_what_a_run_takes() -> None:

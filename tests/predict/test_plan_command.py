@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 
 from compiler.cli import main
 from compiler.picture.drawing import Screen
-from compiler.predict.json import document
+from compiler.predict.json import document, document_of_phases
 from compiler.predict.predict import predict
-from compiler.predict.prediction_text import count, ranges, seconds, size, span, text
-from dsl.load import resolve
+from compiler.predict.prediction import Prediction
+from compiler.predict.prediction_text import count, ranges, seconds, size, span, text, text_of_phases
+from dsl.load import load, resolve
 from tests.cli.forms import parsed
 
 ROOT = Path(__file__).parents[2]
@@ -185,3 +187,30 @@ def test_edits_to_more_nodes_are_planned_at_given_rates(capsys: Captured) -> Non
     assert main(["plan", str(SPECS / "moe-8gpu.dsc"), *tight, "--rates", "h100", "--format", "json"]) == 0
     edits = json.loads(capsys.readouterr().out)["edits"]
     assert any(setting["key"] == "cluster.nodes" for edit in edits for setting in edit["settings"])
+
+
+def test_phases_are_told_one_by_one_and_as_a_whole() -> None:
+    first = predict(load(SPECS / "tiny.dsc", None, ["cluster.node.device.price=2USD/h"]))
+    assert first.money.usd is not None
+    (rank,) = first.ranks
+    small = replace(first, run="tiny.wide", ranks=(replace(rank, capacity_bytes=1),))
+    free = replace(first, run="tiny.free", money=replace(first.money, usd=None))
+
+    def total(*phases: Prediction) -> dict[str, Any]:
+        found: dict[str, Any] = document_of_phases([document(each) for each in phases], phases)["total"]
+        return found
+
+    def table(*phases: Prediction) -> list[list[str]]:
+        lines = text_of_phases(phases, Screen(100)).splitlines()
+        assert lines[0] == f"the run  {len(phases)} phases" and max(map(len, lines)) <= 100
+        return [re.split("  +", line.strip()) for line in lines[1:]]
+
+    fitting, other = total(first, first), total(first, small)
+    assert (fitting["steps"], fitting["fits"], other["fits"]) == (10, True, False)
+    assert (fitting["usd"], total(first, free)["usd"]) == (2 * first.money.usd, None)
+    head, *rows = table(first, small)
+    assert head == ["phase", "steps", "tokens", "time", "device-hours", "cost", "memory"]
+    assert [row[:3] for row in rows] == [["tiny", "5", "320"], ["tiny.wide", "5", "320"], ["all", "10", "640"]]
+    assert [row[-1] for row in rows] == ["fits", "does not fit", "does not fit"]
+    assert all(row[-2].startswith("$") for row in rows)
+    assert [row[-2:] for row in table(first, free)[2:]] == [["unknown", "fits"]] * 2
