@@ -123,6 +123,10 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ('import "clusters/h8|', ['"clusters/h800.dsc"']),
         ("let |", []),
         ("run |", []),
+        # a bracket that is not closed
+        ("run a {\n  recompute = [rmsnorm\n}\n|", FILE),
+        ("model a { attention gqa { rope {\n  theta = (1e4\n  |", ["width", "scaling"]),
+        ("model a { attention gqa { rope {\n  theta = (1e4\n  width = 8\n  |", ["scaling"]),
         ("run a { nonsense { |", []),
         ("run a { model = b, nonsense = |", []),
     ],

@@ -24,6 +24,11 @@ SPECS = sorted((ROOT / "specs").rglob("*.dsc"))
 Shape = tuple[str, str, tuple["Shape", ...]]  # type: ignore[misc]
 
 
+def test_of_a_long_text_only_the_beginning_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outline, "MAX_WORDS", 5)
+    assert [token.text for token in outline.tokens("a = 1\nb = 2\nc = 3\n")] == ["a", "=", "1", "\n", "b"]
+
+
 def parsed(statement: Statement) -> Shape:
     """Key, value and body of a statement, without blanks."""
     if isinstance(statement, Block):

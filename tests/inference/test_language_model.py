@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
+from compiler.inference.loaded import SMALL, divide_work
 from compiler.inference.op_tables import Continued, Forward
 from tests.inference.models import DRAFTING, KINDS, Pair, pair, reference_logits, tokens_of
 from tests.reference.cases import EXACT, close
@@ -155,3 +157,19 @@ def test_dtypes_are_near(kind: str, dtype: str, tolerance: float) -> None:
     for h_TD in (both.ours.hidden(tokens_T, TOKENS), cached):
         difference_T = (both.ours.logits(h_TD).double() - expected).abs().amax(dim=1) / expected.abs().max()
         assert difference_T.median() < tolerance
+
+
+@pytest.mark.parametrize(
+    ("weights", "said", "threads"), [(SMALL - 1, None, [1]), (SMALL, None, []), (1, "2", [])], ids=str
+)
+def test_one_thread_computes_a_small_model(
+    weights: int, said: str | None, threads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user said how many are to."""
+    chosen = list[int]()
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    divide_work(SimpleNamespace(num_weights=weights))  # type: ignore[arg-type]
+    assert chosen == threads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import unicodedata
 from xml.etree import ElementTree
 
@@ -10,6 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from compiler.picture import labels
+from compiler.picture.drawing import Screen
+from compiler.picture.formats import screen_of
 
 FINITE = st.floats(-1e12, 1e12)
 
@@ -82,3 +85,33 @@ def test_cleaned_text_is_xml_and_keeps_what_is_harmless(raw: str) -> None:
 
 def test_text_cannot_be_reordered() -> None:
     assert labels.clean("safe\u202egnp.exe\x1b[2J") == "safe\ufffdgnp.exe\ufffd[2J"
+
+
+class Stream(io.StringIO):
+    def __init__(self, encoding: str, is_terminal: bool) -> None:
+        super().__init__()
+        self.of, self.is_terminal = encoding, is_terminal
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.of
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert screen_of(Stream("utf-8", False)) == Screen(100)
+    assert screen_of(Stream("ascii", False)) == Screen(100, ascii=True)
+    monkeypatch.setenv("COLUMNS", "72")
+    assert screen_of(Stream("utf-8", False)) == Screen(72)
+    assert screen_of(Stream("UTF-8", True)) == Screen(72, colours=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert screen_of(Stream("utf-8", True)) == Screen(72)
+    monkeypatch.setenv("NO_COLOR", "")
+    assert screen_of(Stream("utf-8", True)).colours
+    monkeypatch.setenv("TERM", "dumb")
+    assert not screen_of(Stream("utf-8", True)).colours

@@ -202,3 +202,14 @@ def test_what_comes_nearest_is_said_with_what_it_lacks(capsys: pytest.CaptureFix
     text = " ".join(capsys.readouterr().out.split())
     assert f"{near.lacking_bytes:,} bytes, on pipeline rank {near.pp_rank}" in text
     assert all(f"{key} = {value}" in text for key, value in near.settings)
+
+
+@pytest.mark.parametrize(("num_devices", "more"), [(2, ""), (16, " on 16 devices")])
+def test_the_nearest_edit_says_what_still_lacks(num_devices: int, more: str) -> None:
+    settings = (("parallel.pipeline", "8"), ("train.micro_batch", "1"))
+    found, nearest = timed(resolve(SPECS / "laptop-gqa.dsc").spec), Nearest(settings, 3 * 2**29, 5, num_devices)
+    assert found.spec.cluster.world == 2
+    last, before = reversed(why_of(found, memories(found), Ways((), nearest), {}).lines[-2:])
+    assert before == "no edit of one key or more that was tried makes it fit"
+    lacking = f"the nearest still lacks 1.5 GiB, 1,610,612,736 bytes, on pipeline rank 5{more}: "
+    assert last == lacking + "parallel.pipeline = 8, train.micro_batch = 1"

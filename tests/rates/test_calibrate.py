@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from compiler.cli import main
+from compiler.commands import calibrate as calibrate_command
 from compiler.commands.common import load_spec
 from compiler.emit.segment_cache import Segments
 from compiler.plan import make_plan
@@ -190,6 +191,17 @@ def test_a_trace_gives_class_factors(tmp_path: Path) -> None:
     out = tmp_path / "rates.json"
     assert main(["calibrate", str(SPECS / "deepseek-v3.dsc"), "--trace", str(TRACE), "-o", str(out)]) == 0
     assert out.read_text("utf-8") == (TABLES / "h800-calibrated.json").read_text("utf-8")
+
+
+def test_ops_that_are_too_large_are_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate_command, "tasks_of", lambda *_: ((), 3))
+    assert main(["calibrate", str(SPECS / "tiny.dsc"), "-o", str(tmp_path / "rates.json")]) == 2
+    first, second = capfd.readouterr().err.splitlines()
+    assert first == "calibrate: left out as too large for this: 3 ops"
+    assert second == "error: every op of this spec is too large to measure here: take a smaller model"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
