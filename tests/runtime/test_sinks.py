@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import signal
 import socket
@@ -276,7 +277,10 @@ def test_what_a_run_has_written_by_its_end_is_exported(tmp_path: Path) -> None:
     build = SimpleNamespace(files={run_copy.WATCH: json.dumps(tree(watch)).encode()})
     exporters_of_run = beside.Exporters(build, tmp_path)  # type: ignore[arg-type]
     exporters_of_run.begin()
+    assert exporters_of_run._process is not None
+    group = os.getpgid(exporters_of_run._process.pid)
     exporters_of_run.close(waits=True)
+    assert group != os.getpgid(0), "Ctrl-C in the terminal of the run is not for it"
     found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     assert [event.step for event in found.Scalars("loss")] == [1, 2]
