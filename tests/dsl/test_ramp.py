@@ -46,6 +46,8 @@ def test_steps_one_by_one(start: int, growth: int, over: int, sequence: int, qua
     total = steps[-1][1]
     phases = found.phases(total) if total else ()
     assert [size for size, count in phases for _ in range(count)] == [size for size, _ in steps[:-1]]
+    ends = (found.phases(size.first_token) for size in found.sizes[1:])
+    assert all(count > 0 for phases in ends for _, count in phases), "a size that begins at the end has no step"
 
 
 @pytest.mark.parametrize(("sequence", "near"), [(48, 32), (33, 32), (63, 32), (31, 16), (3, 2)])
