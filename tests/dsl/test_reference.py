@@ -384,6 +384,7 @@ def test_units_are_exact() -> None:
     assert units["GiB"].exactly == "2^30 = 1,073,741,824 bytes"
     assert units["Gb/s"].exactly == "125,000,000 bytes/s"
     assert units["ms"].exactly == "1/1,000 seconds"
+    assert units["s"].exactly.split()[0] == "1", "no fraction"
     assert units["B"].exactly == "1,000,000,000"
 
 
