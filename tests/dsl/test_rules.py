@@ -122,6 +122,19 @@ def test_a_joint_rule_is_a_rule() -> None:
     assert {rule for _, rule in JOINT} <= {rule for _, rule in RULES}
 
 
+@pytest.mark.parametrize(
+    ("overrides", "sms"),
+    [
+        ((), 0),
+        (("parallel.zero=2",), 20),  # parts of divided state
+        (("parallel.tensor=2",), 0),  # its schedule overlaps no rows
+        (("parallel.tensor=2", "schedule.name=dualpipe"), 20),
+    ],
+)
+def test_sms_are_set_aside_where_something_is_sent_beside_compute(overrides: tuple[str, ...], sms: int) -> None:
+    assert load(SPECS / "llama3-8b.dsc", overrides=overrides).sm.communication == sms
+
+
 def test_a_pipeline_may_be_as_long_as_the_planner_can_fill() -> None:
     """The ends need no layer: 4 layers fill 6 stages, and no more."""
     sizes = ["parallel.expert=1", "train.batch=32"]

@@ -109,3 +109,8 @@ def test_neither_is_trained(recipe: str, differing: str, nearest: str, tmp_path:
     refusals = train_refusals(planned(tmp_path, recipe))
     assert [(item.code, item.hint) for item in refusals] == [("E1001", f"write `precision = {nearest}`")]
     assert f"precision mine has {differing}; " in refusals[0].message
+
+
+def test_tiles_that_differ_are_named_alone(tmp_path: Path) -> None:
+    (refusal,) = train_refusals(planned(tmp_path, BLOCKS.replace("1x128", "1x64")))
+    assert "precision mine has dispatch in bf16, activation_tile = 1x64; " in refusal.message

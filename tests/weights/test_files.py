@@ -195,9 +195,16 @@ def test_memory_is_bounded_by_a_shard(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("runtime.weights.exporting.FILE_BYTES", shard)
     monkeypatch.setattr("runtime.weights.importing.SHARD_BYTES", shard)
     held: list[int] = []
+    left: list[int] = []
 
     def reporting(total: int) -> Callable[[int], None]:
-        return lambda count: held.append(anonymous_bytes())
+        left.append(total)
+
+        def report(count: int) -> None:
+            held.append(anonymous_bytes())
+            left[-1] -= count
+
+        return report
 
     monkeypatch.setattr("runtime.weights.exporting.reporting", reporting)
     monkeypatch.setattr("runtime.weights.importing.reporting", reporting)
@@ -210,6 +217,7 @@ def test_memory_is_bounded_by_a_shard(tmp_path: Path, monkeypatch: pytest.Monkey
     before = anonymous_bytes()
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
     assert export(tmp_path / "m.weights", tmp_path / "out") == 0
+    assert left == [0, 0], "all tensors are reported"
     assert len(held) > 300 and max(held) - before < 5 * shard, (max(held) - before, total)
 
 
