@@ -91,8 +91,7 @@ def _labels(document: Document, where: Inside, place: Place) -> Iterator[Item]:
     key, before = place.statement.key, [token.text for token in place.before]
     if where.form == "file":
         if before[-1:] == ["extends"]:
-            current = before[1] if len(before) > 2 else ""
-            yield from (Item(name, "name", key) for name in document.names_of(key) if name != current)
+            yield from (Item(name, "name", key) for name in document.names_of(key) if [name] != before[1:2])
         elif key in KINDS and len(before) == 2:
             yield Item("extends", "word", "take from another one what this one does not say")
     elif where.form == "class" and len(before) == 1 and key in fields_of(where.cls):

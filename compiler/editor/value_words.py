@@ -152,11 +152,13 @@ def _dotted(place: Place, parts: list[str]) -> Iterator[Item]:
             break
     for part in parts[1:]:
         found = tuple(inner for cls in found if part in fields_of(cls) for inner in fields_of(cls)[part].nodes)
-    for cls in found:
+    seen: dict[str, Item] = {}
+    for cls in found:  # kinds of a block share keys
         for name, kind in fields_of(cls).items():
             if kind.form not in ("label", "layers", "rate"):
                 meaning = cls.model_fields[name].description or ""
-                yield Item(".".join([*parts, name]), "reference", meaning)
+                seen.setdefault(name, Item(".".join([*parts, name]), "reference", meaning))
+    yield from seen.values()
 
 
 # ---------------------------------------------------------------- text that reads like the paper

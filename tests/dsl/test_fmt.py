@@ -17,7 +17,7 @@ from dsl.canonical import canonical
 from dsl.diagnostics import SpecError
 from dsl.formatter import formatted
 from dsl.load import load
-from dsl.parser import decode, parse
+from dsl.parser import MAX_BYTES, decode, parse
 from dsl.source import Source
 from dsl.syntax import Statement
 from dsl.table import tokens
@@ -262,6 +262,9 @@ def test_stdin_goes_to_stdout(capfdbinary: pytest.CaptureFixture[bytes], monkeyp
         out, err = capfdbinary.readouterr()
         assert out == (b"run a { b = 1  # \xc3\xa9\n}\n" if not code else b"")
         assert (b"stdin:1:" in err) == bool(code)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"#" * (MAX_BYTES + 1))))
+    assert main(["fmt", "-"]) == 2
+    assert b"stdin has more than the 1,048,576 bytes that are allowed" in capfdbinary.readouterr().err
     assert main(["fmt", "-", "--check"]) == 2
 
 

@@ -157,6 +157,14 @@ def test_a_dot_proposes_the_keys_of_what_is_named() -> None:
     found = labels("run a { model = b\n train { sequence = model.|")
     assert {"model.hidden", "model.vocab", "model.attention"} <= set(found) and "model.name" not in found
     assert "model.mtp.depth" in labels("run a { train { sequence = model.mtp.|")
+    found = labels("run a { train { sequence = model.attention.|")
+    assert len({*found}) == len(found), "kinds of attention share keys"
+    rope = [f"model.attention.rope.{key}" for key in ("theta", "width", "scaling")]
+    assert labels("run a { train { sequence = model.attention.rope.|") == rope
+    (heads,) = (
+        item for item in items("model a { attention mla { heads = model.attention.|") if item.label.endswith(".heads")
+    )
+    assert (heads.kind, heads.detail) == ("reference", "attention heads")
     assert labels("model a { attention mla { kv_rank = head_dim.|") == [
         "head_dim.nope", "head_dim.rope", "head_dim.value"
     ]  # fmt: skip

@@ -151,7 +151,10 @@ def test_every_key_of_a_job_is_in_the_ledger() -> None:
 @pytest.mark.parametrize(("flavour", "billions"), [("16B", 16), ("236B", 236), ("671B", 671)])
 def test_flavours_are_the_published_models(flavour: str, billions: int) -> None:
     """By their counts of parameters; 671B is the model of the shipped spec."""
-    text = job(JOB.replace('"671B"', f'"{flavour}"'), 2048).text
+    found = job(JOB.replace('"671B"', f'"{flavour}"'), 2048)
+    by_two = [entry.value for entry in found.ledger if "the sum of its two best experts" in entry.why]
+    assert by_two == (["8"] if flavour == "236B" else []), "the one with groups of softmax scores"
+    text = found.text
     model = read_back(text.replace("memory = 80GB", "memory = 1000GB")).model
     assert round(parameters(model).total / 1e9) == billions
     if flavour == "671B":

@@ -127,6 +127,10 @@ def test_a_long_name_stays_one() -> None:
     table = shipped_table("h800").model_copy(update={"name": "x" * 500})
     made = calibrated(table, shipped_trace("deepseek-pair"), shipped(*V3), plan, cuts)
     assert table_of_json(made.to_json(), "t.json") == made and made.name.endswith("x-calibrated")
+    launch, *others = made.rows
+    assert launch.kind == "launch" and others == [row for row in table.rows if row.kind != "launch"] != [*table.rows]
+    kinds = [(factor.kind, factor.dtype) for factor in made.factors]
+    assert len({*kinds}) == len(kinds) and {(factor.kind, factor.dtype) for factor in table.factors} <= {*kinds}
 
 
 WRONG = {

@@ -96,6 +96,14 @@ def test_each_second_has_its_cause_and_the_parts_sum_to_the_time(seed: int) -> N
 def test_rows_that_are_damaged_count_for_nothing() -> None:
     rows = [{"step": 1, "time": 5}, {"step": 2, "time": "soon", "step_s": "long"}, {"step": 3}]
     assert lost_time(rows, [], [{"event": "start", "time": "x"}]) is None
+    run = History()
+    run.event("start")
+    run.train(1.0)
+    run.save(0.5)
+    run.train(2.0)
+    damaged = [{"event": "save", "step": 1, "time": "soon"}, {"event": "restart", "step": 1}]
+    found = lost_time([rows[0], *run.kept, rows[2]], [], [run.events[0], *damaged, run.events[1]])
+    assert found is not None and (found.wall, found.steps, found.checkpoint) == pytest.approx((3.5, 3.0, 0.5))
 
 
 def test_time_that_failures_cost_has_its_step() -> None:

@@ -175,6 +175,8 @@ def test_a_bad_step_is_compared_with_its_event() -> None:
     assert compared(bad, bad, 5) == ([], [])
     assert compared(bad, training(9.0), 5) == ([], []), "it was no spike there, and has the same numbers"
     assert compared(bad, training(8.0, numbers="b"), 5)[1] == [0, 1]
+    (differs,), _ = compared(bad, training(8.0, numbers="b"), 5)
+    assert differs == {"step": 5, "keys": {"loss": {"run": 9.0, "replay": 8.0}}}
     retrained = replace(bad, rows={5: {"step": 5, "loss": 1.0, "grad_norm": 1.0}})
     assert compared(retrained, training(1.0, sample=47), 5) == ([], []), "the run went on with other samples"
     assert compared(retrained, bad, 5) == ([], [])
