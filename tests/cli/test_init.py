@@ -112,9 +112,12 @@ def test_nothing_is_written_over(capsys: Captured) -> None:
     Path("link.dsc").symlink_to("elsewhere.dsc")
     Path("folder.dsc").mkdir()
     assert main(["init"]) == 2 and Path("train.dsc").read_text("utf-8") == "mine\n"
-    assert "--force" in capsys.readouterr().err
+    hint = " = hint: --force replaces it; or name another file: dsc init mine.dsc\n"
+    assert capsys.readouterr().err == f"error: train.dsc exists\n{hint}"
     for name in ("link.dsc", "folder.dsc"):
         assert main(["init", name]) == 2 and main(["init", name, "--force"]) == 2
+        said = f"error: {name} exists\n{hint}error: {name} is not a regular file\n"
+        assert capsys.readouterr().err == said
     assert not Path("elsewhere.dsc").exists() and list(Path("folder.dsc").iterdir()) == []
     assert main(["init", "--force"]) == 0 and load("train.dsc")
     assert sorted(path.name for path in Path().iterdir()) == ["folder.dsc", "link.dsc", "train.dsc"]

@@ -80,6 +80,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
             "run a { recompute = [rmsnorm, swiglu, |",
             ["mla_up", "qkv", "hyper", "up", "attention", "dense", "router", "shared", "experts", "logits", "layer"],
         ),
+        ("run a {\n  unfused = [residual_norm,\n    route, |", ["join", "quantise", "norm_gradient"]),
         ("run a { parallel { data = |", ["auto"]),
         ("run a { train { optimizer adamw { clip = |", ["none"]),
         ("run a { data { tokenizer = |", ["train(4096)", '"tokenizer.json"']),

@@ -342,6 +342,8 @@ def test_variants_come_back(name: str, tmp_path: Path) -> None:
     assert export(tmp_path / "m.weights", tmp_path / "out", "--dtype", "fp32") == 0
     again = loaded(tmp_path / "out")
     assert equal(tensors(tmp_path / "out"), tensors(tmp_path / "hf"))
+    written = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
+    assert None not in written["rope_parameters"].values(), "a factor that is not given has its default"
     assert again.config.model_type == model_type and loss(again) == pytest.approx(loss(model), rel=1e-5)
     plain = random_model(model_type, torch.float32)
     if name not in ("biases", "biases of dense layers", "tied", "without query rank", "listed experts"):
