@@ -154,7 +154,8 @@ def test_a_failure_does_not_end_a_sweep_and_a_signal_does(
     def call(words: list[str]) -> int:
         called.append(words[words.index("--out") + 1])
         ended = [each["exit_code"] for each in parsed(Path("sweeps/tiny/sweep.json").read_text(), "sweep")["runs"]]
-        assert ended == [1, 0, 130, None][: len(called) - 1] + [None] * (5 - len(called)), "those that have ended"
+        before = (len(called) - 1) % 3  # the second sweep begins behind three calls
+        assert ended == [1, 0, 130][:before] + [None] * (len(ended) - before), "those that have ended have a code"
         return {"seed=1": 1, "seed=2": 0, "seed=3": 130, "seed=4": 0}[Path(called[-1]).name]
 
     monkeypatch.setattr(train_processes, "call", call)
