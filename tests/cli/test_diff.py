@@ -13,6 +13,7 @@ from compiler.cli import main
 from compiler.difference import difference
 from compiler.ir import Use
 from compiler.plan import make_plan
+from compiler.schedules import SCHEDULES
 from dsl.chosen import runs_in
 from dsl.counts import parameters
 from dsl.load import load, resolve
@@ -241,3 +242,20 @@ def test_a_run_has_the_batch_sizes_that_it_reaches(tokens: int, sizes: int, step
     found = difference(resolve(ROOT / "specs" / "tiny.dsc"), resolve(tmp_path / "grows.dsc"))
     facts = {fact.name: fact.after for fact in found.facts}
     assert (facts.get("schedule.batch_sizes", 1), facts.get("schedule.steps", 5)) == (sizes, steps)
+
+
+def test_orders_of_two_files_are_compared(tmp_path: Path, capsys: Captured) -> None:
+    text = Path(QUICK).read_text("utf-8").replace("name = dualpipe", 'file = "mine.schedule"')
+    for name, schedule in (("one", "zb1p"), ("same", "zb1p"), ("other", "1f1b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "spec.dsc").write_text(text, "utf-8")
+        (tmp_path / name / "mine.schedule").write_text(SCHEDULES[schedule].generate(2, 4).to_text(), "utf-8")
+    one, same, other = (str(tmp_path / name / "spec.dsc") for name in ("one", "same", "other"))
+    assert main(["diff", one, same]) == 0 and capsys.readouterr().out == "no difference\n"
+    assert main(["diff", one, other, "--format", "json"]) == 1
+    (change,) = parsed(capsys.readouterr().out, "diff")["values"]
+    assert (change["path"], change["before"], change["after"]) == (
+        "schedule.actions",
+        "zb1p, 24 steps",
+        "1f1b, 16 steps",
+    )
