@@ -123,7 +123,10 @@ def test_on_a_terminal_the_same_text_has_colours() -> None:
     text = shown.decode().replace("\r\n", "\n")
     assert "\x1b[" in text
     assert re.sub(r"\x1b\[[0-9;]*m", "", text) == plain
-    assert re.search(r"\x1b\[3[0-9]*;?1?m?.*wrong:", text) or "\x1b[31mwrong:" in text
+    bold, dim, red, green, cyan = (f"\x1b[{code}m" for code in (1, 2, 31, 32, 36))
+    assert text.startswith(f"{bold}E0802: ") and f"{bold}see also:\x1b[0m parallel.expert" in text
+    assert f"{red}wrong:\x1b[0m\n{red}    import" in text and f"{green}right:\x1b[0m\n{green}    import" in text
+    assert f"{cyan}`expert_tensor = 2`\x1b[0m" in text and dim not in text
 
 
 def _read(descriptor: int) -> bytes:
