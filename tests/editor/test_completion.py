@@ -146,6 +146,8 @@ def test_names_come_through_imports_even_of_broken_texts() -> None:
     for text in ('import "lib.dsc"\nrun a {\n  model = |', 'import "lib.dsc"\nrun a {\n  model = |\n  } } [ {'):
         assert labels(text, lib=LIBRARY) == ["deep"]
         assert labels(text, lib='import "more.dsc"\n', more=LIBRARY) == ["deep"]
+    odd = 'import\nimport "a\0.dsc"\nimport "no.txt"\nlet n = 2\nimport "lib.dsc"\nrun a { model = |'
+    assert labels(odd, lib=LIBRARY) == ["deep"]
     assert labels('import "lib.dsc"\nrun a { precision = |', lib=LIBRARY)[:4] == ["fp8", "fp64", "fp32", "bf16"]
     assert "base" in labels('import "lib.dsc"\nmodel m { hidden = |', lib=LIBRARY)
 
