@@ -151,6 +151,21 @@ def test_the_prompt_of_the_command_is_a_turn_or_a_conversation(
         assert capsys.readouterr().out == document["text"] + "\n", "the answer alone"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "fault"),
+    [
+        ('{"messages": []}', '"messages" is not a list of messages'),
+        ('{"messages": "hello"}', '"messages" is not a list of messages'),
+        ('[{"role": "user", "content": "a"}, {"content": "b"}]', 'a message of "messages" is no object with a string'),
+        ('{"messages": [{"role": "user", "content": "a"}], "tools": [1]}', '"tools" is not a list of objects'),
+        ('{"messages": [{"role": "user"}], "chat_template_kwargs": 1}', '"chat_template_kwargs" is not an object'),
+    ],
+)
+def test_messages_that_are_none_are_refused(prompt: str, fault: str) -> None:
+    with pytest.raises(InferenceError, match=f"^the prompt: {fault}"):
+        conversation_of(prompt)
+
+
 def test_what_the_harness_asks_about_the_template(build: Build) -> None:
     with_template, without = build(TEMPLATES["chatml"]), build(None)
     assert with_template.ours.chat_template(True) == TEMPLATES["chatml"]
