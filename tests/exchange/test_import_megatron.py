@@ -120,6 +120,21 @@ def test_queries_of_a_recipe_are_grouped_by_their_number() -> None:
     assert isinstance(attention, Gqa) and attention.kv_heads == 2
 
 
+@pytest.mark.parametrize(
+    ("score", "chosen", "lost"),
+    [("softmax", 2, False), ("softmax", 4, True), ("sigmoid", 4, False), ("sigmoid", 2, True)],
+)
+def test_scores_of_groups_are_those_of_their_best_experts(score: str, chosen: int, lost: bool) -> None:
+    """Here of one expert with softmax and of two with sigmoid; in Megatron of as many as a group may give a token."""
+    router = f"moe_router_topk={chosen}, moe_router_num_groups=4, moe_router_group_topk=2"
+    experts = f"num_layers=4, num_moe_experts=8, moe_router_score_function={score!r}, {router}"
+    told = changes(of_recipe(RECIPE.replace("num_layers=4", experts)))
+    assert ("moe_router_group_topk" in told) == lost
+    if lost:
+        entry = told["moe_router_group_topk"]
+        assert (entry.kind, entry.value) == ("approximated", "2") and "by its best expert with softmax" in entry.why
+
+
 @pytest.mark.parametrize("pattern", ["0", "-1", "'0'", "'-2'", "[0]*4", "'x'", "2.5"])
 def test_a_pattern_of_layers_that_is_none_is_a_mistake(pattern: str) -> None:
     found = of_recipe(RECIPE.replace("num_layers=4", f"num_layers=4, num_moe_experts=8, moe_layer_freq={pattern}"))

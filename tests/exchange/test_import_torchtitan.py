@@ -24,7 +24,7 @@ from dsl.counts import parameters
 from dsl.diagnostics import SpecError
 from dsl.formatter import formatted
 from dsl.load import load
-from dsl.schema import Mla, Moe
+from dsl.schema import Mla, Moe, YarnScaling
 from dsl.source import Source
 from runtime.rate import learning_rate
 from tests.cli.forms import parsed
@@ -112,6 +112,29 @@ def test_what_was_exported_comes_back(case: tuple[str, list[str]]) -> None:
     exported = exporter.export(_planned(run_of(spec)))
     found = read({name: content.decode() for name, content in exported.files.items()})
     assert assert_comes_back(spec, found, exported.losses, (*ELSEWHERE, *OFF)).name == spec.name
+
+
+@pytest.mark.parametrize(
+    ("given", "scaling"),
+    [
+        ("", None),
+        (", scaling='yarn'", None),  # by a factor of 1
+        (", scaling='yarn', rope_factor=40.0", YarnScaling(factor=40, original=4096, mscale=1, mscale_all_dim=1)),
+        (
+            ", scaling='yarn', rope_factor=4.0, original_seq_len=64, beta_fast=16.0, beta_slow=2.0, truncate=False",
+            YarnScaling(factor=4, original=64, beta_fast=16, beta_slow=2, truncate=False, mscale=1, mscale_all_dim=1),
+        ),
+    ],
+)
+def test_a_rotation_has_the_defaults_of_torchtitan(given: str, scaling: YarnScaling | None) -> None:
+    exported = exporter.export(_planned(run_of(load(QUICK, overrides=["schedule.name=1f1b"]))))
+    files = {name: content.decode() for name, content in exported.files.items()}
+    text = files["config_registry.py"]
+    assert text.count("theta=10000.0") == 1
+    found = read(files | {"config_registry.py": text.replace("theta=10000.0", f"theta=10000.0{given}")})
+    attention = read_back(found.text).model.attention
+    assert not found.mistakes and isinstance(attention, Mla)
+    assert attention.rope is not None and attention.rope.scaling == scaling
 
 
 # ---------------------------------------------------------------- job files
