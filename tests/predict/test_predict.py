@@ -6,11 +6,12 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from compiler.plan import make_plan
-from compiler.predict.predict import predict
+from compiler.predict.predict import predict, shared_by
 from compiler.predict.prediction import Prediction
 from compiler.predict.tail import groups_of, tensors_of
 from compiler.stage_placement import BIDIRECTIONAL
@@ -191,3 +192,27 @@ def test_a_cpu_moves_nothing() -> None:
     assert away.host_bytes == 0 and away.step.seconds == plain.step.seconds
     averaged = plan_of("quickstart", "train.ema.decay=0.999")
     assert averaged.ranks[0].optimizer > plain.ranks[0].optimizer and averaged.step.seconds > plain.step.seconds
+
+
+def test_ranks_share_cores_while_they_work_and_in_their_tails() -> None:
+    """Times of actions are in milliseconds. A rank of each column works as long."""
+    asked = list[tuple[float, list[float]]]()
+
+    def shared_s(alone_s: float, busy: list[float]) -> float:
+        asked.append((alone_s, busy))
+        return 2 * alone_s
+
+    times = SimpleNamespace(of=lambda step, rank: step + rank)
+    found = [
+        shared_by(
+            SimpleNamespace(cores=cores, shared_s=shared_s),  # type: ignore[arg-type]
+            SimpleNamespace(mesh=SimpleNamespace(columns=3)),  # type: ignore[arg-type]
+            SimpleNamespace(actions=((1000, 2000), (2999,))),  # type: ignore[arg-type]
+            times,  # type: ignore[arg-type]
+            SimpleNamespace(makespan=5000),  # type: ignore[arg-type]
+            (SimpleNamespace(seconds=0.5), SimpleNamespace(seconds=2.0)),  # type: ignore[arg-type]
+        )
+        for cores in (None, 2)
+    ]
+    assert found == [1.0, 2.0]
+    assert asked == [(7.0, [3.5, 5.0] * 3)]
