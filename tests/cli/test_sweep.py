@@ -145,6 +145,16 @@ def test_variants_that_break_a_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert main(["sweep", SPEC, "-s", "train.micro_batch=3,5", "--plan", "--legal"]) == 2
 
 
+def test_variants_that_do_not_train_yet(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(sweep, "is_refused", lambda chosen: chosen.spec.train.seed == 2)
+    words = ["sweep", SPEC, "-s", "train.seed=1,2", "--plan"]
+    assert main(words) == 2
+    assert "1 of 2 variants cannot be trained" in capsys.readouterr().err
+    assert main([*words, "--legal"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"^seed=2 +refused, see above$", out, re.MULTILINE) and "1 run that fits" in out
+
+
 def test_a_failure_does_not_end_a_sweep_and_a_signal_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
