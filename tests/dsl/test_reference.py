@@ -85,8 +85,11 @@ def test_picture_of_the_first_page_is_current(bless: bool, capsys: pytest.Captur
 
 def test_every_command_is_in_the_table() -> None:
     """Each with its usage: the docstring of a command begins with it."""
-    rows = re.findall(r"^\| \[(\w+)\]\(#\1\) \| `dsc (\w+)", commands_page(), re.MULTILINE)
+    page = commands_page()
+    rows = re.findall(r"^\| \[(\w+)\]\(#\1\) \| `dsc (\w+)", page, re.MULTILINE)
     assert rows == [(name, name) for name in COMMANDS]
+    assert "\n\n```sh\ndsc calibrate -o rates.json  " in page, "lines of a terminal are as they are"
+    assert "\n\nExit codes: 0 done · 2 the spec, the trace or the command line is wrong · others: " in page
 
 
 # ---------------------------------------------------------------- the schema

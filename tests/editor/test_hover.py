@@ -45,6 +45,12 @@ def test_words_of_the_quickstart(marked: str, wanted: list[str]) -> None:
         assert part in text
 
 
+def test_of_a_word_its_own_meaning_is_said_and_not_that_of_its_key() -> None:
+    sigmoid = "every expert is scored on its own; a group counts the sum of its two best (DeepSeek-V3)"
+    assert about(in_quickstart("score   = sig|moid")) == f"**sigmoid**\n\n{sigmoid}"
+    assert about(in_quickstart("name = dual|pipe")).startswith("**dualpipe**\n\nmicro-batches from both ends")
+
+
 def test_what_says_itself_is_not_said_again() -> None:
     assert about(in_quickstart("hidden = 1|92")) == ""
     assert "= 192" not in about(in_quickstart("hid|den = 192"))

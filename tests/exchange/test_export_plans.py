@@ -161,6 +161,24 @@ def test_what_megatron_computes_again(overrides: tuple[str, ...], said: dict[str
 
 
 @pytest.mark.parametrize(
+    ("overrides", "said", "lost"),
+    [
+        ((), None, []),
+        (("recompute=[layer]",), "FullAC.Config", []),
+        (("recompute=[layer]", "recompute_layers=2"), "SelectiveAC.Config", ["recompute", "recompute_layers"]),
+        (("recompute=[rmsnorm, swiglu]",), "SelectiveAC.Config", ["recompute"]),
+    ],
+)
+def test_what_torchtitan_computes_again(overrides: tuple[str, ...], said: str | None, lost: list[str]) -> None:
+    spec = load_spec(BENCH, overrides=["recompute=[]", *overrides])
+    ledger = Ledger(spec)
+    found = torchtitan._recompute(spec, ledger)
+    assert (found and found.function) == said
+    losses = [loss for loss in ledger.losses("it") if loss.path.startswith("recompute")]
+    assert [loss.path for loss in losses] == lost and not any(loss.changes for loss in losses)
+
+
+@pytest.mark.parametrize(
     ("changed", "is_said"),
     [
         ({}, True),

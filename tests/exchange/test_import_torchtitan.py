@@ -207,6 +207,17 @@ def test_stages_are_those_of_a_job() -> None:
     assert ("not expressible", "new") in told
 
 
+@pytest.mark.parametrize(("copies", "shards", "told"), [(1, 4, False), (4, 1, False), (2, 2, True)])
+def test_groups_that_shard_by_themselves_are_told(copies: int, shards: int, told: bool) -> None:
+    degrees = f"data_parallel_replicate_degree = {copies}\ndata_parallel_shard_degree = {shards}\n"
+    text = JOB.replace("data_parallel_replicate_degree = 1\ndata_parallel_shard_degree = -1\n", degrees)
+    found = job(text.replace("expert_parallel_degree = 8", "expert_parallel_degree = 4"), devices=16)
+    notes = [entry for entry in found.ledger if entry.why.startswith("each of 2 groups of ranks shards by itself")]
+    assert not found.mistakes and [entry.kind for entry in notes] == ["no effect"] * told
+    (mistake,) = job(text, devices=17).mistakes
+    assert mistake.message == "the degrees are those of 16 devices, --devices says 17"
+
+
 @pytest.mark.parametrize("betas", ["[0.9]", "[0.9, 0.95, 0.99]", '[0.9, "no"]', "[true, 0.95]"])
 def test_betas_are_two_numbers(betas: str) -> None:
     (mistake,) = job(JOB.replace("lr = 2.2e-4\n", f"lr = 2.2e-4\nbetas = {betas}\n"), devices=64).mistakes
