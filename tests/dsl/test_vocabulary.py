@@ -32,7 +32,9 @@ def said(text: str) -> dict[str, str]:
 
 def test_every_word_leads_to_a_key() -> None:
     for word, paths in vocabulary.KEYS.items():
-        assert paths and {*paths} <= PLACES, word
+        assert paths and {*paths} <= PLACES and vocabulary.places(word.upper()) == paths, word
+    assert all(vocabulary.places(word) == (other.path,) for word, other in vocabulary.OTHERS.items())
+    assert vocabulary.places("no_such_word") == ()
     for table in (vocabulary.OTHERS, vocabulary.WORDS):
         for word, other in table.items():
             assert other.path in PLACES, word
