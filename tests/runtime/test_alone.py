@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime import begin, build_files, optimizer, positions, witness
+from runtime import begin, build_files, optimizer, positions, prepare, run_copy, train, witness
 from runtime.begin import Options
 from runtime.contract.programs import Collective
 from runtime.contract.recipe import Checkpoints
@@ -24,7 +24,9 @@ from runtime.data.order import Order
 from runtime.executor import Executor
 from runtime.loop import Loop
 from runtime.prepare import data_of_checkpoints
+from runtime.preparing import UsageError
 from runtime.rollout.policy import Policy
+from runtime.slots import Slots
 from runtime.state import build_state
 from runtime.trainer import Trainer
 from tests.runtime.plans import small_plan
@@ -237,6 +239,54 @@ def test_data_of_checkpoints_is_that_of_the_newest_first(tmp_path: Path) -> None
 # ---------------------------------------------------------------- what a run begins with
 
 
+OPTIONS = Options(
+    run=Path("run"), data=Path(), steps=None, resume=False, hang_timeout_s=None, device="cpu", transport="auto",
+    profile=None, skip_batch=False, cache=None, start_timeout_s=1.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "alone", "torchrun"),
+    [
+        ({}, "", ""),
+        ({"restarts": 1}, "", "leave --restarts out"),
+        ({"elastic": True}, "--elastic goes with torchrun", ""),
+        ({"elastic": True, "restarts": 1}, "", "leave --restarts out"),
+        ({"slots": Slots.parse("+1")}, "", "--replay goes with dsc replay"),
+        ({"profile": 2}, "", ""),
+        ({"profile": 2, "steps": 3}, "leave --steps out", "leave --steps out"),
+        ({"profile": 2, "restarts": 1}, "neither with --debug nor with --profile", "leave --restarts out"),
+        ({"debug": 0, "restarts": 1}, "neither with --debug nor with --profile", "leave --restarts out"),
+        ({"skip_batch": True}, "it goes with --resume", "it goes with --resume"),
+        ({"skip_batch": True, "resume": True}, "", ""),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], alone: str, torchrun: str) -> None:
+    for said, under_torchrun in ((alone, False), (torchrun, True)):
+        with pytest.raises(UsageError, match=said) if said else nullcontext():
+            train._check_options(replace(OPTIONS, **options), under_torchrun=under_torchrun)
+
+
+def test_the_launcher_is_told_once_that_the_text_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """With an empty line on stdout, which it waits for."""
+    notes = prepare.Notes()
+    assert capsys.readouterr().out == ""
+    notes.found()
+    notes.found()
+    assert capsys.readouterr().out == "\n"
+
+
+def test_the_digest_of_a_program_does_not_depend_on_the_order_of_its_files() -> None:
+    files = {"segments/a.py": b"1", "stages/rank_0.py": b"2", "plan.json": b"3"}
+    found = run_copy.program_digest(files)
+    assert run_copy.program_digest(dict(reversed(files.items()))) == found
+    assert (
+        run_copy.program_digest(files | {"plan.json": b"4"})
+        == found
+        != run_copy.program_digest({**files, "segments/a.py": b"2"})
+    )
+
+
 @pytest.mark.parametrize("copies", [True, False])
 def test_a_run_copies_checkpoints_unless_it_is_told_not_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: bool
@@ -248,10 +298,7 @@ def test_a_run_copies_checkpoints_unless_it_is_told_not_to(
     saved = Checkpoints(1, 1, 0, None, "stop", to=("local", "copies"))
     train = replace(small_plan().train, checkpoint=saved)
     build: Any = SimpleNamespace(plan=small_plan(train=train))
-    given = Options(
-        run=tmp_path / "run", data=tmp_path, steps=None, resume=False, hang_timeout_s=None, device="cpu",
-        transport="auto", profile=None, skip_batch=False, cache=None, start_timeout_s=1.0, copies=copies,
-    )  # fmt: skip
+    given = replace(OPTIONS, run=tmp_path / "run", data=tmp_path, copies=copies)
     loop = begin.loop_of(build, given, tmp_path / "corpus", lambda text: None)
     places = loop._places()
     assert [(each.text, each.path) for each in places] == [("copies", tmp_path / "copies")] * copies
