@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -26,6 +27,7 @@ from compiler.picture.sheet import sheet_of
 from compiler.picture.svg import svg
 from compiler.picture.terminal import terminal
 from compiler.picture.trace_events import trace
+from compiler.schedules.costs import Costs
 from tests.picture.browser import Browser
 from tests.picture.conftest import SIZES, make_measured, make_panel, make_picture
 
@@ -159,11 +161,13 @@ def test_text_shows_what_runs() -> None:
     assert terminal(make_picture(("dualpipe", 4, 10)), Screen(100, ascii=True)).isascii()
 
 
-def test_steps_of_whole_units_begin_at_columns() -> None:
-    lines = terminal(make_picture(("1f1b", 4, 4)), Screen(100)).splitlines()
-    (row,) = [line for line in lines if line.startswith("rank 3")]
-    runs = [len(run) for run in re.findall("f+|b+", row.split()[2])]
+@pytest.mark.parametrize("unit", [Fraction(1), Fraction(1, 21)], ids=["a forward", "all of the schedule"])
+def test_steps_of_whole_units_begin_at_columns(unit: Fraction) -> None:
+    lines = terminal(make_picture(("1f1b", 4, 4), costs=Costs(unit, unit, unit)), Screen(100)).splitlines()
+    rows = [line for line in lines if line.startswith("rank ")]
+    runs = [len(run) for run in re.findall("f+|b+", rows[3].split()[2])]
     assert runs == [runs[0], 2 * runs[0]] * 4
+    assert all(re.fullmatch("rank [0-3] [fb·]+ [ 0-9]{3}%", row) for row in rows), "nothing is drawn behind the end"
 
 
 # ---------------------------------------------------------------- trace
