@@ -120,6 +120,7 @@ def test_a_table_says_what_flags_say_and_more() -> None:
         ('{"F": NaN, "I": 1, "W": 1}', "'NaN' is not a number of 0 or more"),
         ('{"F": 1e999999999, "I": 1, "W": 1}', "'1e999999999' is too large: at most 1e15"),
         ('{"F": 1, "I": 1, "W": 1, "pairs": {"FB": 31}}', "the pair BF takes 31"),
+        ('{"F": 1, "I": 1, "W": 1, "pairs": {"FF": 0}}', "the pair FF costs nothing"),
         (
             '{"lanes": {"compute": {"F": 1, "I": 1, "W": 1}, "communication": {"F": 1, "B": 1}, "overlap": 1e3}}',
             '"overlap" is 1000: at most 10',

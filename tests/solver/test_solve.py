@@ -189,6 +189,7 @@ def test_an_odd_number_is_no_longer_than_the_even_one_after_it(num_micro_batches
     odd = Solver(PAIRED, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, num_micro_batches)
     even = Solver(PAIRED, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, num_micro_batches + 1)
     assert odd.makespan <= even.makespan
+    assert odd.schedule.num_micro_batches + 1 == even.schedule.num_micro_batches == num_micro_batches + 1
 
 
 def test_a_long_run_is_a_short_one_with_more_periods() -> None:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.schedules.costs import Costs
+from compiler.schedules.costs import Costs, parse_costs
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.simulate import peak_activations, simulate
 from compiler.solver.greedy import greedy
@@ -19,9 +20,9 @@ from compiler.solver.line import Line, changed, line_of
 from compiler.solver.moves import change
 from compiler.solver.periods import makespan_of, stretched, with_periods
 from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots, slots_of_schedule
-from compiler.solver.timing import Timing, is_longer, retimed, timing_of
+from compiler.solver.timing import Timing, is_longer, retimed, starts_of, timing_of
 from compiler.solver.tokens import Slots
-from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
+from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from tests.solver.cases import costs
 
 
@@ -85,6 +86,21 @@ def test_a_walk_is_timed_as_the_judge_does(case: tuple[Problem, Costs], seed: in
         if timed is not None:
             lines, timing = candidate, timed
     assert timing.makespan == judged(problem, tuple(tuple(line.slots) for line in lines), table)
+
+
+@pytest.mark.parametrize("placement", [ONE_STAGE, loop(2)], ids=str)
+def test_slots_start_so_that_rows_end_when_the_judge_says(placement: StagePlacement) -> None:
+    """Pairs, too, both of whose messages take a while."""
+    table = replace(parse_costs("FB=2.5"), latency=Fraction(2))
+    problem = make_problem(placement, 4, 8, table, 6)
+    slots = greedy(problem, 1)
+    assert slots is not None
+    lines = [line for row, of_row in enumerate(slots) if (line := line_of(problem, row, of_row))]
+    timing = timing_of(problem, lines)
+    assert timing is not None
+    starts = starts_of(problem, timing, lines)
+    ends = [row[-1] + line.steps[len(row) - 1][0] for row, line in zip(starts, lines, strict=True)]
+    assert ends == timing.ends and max(ends) == judged(problem, slots, table)
 
 
 def _same(line: Line, whole: Line) -> bool:
