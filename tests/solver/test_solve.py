@@ -189,7 +189,14 @@ def test_an_odd_number_is_no_longer_than_the_even_one_after_it(num_micro_batches
     odd = Solver(PAIRED, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, num_micro_batches)
     even = Solver(PAIRED, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, num_micro_batches + 1)
     assert odd.makespan <= even.makespan
-    assert odd.schedule.num_micro_batches + 1 == even.schedule.num_micro_batches == num_micro_batches + 1
+
+
+def test_no_micro_batch_is_added_where_one_more_takes_no_longer() -> None:
+    """Pairs that take no longer than their longer action: the fourth micro-batch comes with the third."""
+    table = parse_costs("FF=1,FB=2,BB=2,FI=1,FW=1,II=1,IW=1,WW=1,BI=2,BW=2")
+    three, four = (Solver(table, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 2, N) for N in (3, 4))
+    assert three.makespan == four.makespan
+    assert (three.schedule.num_micro_batches, four.schedule.num_micro_batches) == (3, 4)
 
 
 def test_a_long_run_is_a_short_one_with_more_periods() -> None:
