@@ -48,6 +48,12 @@ def test_less_memory_cannot_help() -> None:
     assert bounds == sorted(bounds, reverse=True) and bounds[0] > bounds[-1]
 
 
+def test_an_action_shortens_one_other_at_most() -> None:
+    """A W beside it halves the time of an F or an I; a rank runs 40 of these, and 20 W, each in one pair."""
+    work = 20 * Fraction(1, 2) + 20
+    assert work < lower_bound(BIDIRECTIONAL, 8, 20, parse_costs("FW=0.5,IW=0.5"), 9) < work + 7
+
+
 # ---------------------------------------------------------------- against the bound of shares
 
 
