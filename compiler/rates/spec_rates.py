@@ -138,7 +138,7 @@ def _dtypes(kind: str, spec: Spec) -> tuple[str, ...]:
     precision = spec.precision
     if kind not in FLOPS:
         return ("any",)
-    both = tuple(sorted({precision.linear, precision.compute}))
+    both = tuple(dict.fromkeys((precision.compute, precision.linear)))
     if kind in ("gemm", "wgrad"):
         return both
     if kind.startswith("grouped"):

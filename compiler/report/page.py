@@ -131,18 +131,18 @@ def _run(report: Report) -> RunView:
     assert run is not None
     unigram = run.data.get("unigram_nats")
     measured = measured_step(run.metrics)
-    planned_s = report.planned.seconds if report.planned else None
+    planned = report.planned
     facts = _summary(run.metrics, unigram)
     if measured:
         facts += (("step, measured", seconds(measured.seconds)),)
-        facts += ((_named(report.planned), seconds(planned_s)),) if report.planned and planned_s else ()
+        facts += ((_named(planned), seconds(planned.seconds)),) if planned else ()
     summary = summary_of(report)
     facts += tuple(summary.facts()) if summary else ()
     facts += _health(run.events)
     if run.damaged_rows:
         facts += (("damaged lines of metrics.jsonl, left out", f"{run.damaged_rows:,}"),)
     return RunView(
-        step_line=measured.line(planned_s) if measured and planned_s else "",
+        step_line=measured.line(planned.seconds) if measured and planned else "",
         has_unigram=unigram is not None,
         facts=facts,
         data=_data_facts(run.data),
@@ -150,7 +150,7 @@ def _run(report: Report) -> RunView:
         reward=charts.reward_chart(run.metrics),
         loss=charts.loss_chart(run.metrics, unigram),
         panels=charts.panels(run.metrics),
-        parts=parts_chart(run.metrics, run.lost.at if run.lost else {}, report.planned),
+        parts=parts_chart(run.metrics, run.lost.at if run.lost else {}, planned),
         load=charts.load_map(run.load.get("load", ()), report.moe_layers),
     )
 

@@ -39,6 +39,10 @@ def test_the_starter_is_right_and_says_how_to_go_on(capsys: Captured) -> None:
     assert spec.cluster.world == 2 and not train_refusals(spec)
 
 
+def test_templates_are_listed_by_name_behind_the_starter() -> None:
+    assert names() == (STARTER, *sorted(path.stem for path in SHIPPED))
+
+
 @pytest.mark.parametrize("text", [b"run a { model = \xff }\n", b"run a {\n", b"run a { b = = 1 }\n"])
 def test_what_is_inlined_is_right(text: bytes) -> None:
     Path("part.dsc").write_bytes(text)

@@ -171,6 +171,11 @@ def test_only_what_a_plan_uses_is_assumed() -> None:
     assert "weights gathered" not in assumed("llama3-8b", "parallel.zero=0", "recompute=[rmsnorm, swiglu]")
 
 
+def test_gradients_are_reduced_only_between_data_ranks() -> None:
+    alone, several = assumed("laptop-gqa"), assumed("laptop-gqa", "parallel.pipeline=1", "parallel.data=2")
+    assert "gradients are reduced" not in alone and "gradients are reduced behind the last backward" in several
+
+
 def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: Captured) -> None:
     assert main(["plan", str(SPECS / "laptop-gqa.dsc")]) == 0
     shown = capsys.readouterr().out

@@ -29,6 +29,10 @@ def test_shipped_tables_are_written_as_they_are_read(name: str) -> None:
     assert shipped_table(name).name == name
 
 
+def test_shipped_tables_are_listed_by_name() -> None:
+    assert list(shipped_tables()) == sorted(path.stem for path in TABLES.glob("*.json"))
+
+
 @pytest.mark.parametrize("name", shipped_tables())
 def test_rates_on_gpus_say_on_how_many_sms(name: str) -> None:
     table = shipped_table(name)

@@ -24,10 +24,10 @@ from compiler.predict.predict import Timed, memories, predict, predicted, timed
 from compiler.predict.prediction import Prediction
 from compiler.predict.prediction_text import NARROWEST, text
 from compiler.rates import shipped_table
-from compiler.report.diagrams import cluster_of, memory_curves, stage_bars, step_bars, view_of
+from compiler.report.diagrams import cluster_of, level_row, memory_curves, stage_bars, step_bars, view_of
 from compiler.report.page import memory_rows, report_html
 from compiler.report.plan_page import plan_html
-from compiler.report.planned import MOST_DRAWN, Planned, planned_of
+from compiler.report.planned import MOST_DRAWN, Level, Planned, planned_of
 from compiler.report.report import Report
 from compiler.report.sections import fuller_of, report_of
 from compiler.report.step_parts import PARTS
@@ -111,6 +111,12 @@ def test_the_network_has_all_that_moves() -> None:
     assert sum(level.total for level in planned.network.levels) == sum(sum(each.values()) for each in moved.values())
     assert [level.name for level in planned.network.levels] == ["nvlink", "leaf", "spine"]
     assert planned.network.nodes == () and cluster_of(planned.network) is None  # too large to be drawn
+
+
+def test_links_say_what_they_carry_for_each_purpose() -> None:
+    row = level_row(Level("leaf", 4, 1e9, 1e-6, (3 << 20, 0, 1 << 20)), 8 << 20)
+    assert row.moved == ("3.00 MiB", "", "1.00 MiB") and (row.total, row.of_device) == ("4.00 MiB", "1.00 MiB")
+    assert [part[1:] for part in row.parts] == [("0.00", "37.50"), ("37.50", "0.00"), ("37.50", "12.50")]
 
 
 def test_a_small_cluster_is_drawn_with_its_rails() -> None:

@@ -15,6 +15,7 @@ from compiler.schedules.costs import PAIR_KINDS, Costs, any_pairs, parse_costs, 
 from compiler.schedules.linear_program import least
 from compiler.schedules.measure import measure
 from compiler.schedules.simulate import simulate
+from compiler.schedules.waits import Waits
 from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from tests.schedules.test_simulate import random_costs
 from tests.schedules.tiny import best_makespan
@@ -52,6 +53,12 @@ def test_an_action_shortens_one_other_at_most() -> None:
     """A W beside it halves the time of an F or an I; a rank runs 40 of these, and 20 W, each in one pair."""
     work = 20 * Fraction(1, 2) + 20
     assert work < lower_bound(BIDIRECTIONAL, 8, 20, parse_costs("FW=0.5,IW=0.5"), 9) < work + 7
+
+
+def test_waits_know_that_a_step_has_two_actions_at_most() -> None:
+    """The third forward starts behind the first two, 10; it takes 20 to the last rank, and 1 + 2 back."""
+    waits = Waits(loop(1), 2, 3, parse_costs("F=10,I=1,W=1,FF=10"), None)
+    assert waits.longest() == 10 + 20 + 3
 
 
 # ---------------------------------------------------------------- against the bound of shares

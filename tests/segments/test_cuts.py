@@ -324,6 +324,14 @@ def test_emitted_text(kind: str) -> None:
     assert emit(segment(kind), NUM_SMS) == code
 
 
+def test_a_module_begins_with_the_dtype_of_its_activations() -> None:
+    """Not with that of tokens or of rows that are counted."""
+    for kind in ("embed", "mtp_input", "experts", "attention"):
+        joint = interpret(segment(kind))
+        head, *_ = printer.module(joint, split(joint), no_kernels).splitlines()
+        assert head.startswith(f"# constructed by dsc: segment {kind}, ") and head.endswith(", float64"), head
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
