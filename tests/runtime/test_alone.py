@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,12 +18,15 @@ import torch
 from torch import Tensor
 
 from runtime import begin, build_files, optimizer, positions, prepare, run_copy, train, witness
+from runtime import loop as loop_of_ranks
 from runtime.begin import Options
+from runtime.contract import NodeKind
 from runtime.contract.programs import Collective
 from runtime.contract.recipe import Checkpoints
 from runtime.data.order import Order
 from runtime.executor import Executor
 from runtime.loop import Loop
+from runtime.outcome import ReportedError
 from runtime.prepare import data_of_checkpoints
 from runtime.preparing import UsageError
 from runtime.rollout.policy import Policy
@@ -265,6 +269,19 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], al
     for said, under_torchrun in ((alone, False), (torchrun, True)):
         with pytest.raises(UsageError, match=said) if said else nullcontext():
             train._check_options(replace(OPTIONS, **options), under_torchrun=under_torchrun)
+
+
+def test_a_rank_begins_with_a_look_at_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that the plan is not for is refused before anything is built on it."""
+
+    def refuse(device: torch.device, planned: NodeKind, *, shared: bool) -> None:
+        raise ReportedError(f"{device} {planned.devices} {shared}")
+
+    monkeypatch.setattr(loop_of_ranks, "check", refuse)
+    stand_in: Any = MagicMock(device="cpu", slots=None)
+    stand_in.build.plan = small_plan()
+    with pytest.raises(ReportedError, match=r"^cpu 1 False$"):
+        Loop.rank(stand_in, 0, 1, MagicMock())
 
 
 def test_the_launcher_is_told_once_that_the_text_is_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,6 +67,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
+def test_other_programs_read_whole_tensors_in_their_shapes(folder: Path) -> None:
+    tensors = {name: tensor for name, tensor in some_tensors(1).items() if tensor.dtype == torch.float32}
+    assert save_all(folder, 1, [tensors], keep=1) == [None]
+    (shard,) = folder.rglob("*.safetensors")
+    assert {name: each.shape for name, each in load_file(shard).items()} == {
+        name: each.shape for name, each in tensors.items()
+    }
+
+
 @pytest.fixture
 def two(folder: Path) -> Path:
     """A folder with checkpoints of step 1 and 2, of three ranks each."""

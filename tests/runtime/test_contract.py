@@ -6,11 +6,12 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from runtime.contract import Certificate, DataRequest, KernelList, Manifest, Plan, Program
+from runtime.contract import Certificate, DataRequest, KernelList, Manifest, Mesh, Plan, Program
+from runtime.contract.mesh import Columns, columns_with
 from runtime.strict_json import FormError, pretty, tree
 from tests.runtime.plans import small_plan
 
@@ -151,6 +152,7 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "another unit": (put("optimizer.unit", "row"), f"optimizer.unit {OTHER}"),
     "no rate": (put("train.rate", []), "train.rate: not what a plan has there"),
     "a hole between layers": (put("model.layers.1.first", 2), "model.layers: not what a plan has there"),
+    "a step of no sequences": (put("batches.0.1", 0), "batches: not what a plan has there"),
     "memory of other ranks": (put("memory", [1, 1]), "memory: not what a plan has there"),
 }
 
@@ -231,6 +233,31 @@ def test_clipped_rows_are_rows_of_their_parameter(heads: int, first: int, is_tak
     else:
         with pytest.raises(FormError, match=r"^clipped: layers\.0: not what a plan has there$"):
             Plan.from_json(json.dumps(whole))
+
+
+MESHES = (
+    Mesh(pp=1, dp=4, ep=2, tp=1, cp=1),
+    Mesh(pp=1, dp=4, ep=8, tp=2, cp=1, node=4),
+    Mesh(pp=1, dp=8, ep=4, tp=1, cp=1, node=2),
+    Mesh(pp=1, dp=2, ep=2, tp=2, cp=2, etp=2, sq=4),
+)
+
+
+@pytest.mark.parametrize("kind", get_args(Columns))
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_channels_of_a_kind_divide_the_columns(mesh: Mesh, kind: Columns) -> None:
+    """Each column is in one channel, and all of a channel have the same."""
+    channels = [tuple(columns_with(column, kind, mesh)) for column in range(mesh.columns)]
+    for column, channel in enumerate(channels):
+        assert column in channel and {channels[each] for each in channel} == {channel}
+    sizes = {
+        "block": mesh.expert_group,
+        "node": mesh.node or mesh.expert_group,
+        "member": mesh.columns // mesh.expert_group,
+    }
+    sizes |= {"each": 1, "all": mesh.columns, "tensor": mesh.tp, "context": mesh.cp, "slice": mesh.columns // mesh.tp}
+    sizes |= {"across": mesh.expert_group // (mesh.node or mesh.expert_group)}
+    assert {*map(len, channels)} == {sizes.get(kind, len(channels[0]))}
 
 
 def test_weights_of_eight_bits_are_not_divided() -> None:
