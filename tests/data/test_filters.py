@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -301,6 +302,14 @@ def test_a_process_that_ends_is_named(spec_folder: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(filters._Judge, "_send", ended)
     with pytest.raises(DataError, match=r"one\.jsonl: a process that filters its documents was killed by SIGKILL"):
         shared(spec_folder, tmp_path, 2)
+
+
+def test_a_process_answers_each_question_before_the_next() -> None:
+    file: Any = SimpleNamespace(path=Path("one.jsonl"))
+    texts = [text for _, text in corpus()]
+    with filters._Judge(ALL) as judge:
+        for asked in (texts[:3], texts[3:9]):
+            assert judge.ask([(file, text) for text in asked]) == filters.judged(ALL, asked)
 
 
 def test_results_are_read_as_they_were_written() -> None:
