@@ -14,7 +14,10 @@ from compiler.schedules import SCHEDULES
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
 from compiler.schedules.simulate import peak_activations, simulate
-from compiler.solver import Solution, Solver, default_cap
+from compiler.solver import Solution, Solver, core, default_cap
+from compiler.solver.anneal import Found
+from compiler.solver.problem import Problem, make_problem
+from compiler.solver.tokens import Slots
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
 from tests.proof.programs import lowered, small_plan
 from tests.solver.cases import costs, named
@@ -189,6 +192,24 @@ def test_an_odd_number_is_no_longer_than_the_even_one_after_it(num_micro_batches
     odd = Solver(PAIRED, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, num_micro_batches)
     even = Solver(PAIRED, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, num_micro_batches + 1)
     assert odd.makespan <= even.makespan
+
+
+def test_a_search_takes_no_more_work_than_its_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it looks for a better steady state first."""
+    given: list[float] = []
+    length = 0
+
+    def annealed(problem: Problem, start: Slots, work: float, *_: object) -> Found:
+        nonlocal length
+        length = max(length, sum(map(len, start)))
+        given.append(work)
+        return Found(0, 0, start)
+
+    monkeypatch.setattr(core, "anneal", annealed)
+    monkeypatch.setattr(core, "has_or_tools", lambda: False)
+    problem = make_problem(V, 1, 8, PAIRED, 3)
+    assert core.solve_core(problem, 0.1, lambda count: 0, True, lambda share: None) is not None
+    assert len(given) > 3 and sum(given) <= 0.1 * core._WORK_A_SLOT * length
 
 
 def test_no_micro_batch_is_added_where_one_more_takes_no_longer() -> None:

@@ -21,7 +21,7 @@ from compiler.solver.moves import change
 from compiler.solver.periods import makespan_of, stretched, with_periods
 from compiler.solver.problem import Problem, make_problem, resized, schedule_of_slots, slots_of_schedule
 from compiler.solver.timing import Timing, is_longer, retimed, starts_of, timing_of
-from compiler.solver.tokens import Slots
+from compiler.solver.tokens import F, I, Slots, W, pair
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from tests.solver.cases import costs
 
@@ -101,6 +101,15 @@ def test_slots_start_so_that_rows_end_when_the_judge_says(placement: StagePlacem
     starts = starts_of(problem, timing, lines)
     ends = [row[-1] + line.steps[len(row) - 1][0] for row, line in zip(starts, lines, strict=True)]
     assert ends == timing.ends and max(ends) == judged(problem, slots, table)
+
+
+def test_a_pair_frees_what_its_backward_frees() -> None:
+    """An I frees all of its activation where a W keeps nothing of it: a rank that may hold two then goes on."""
+    table = replace(parse_costs("FI=1.5"), keeps=Fraction(0))
+    problem = make_problem(ONE_STAGE, 1, 4, table, 2)
+    both = pair(F, I)
+    assert line_of(problem, 0, (F, both, both, both, I, W, W, W, W)) is not None
+    assert line_of(problem, 0, (F, F, both, both, I, I, W, W, W, W)) is None, "three at once"
 
 
 def _same(line: Line, whole: Line) -> bool:

@@ -15,6 +15,7 @@ from compiler.cli import main
 from compiler.emit.segment_cache import Segments
 from compiler.weights.config import NoFamilyError, publication
 from dsl.load import load as load_spec
+from dsl.schema import Dense, LinearScaling, Rope, YarnScaling
 from runtime import snapshot
 from runtime.build import Build
 from runtime.checkpoint import publish
@@ -23,7 +24,7 @@ from runtime.data import tokenizer as tokenizers
 from runtime.state import build_state
 from tests import forks
 from tests.training.samples import weight
-from tests.training.specs import MOE, gqa, model, spec
+from tests.training.specs import MOE, YARN, gqa, model, spec
 from tests.weights.published import export, import_, loaded, random_model, weights
 from tests.weights.test_files import loss
 from tests.weights.test_hostile import FILE
@@ -176,6 +177,18 @@ def test_weights_are_not_written_over(imported: Path, capfd: pytest.CaptureFixtu
     assert import_(Path("hf"), Path("m.dsc"), "--force") == 0
     assert import_(Path("hf"), Path("n.dsc"), "--config-only") == 0
     assert not (imported / "n.weights").exists() and load_spec("n.dsc").train.initial is None
+
+
+@pytest.mark.parametrize("scaling", [None, LinearScaling(factor=4.0), YARN], ids=["none", "linear", "yarn"])
+def test_the_scaling_of_a_rotation_is_said_under_both_keys(scaling: LinearScaling | YarnScaling | None) -> None:
+    """`rope_scaling` is what programs before transformers 5 read; it is not there where nothing is scaled."""
+    rotated = gqa(qk_norm="head").model_copy(update={"rope": Rope(theta=100.0, scaling=scaling)})
+    config = publication(model(rotated, Dense(inner=12), Dense(inner=12), mtp=False), 8).config
+    given = config["rope_parameters"]
+    assert config["rope_theta"] == given["rope_theta"] == 100.0
+    assert given["rope_type"] == (scaling.kind if scaling else "default")
+    expected = {key: value for key, value in given.items() if key != "rope_theta"} if scaling else None
+    assert config.get("rope_scaling") == expected
 
 
 def test_a_model_that_no_family_describes() -> None:
