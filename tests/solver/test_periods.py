@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from compiler.schedules.costs import Costs, parse_costs, shipped
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
-from compiler.solver import Solver, solve
+from compiler.solver import Solver, exact_period, solve
 from compiler.solver.cycle import Period, aligned, cycle_time, fits, marked, source_of, unrolled
 from compiler.solver.exact_period import Shortest, shortest
 from compiler.solver.periods import stretched
@@ -234,6 +234,20 @@ def test_two_micro_batches_take_less_than_two_periods(two: Period) -> None:
     )
     slots = marked(short, two)
     assert slots and stretched(short, slots, 61, 2) == unrolled(long, two)
+
+
+def test_where_a_time_is_too_hard_to_decide_a_longer_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a period is found where the proof of any much shorter one would take all the work there is."""
+    problem = make_problem(BIDIRECTIONAL, 4, 40, PAIRED, 4, folded=True)
+    quick, *_, slow = sorted(waves(problem), key=lambda wave: cycle_time(problem, wave) or 0)
+    longest = cycle_time(problem, slow) or 0
+
+    def answered(problem: Problem, size: int, time: int, *_: object) -> tuple[Period | None, bool, float]:
+        return (quick if time == longest - 1 else None), False, 0.1
+
+    monkeypatch.setattr(exact_period, "_asked", answered)
+    found = shortest(problem, 1, work=5, start=slow)
+    assert found == Shortest(quick, 1) and (cycle_time(problem, quick) or 0) < longest
 
 
 def test_what_is_below_the_shortest_is_refuted() -> None:
