@@ -194,6 +194,19 @@ def test_an_out_of_memory_kill_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert outcome.how == "killed by SIGKILL, likely out of memory (the kernel counted an out-of-memory kill)"
 
 
+def test_what_ranks_did_last_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The board is looked at once more when all ranks have ended."""
+    order = []
+
+    def watched(*_: object) -> Outcome:
+        order.append("watched")
+        return Outcome("finished")
+
+    monkeypatch.setattr(Supervision, "watch", watched)
+    launch(lambda *_: None, 1, folder=tmp_path, backend=None, supervision=Supervision(lambda _: order.append("shown")))
+    assert order == ["watched", "shown"]
+
+
 # ---------------------------------------------------------------- hangs
 
 

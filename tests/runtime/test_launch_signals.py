@@ -111,6 +111,23 @@ def test_a_second_signal_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (tmp_path / "outcome").read_text() == "killed: SIGTERM came a second time"
 
 
+def test_signals_are_as_before_behind_a_launch() -> None:
+    ours, theirs = os.pipe2(os.O_NONBLOCK)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = signal.set_wakeup_fd(theirs)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_for(lambda: interrupts.received, "the signal")
+        assert signal.set_wakeup_fd(theirs) == theirs, "whoever was woken by signals is woken again"
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(ours)
+        os.close(theirs)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [number for number, _ in interrupts.received] == [signal.SIGTERM]
+
+
 def test_a_signal_that_comes_again_at_once_does_not_insist() -> None:
     interrupts = Interrupts([(signal.SIGTERM, 7.0), (signal.SIGTERM, 7.0 + REPEAT_S)])
     assert interrupts.insisted() == 0
