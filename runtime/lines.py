@@ -17,6 +17,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +45,7 @@ def utc_now() -> str:
 
 
 class Lines:
-    """Appends JSON objects to the file `path`; no method raises OSError.
+    """Appends JSON objects to the file `path`; no method raises OSError. Several threads may write.
 
     `resume_step`: lines whose "step" is later belong to a training that this one replaces. They and damaged lines are
     moved aside before the first line is written (`move_aside`). None: the file is left as it is, and several processes
@@ -60,28 +61,31 @@ class Lines:
         self._kept_bytes = 0
         self._dropped = 0
         self._fails = False
+        self._lock = threading.RLock()  # a signal may come to the thread that holds it
         if resume_step is not None:
             self._flush()  # what is moved aside is said now, and readers find the file as it will go on
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row: JSON values, and floats that are not finite."""
         line = (render_row(row) + "\n").encode()
-        self._kept.append(line)
-        self._kept_bytes += len(line)
-        while self._kept_bytes > MOST_KEPT_BYTES:
-            self._kept_bytes -= len(self._kept.popleft())
-            self._dropped += 1
-        self._flush()
+        with self._lock:
+            self._kept.append(line)
+            self._kept_bytes += len(line)
+            while self._kept_bytes > MOST_KEPT_BYTES:
+                self._kept_bytes -= len(self._kept.popleft())
+                self._dropped += 1
+            self._flush()
 
     def close(self) -> None:
         """Try once more to write what is kept, and say how much is lost if that fails."""
-        self._flush()
-        if lost := len(self._kept) + self._dropped * self._fails:
-            self._say(f"{self._path}: {lost} {self._noun} could not be written and are lost")
-        self._kept.clear()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        with self._lock:
+            self._flush()
+            if lost := len(self._kept) + self._dropped * self._fails:
+                self._say(f"{self._path}: {lost} {self._noun} could not be written and are lost")
+            self._kept.clear()
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
 
     def _flush(self) -> None:
         """Write all that is kept, or say once why that is not possible."""

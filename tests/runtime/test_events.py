@@ -1,14 +1,17 @@
-"""events.jsonl: whole lines from several processes, and no failure of a run."""
+"""events.jsonl: whole lines from several processes and threads, and no failure of a run."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runtime import lines
 from runtime.events import Events
 
 LINES = 200
@@ -26,21 +29,39 @@ def test_an_event_has_a_time_a_name_and_its_fields(tmp_path: Path) -> None:
     assert second["reason"] == "\x1b[2J\n" and "\x1b" not in (tmp_path / "events.jsonl").read_text()
 
 
-def _write(run: Path, number: int) -> None:
-    events = Events(run)
+def _write(events: Events, number: int) -> None:
     for index in range(LINES):
         events.write("notice", text=f"{number} {index} " + "x" * (index * 37 % 3000))
 
 
 def test_lines_of_several_processes_stay_whole(tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=_write, args=(tmp_path, number)) for number in range(4)]
+    processes = [fork.Process(target=_write, args=(Events(tmp_path), number)) for number in range(4)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    texts = [str(row["text"]).split()[:2] for row in read(tmp_path)]
+    assert_all_are_there_once(tmp_path)
+
+
+def test_lines_of_several_threads_are_there_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporters are threads, and each of them writes events."""
+    append, events = lines._append, Events(tmp_path)
+
+    def slow(*args: Any, **more: Any) -> None:
+        append(*args, **more)
+        os.sched_yield()  # another thread runs before the line is known to be written
+
+    monkeypatch.setattr(lines, "_append", slow)
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(_write, events, number) for number in range(4)]:
+            done.result()
+    assert_all_are_there_once(tmp_path)
+
+
+def assert_all_are_there_once(run: Path) -> None:
+    texts = [str(row["text"]).split()[:2] for row in read(run)]
     assert sorted(texts) == sorted([str(n), str(i)] for n in range(4) for i in range(LINES))
 
 
