@@ -304,7 +304,8 @@ def test_a_process_that_ends_is_named(spec_folder: Path, tmp_path: Path, monkeyp
         shared(spec_folder, tmp_path, 2)
 
 
-def test_a_process_answers_each_question_before_the_next() -> None:
+def test_a_process_answers_each_question_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it nobody need flush
     file: Any = SimpleNamespace(path=Path("one.jsonl"))
     texts = [text for _, text in corpus()]
     with filters._Judge(ALL) as judge:

@@ -65,16 +65,14 @@ def tables(found: dict[str, Any]) -> str:
     ]
     entries = [f"{name} {row['test'] + row['landing']}/{row['mutants']}" for name, row in packages.items()]
     lines += [", ".join(entries) + ".", ""]
-    lines += [
-        "| tests of | in `make test` | seconds of a core | in `make landing` | seconds of a core | noticed first |",
-        "|---|---|---|---|---|---|",
-    ]
-    costs = found["costs"]
-    by = found["noticed first by"]
+    costs, by = found["costs"], found["noticed first by"]
+    measured = [tier for tier in TIERS if any(tier in row for row in costs.values())]
+    heads = [head for tier in measured for head in (f"in `make {tier}`", "seconds of a core")]
+    lines += [f"| {' | '.join(('tests of', *heads, 'noticed first'))} |", "|---" * (len(heads) + 2) + "|"]
     dear = sorted(costs, key=lambda name: -sum(row.get("ms", 0) for row in costs[name].values()))
     for name, folders in [*((folder, [folder]) for folder in dear[:MOST]), ("others", dear[MOST:]), ("all", dear)]:
         cells = []
-        for tier in TIERS:
+        for tier in measured:
             rows = [costs[folder].get(tier, {}) for folder in folders]
             tests, ms = (sum(row.get(key, 0) for row in rows) for key in ("tests", "ms"))
             cells += [f"{tests:,}", f"{ms / 1000:,.0f}"]

@@ -55,6 +55,15 @@ def test_a_table_takes_the_rows_of_its_base_at_its_own_peaks() -> None:
     assert len(rates(h200, "grouped_wgrad")) == 5 and max(rates(h200, "grouped_wgrad").values()) < 900e12
 
 
+def test_a_factor_takes_the_place_of_that_of_its_base() -> None:
+    base, factor = shipped_table("h800-calibrated"), {"class": "gemm", "dtype": "e4m3", "factor": 2.0}
+    assert base.factor_of("gemm", "e4m3") not in (1.0, 2.0)
+    factors = [factor | {"source": "a note", "date": "2025-01"}]
+    mine = table_of_json(text(base=base.name, rows=[], factors=factors), "t.json")
+    assert mine.factor_of("gemm", "e4m3") == 2.0
+    assert mine.factor_of("wgrad", "e4m3") == base.factor_of("wgrad", "e4m3")
+
+
 def test_a_text_is_a_table() -> None:
     table = table_of_json(text(), "t.json")
     assert [row.rate for row in table.rows] == [1e12] and table_of_json(table.to_json(), "t.json") == table
