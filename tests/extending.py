@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
 
+from tests import copies
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "extending.md"
 TABLE = ROOT / "docs" / "architecture.md"
@@ -88,12 +90,17 @@ class Copy:
     def __init__(self, folder: Path, *added: Extension) -> None:
         self.folder = folder
         listed = subprocess.run(
-            ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+            ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-co", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         for name in listed.stdout.splitlines():
             if (ROOT / name).is_file() and not name.startswith(("tests/golden/", "benchmarks/results/")):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
+                copies.let_write(folder / name)
                 # Its bytecode is that of the copy: it goes by size and time. Without, each command compiles all.
                 if name.endswith(".py") and (bytecode := Path(cache_from_source(str(ROOT / name)))).is_file():
                     (folder / name).parent.joinpath(bytecode.parent.name).mkdir(exist_ok=True)

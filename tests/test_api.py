@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from compiler import api
 from compiler.cli import main
-from tests import progress
+from tests import copies, progress
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
@@ -72,7 +71,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert all(cell["outputs"] == [] for cell in cells if cell["cell_type"] == "code"), "outputs are not stored"
     text = "\n".join(code).replace("import dsc_trainer as dsc", "import compiler.dsc_trainer as dsc")
     (tmp_path / "cells.py").write_text(text)
-    shutil.copy(TINY, tmp_path)
+    copies.copy(TINY, tmp_path)
     done = progress.run([sys.executable, "cells.py"], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "top_k" in done.stdout

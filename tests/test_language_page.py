@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from dsl.load import check
+from tests import copies
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "language.md").read_text("utf-8")
@@ -21,7 +21,7 @@ def test_the_page_has_blocks() -> None:
 
 @pytest.mark.parametrize(("code", "text"), BLOCKS)
 def test_blocks_are_what_they_say(code: str, text: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "specs", tmp_path, dirs_exist_ok=True)
+    copies.copytree(ROOT / "specs", tmp_path, dirs_exist_ok=True)
     path = tmp_path / "shown.dsc"
     path.write_text(text, "utf-8")
     found = check(path)

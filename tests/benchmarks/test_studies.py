@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from benchmarks.studies.study import ROOT, Study, Variant, window_of
 from benchmarks.studies.training import Trainings
 from dsl.load import resolve
 from dsl.schema import Moe
+from tests import copies
 
 STEPS = 10
 
@@ -33,7 +33,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Study:
     for number in range(8):
         text = " ".join(words[(i * (number + 3) + i // 7) % len(words)] for i in range(2000))
         (folder / f"{number}.txt").write_text(text, "utf-8")
-    shutil.copy(ROOT / "specs" / "tiny.dsc", folder)
+    copies.copy(ROOT / "specs" / "tiny.dsc", folder)
     (folder / "study.dsc").write_text(
         f"""import "tiny.dsc"
 run study extends tiny {{

@@ -18,6 +18,7 @@ from compiler.commands.output_files import refuse_output, write
 from compiler.predict.traced_layer import Trace
 from compiler.rates.table import TABLES
 from dsl.schema import Spec
+from tests import copies
 
 ROOT = Path(__file__).parents[2]
 TRACE = TABLES.parent / "traces" / "deepseek-pair.json"
@@ -28,9 +29,9 @@ Captured = pytest.CaptureFixture[str]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of a user's, and in it: a spec, a schedule, a load, a trace."""
     monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "specs" / "tiny.dsc", "spec.dsc")
-    shutil.copy(TRACE, "trace.json")
-    shutil.copy(TABLES / "cpu.json", "table.json")
+    copies.copy(ROOT / "specs" / "tiny.dsc", "spec.dsc")
+    copies.copy(TRACE, "trace.json")
+    copies.copy(TABLES / "cpu.json", "table.json")
     Path("load.json").write_text('{"load": [[1, 2, 3, 4]]}')
     assert main(["schedule", "--name", "1f1b", "--ranks", "2", "--micro-batches", "2", "-o", "mine.schedule"]) == 0
     return tmp_path
@@ -143,7 +144,7 @@ def test_the_printed_path_is_right_from_where_the_spec_lies(
     """The path is right whichever folder the command runs in: the spec with the printed line loads that table."""
     spec = tmp_path / "specs" / "spec.dsc"
     spec.parent.mkdir()
-    shutil.copy(ROOT / "specs" / "tiny.dsc", spec)
+    copies.copy(ROOT / "specs" / "tiny.dsc", spec)
     place = Path(f"{tmp_path}{out}") if out.startswith("/") else spec.parent / out
     place.parent.mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path.parent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from dsl.load import analyse, check, load
 from dsl.resolve.files import collect
 from dsl.schema import Spec
 from dsl.source import OVERRIDE
+from tests import copies
 
 UI = Path(__file__).parent.parent / "ui"
 PATHS = {
@@ -348,7 +348,7 @@ run large extends pretrain {
 )
 def test_a_published_model_is_not_offered_with_other_layers(tmp_path: Path, override: str) -> None:
     """126 layers are 405B parameters: the run gives way to the model, not the model to the run."""
-    shutil.copytree(UI.parents[1] / "specs", tmp_path, dirs_exist_ok=True)
+    copies.copytree(UI.parents[1] / "specs", tmp_path, dirs_exist_ok=True)
     path = tmp_path / "large.dsc"
     path.write_text(MODEL_405B, encoding="utf-8")
     items = check(path, "large", [override])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from dsl.diagnostics import SpecError
 from dsl.load import load
 from dsl.schema import Dense, Gqa, Mla, Model, Moe
+from tests import copies
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
 GQA = "attention gqa { heads = 4, kv_heads = 2, head_dim = hidden / 4, qk_norm = true, rope { theta = 10_000 } }"
@@ -17,7 +17,7 @@ GQA = "attention gqa { heads = 4, kv_heads = 2, head_dim = hidden / 4, qk_norm =
 
 def model_of(tmp_path: Path, layers: str, attention: str = GQA) -> Model:
     """The model of tiny.dsc with other layers and another attention."""
-    shutil.copy(SPECS / "tiny.dsc", tmp_path)
+    copies.copy(SPECS / "tiny.dsc", tmp_path)
     path = tmp_path / "mine.dsc"
     blocks = f"model mine {{ vocab = 4096, hidden = 64, init_std = 0.02, norm_eps = 1e-6\n{attention}\n{layers} }}"
     path.write_text(f'import "tiny.dsc"\nrun mine extends tiny {{ model = mine }}\n{blocks}\n', encoding="utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from dsl.codes import CODES
 from dsl.diagnostics import Diagnostic
 from dsl.lessons import FILE, Example, lesson, read
 from dsl.load import analyse, refusals
+from tests import copies
 
 ROOT = Path(__file__).parents[2]
 LESSONS = ROOT / "dsl" / "lessons"
@@ -34,7 +34,7 @@ def said(example: Example, with_refusals: bool) -> tuple[Diagnostic, ...]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A folder that holds the shipped specs."""
     folder = tmp_path_factory.mktemp("lessons")
-    shutil.copytree(ROOT / "specs", folder, dirs_exist_ok=True)
+    copies.copytree(ROOT / "specs", folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from dsl.load import check
 from dsl.ramp import num_sizes, ramp
 from dsl.schema import Batch
+from tests import copies
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -54,7 +54,7 @@ def test_steps_one_by_one(start: int, growth: int, over: int, sequence: int, qua
 def test_sequences_of_a_phase_divide_the_longest(tmp_path: Path, sequence: int, near: int) -> None:
     """The hint has the next shorter that does."""
     path = tmp_path / "a.dsc"
-    shutil.copy(SPECS / "tiny.dsc", tmp_path)
+    copies.copy(SPECS / "tiny.dsc", tmp_path)
     phases = f"phase middle {{ train {{ sequence = {sequence} }} }}\n phase long {{ train {{ sequence = 64 }} }}"
     path.write_text(f'import "tiny.dsc"\nrun a extends tiny {{ train {{ sequence = 16 }}\n {phases} }}\n', "utf-8")
     found = [(each.code, each.hint, each.span.text) for each in check(path, "a") if each.span]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -30,6 +29,7 @@ from dsl.resolve.derive import DEFAULTS
 from dsl.resolve.fields import fields_of, keys_of
 from dsl.rules import REFUSALS, RULES
 from dsl.schema import Choices, Derived, Node, Spec
+from tests import copies
 from tests.dsl.test_lessons import said
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ CLASSES = [
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The shipped specs, in a folder of their own that is the current one."""
     folder = tmp_path_factory.mktemp("reference")
-    shutil.copytree(ROOT / "specs", folder, dirs_exist_ok=True)
+    copies.copytree(ROOT / "specs", folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield folder
@@ -371,7 +371,7 @@ def test_overrides_that_are_shown_are_taken() -> None:
     web = 'model = s, data { sources { web { files = "web/*.txt", weight = 1 } }, tokenizer = train(4096) }'
     more = f"run mine extends tiny {{ {web} }}\nmodel s extends tiny {{ hyper_connections {{ streams = 2 }} }}\n"
     Path("blend.dsc").write_text(f'import "tiny.dsc"\n{more}', "utf-8")
-    shutil.copytree(ROOT / "tests/ui/lib", ".", dirs_exist_ok=True)
+    copies.copytree(ROOT / "tests/ui/lib", ".", dirs_exist_ok=True)
     others = {".more": "mixed", ".sources": "blend", ".hyper_": "blend", ".muon": "kimi-k2", ".grpo": "rewards"}
     others |= {".compressed.": "laptop-v4", ".deltanet.": "laptop-hybrid", ".mla.index": "deepseek-v3.2"}
     for key, override in shown.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from dsl.canonical import canonical
 from dsl.formatter import formatted
 from dsl.load import load
 from dsl.source import Source
+from tests import copies
 from tests.dsl.test_roundtrip import names, reread, small, texts
 from tests.specs.shipped import SPECS
 
@@ -25,7 +25,7 @@ LIB = Path(__file__).parents[1] / "ui" / "lib"
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a right run of rewards."""
     for name in ("base.dsc", "rewards.dsc"):
-        shutil.copy(LIB / name, tmp_path)
+        copies.copy(LIB / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

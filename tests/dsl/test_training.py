@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from dsl.load import load
 from dsl.rules import train_refusals
+from tests import copies
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -18,7 +18,7 @@ def refusals(folder: Path, block: str) -> list[tuple[str, str]]:
     path = folder / "mine.dsc"
     run = "run mine extends quickstart { precision = mine }\n"
     path.write_text(f'import "quickstart.dsc"\nprecision mine {block}\n{run}', "utf-8")
-    shutil.copy(SPECS / "quickstart.dsc", folder)
+    copies.copy(SPECS / "quickstart.dsc", folder)
     return [(item.message, item.hint) for item in train_refusals(load(path, "mine"))]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from compiler.editor.server import guarded
 from dsl import load
 from dsl.formatter import formatted
 from dsl.source import Source
-from tests import progress
+from tests import copies, progress
 from tests.editor.client import CAPABILITIES, Editor, applied
 from tests.editor.texts import QUICKSTART, ROOT
 
@@ -28,7 +27,7 @@ SPEC = "quickstart.dsc"
 
 @pytest.fixture
 def editor(tmp_path: Path) -> Iterator[Editor]:
-    shutil.copytree(ROOT / "specs", tmp_path / "specs")
+    copies.copytree(ROOT / "specs", tmp_path / "specs")
     with Editor(tmp_path / "specs") as client:
         yield client
 
@@ -271,7 +270,7 @@ def test_documents_without_a_file(editor: Editor) -> None:
 
 def test_the_diagnostics_are_those_of_check(editor: Editor) -> None:
     """Every bad spec of tests/ui, as an editor has it."""
-    shutil.copytree(ROOT / "tests/ui", editor.folder / "ui")
+    copies.copytree(ROOT / "tests/ui", editor.folder / "ui")
     for path in sorted((editor.folder / "ui").glob("*.dsc"))[::4]:
         analysis = load.analyse(str(path))
         messages = analysis.diagnostics or load.refusals(analysis)

@@ -6,7 +6,6 @@ import ast
 import errno
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from dsl.leaves import leaves
 from dsl.load import load as load_spec
 from dsl.schema.precision import Tile
 from dsl.schema.rope import LinearScaling, YarnScaling
+from tests import copies
 from tests.cli.forms import parsed
 from tests.exchange.stubs import FIELDS, Recorded, calls, load, standing_in
 
@@ -301,7 +301,7 @@ def test_a_model_that_the_other_has_not_is_refused(system: str, tmp_path: Path, 
 
 
 def test_spec_text_never_becomes_code(tmp_path: Path) -> None:
-    shutil.copy(BENCH, tmp_path / "bench-4.dsc")
+    copies.copy(BENCH, tmp_path / "bench-4.dsc")
     spec = tmp_path / "odd.dsc"
     source = '\\"\\"\\"\\\\n__import__(\'os\')'
     spec.write_text(f'import "bench-4.dsc"\nrun partial extends bench_4 {{ data {{ source = "{source}" }} }}\n')

@@ -4,7 +4,6 @@ gradients are those of plain autograd."""
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from compiler.cli import main
 from compiler.schedules.spec_schedule import read_schedule
 from compiler.stage_placement import V
+from tests import copies
 from tests.exchange.pipeline_worker import batch, layers, loss_of
 from tests.runtime.processes import wait_for
 
@@ -40,7 +40,7 @@ cluster pair {{ nodes = 1, node {{ devices = 2, device cpu {{ cores = 1, memory 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_zb", "dualpipev"])
 def test_gradients_are_those_of_autograd(name: str, tmp_path: Path) -> None:
     spec = tmp_path / "two.dsc"
-    shutil.copy(ROOT / "specs" / "tiny.dsc", tmp_path)
+    copies.copy(ROOT / "specs" / "tiny.dsc", tmp_path)
     spec.write_text(TWO.format(name=name, batch=6))
     assert main(["export", "torchtitan", str(spec), "-o", str(tmp_path / "out"), "--lossy"]) == 0
     csv = tmp_path / "out" / "schedule.csv"

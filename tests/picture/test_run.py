@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -31,6 +30,7 @@ from compiler.schedules.costs import Costs, costs_of_json
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
 from dsl.load import load
+from tests import copies
 from tests.picture.conftest import COSTS, make_measured, schedule_of, trace_lines
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +187,7 @@ def run(*words: str) -> int:
 def traced(folder: Path) -> tuple[Path, Schedule]:
     """A run folder of the quickstart with a trace of its schedule."""
     folder.mkdir()
-    shutil.copy(ROOT / "tests" / "golden" / "quickstart" / "spec.resolved", folder)
+    copies.copy(ROOT / "tests" / "golden" / "quickstart" / "spec.resolved", folder)
     spec = load(folder / "spec.resolved")
     plan = make_plan(spec)
     schedule = Scheduler(spec, Lowering(plan, rank_rates(spec))).schedule(4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from dsl.diagnostics import Edit
 from dsl.edits import apply
 from dsl.load import resolve, variants
 from dsl.source import Source, Span
+from tests import copies
 from tests.cli.forms import parsed
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +111,7 @@ def test_data_ranks_that_are_written_follow() -> None:
 
 def test_a_schedule_of_a_file_keeps_its_size(tmp_path: Path) -> None:
     for folder in ("models", "clusters"):
-        shutil.copytree(SPECS / folder, tmp_path / folder)
+        copies.copytree(SPECS / folder, tmp_path / folder)
     text = (SPECS / "llama3-8b.dsc").read_text("utf-8").replace("name = 1f1b", 'file = "mine.schedule"')
     (tmp_path / "a.dsc").write_text(text, "utf-8")
     (tmp_path / "mine.schedule").write_text(SCHEDULES["1f1b"].generate(4, 8).to_text(), "utf-8")
@@ -133,7 +133,7 @@ def test_a_schedule_of_a_file_keeps_its_size(tmp_path: Path) -> None:
 def test_the_edits_of_the_document_can_be_made_in_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(SPECS, tmp_path / "specs")
+    copies.copytree(SPECS, tmp_path / "specs")
     monkeypatch.chdir(tmp_path / "specs")
     cluster = Path("clusters/h100.dsc")
     cluster.write_text(cluster.read_text("utf-8").replace("79.1GiB", "24GiB"), "utf-8")

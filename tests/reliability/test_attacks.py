@@ -17,6 +17,7 @@ from compiler.emit.segment_cache import Segments
 from dsl.diagnostics import SpecError, render_all
 from dsl.load import load
 from runtime.build_files import BuildError, read
+from tests import copies
 from tests.runs.place import ONE_RANK, spec_text
 from tests.watched import watch
 
@@ -134,7 +135,7 @@ def test_an_edited_build_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Before any of its code is imported."""
     monkeypatch.chdir(tmp_path)
     build = tmp_path / "build"
-    shutil.copytree(BUILD, build, ignore=shutil.ignore_patterns("__pycache__"))
+    copies.copytree(BUILD, build, ignore=shutil.ignore_patterns("__pycache__"))
     digest = read(build).digest
     EDITS[edit](build / file)
     with watch(tmp_path) as found, pytest.raises(BuildError):

@@ -14,6 +14,7 @@ from dsl.canonical import canonical
 from dsl.diagnostics import SpecError
 from dsl.load import analyse, resolve
 from dsl.schema import Spec
+from tests import copies
 
 SPECS = Path(__file__).parents[2] / "specs"
 SPEC = """import "tiny.dsc"
@@ -38,7 +39,7 @@ OWN = "def reward(prompts, **columns):\n    return [0.0] * len(prompts)\n\n\noth
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A spec, and beside it the file of its rewards."""
-    shutil.copy(SPECS / "tiny.dsc", tmp_path)
+    copies.copy(SPECS / "tiny.dsc", tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "spec.dsc").write_text(SPEC)
     return tmp_path / "spec.dsc"

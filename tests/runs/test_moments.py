@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import copies
 from tests.runs.place import CORPUS, Place, bits, saved, untimed
 from tests.specs.shipped import SPECS
 
@@ -30,7 +31,7 @@ def mine(place: Place, request: pytest.FixtureRequest) -> Place:
     (place.folder / "corpus").mkdir()
     for name in CORPUS:
         shutil.copy(Path(sysconfig.get_paths()["stdlib"]) / f"{name}.py", place.folder / "corpus")
-    shutil.copy(SPECS / "tiny.dsc", place.folder)
+    copies.copy(SPECS / "tiny.dsc", place.folder)
     (place.folder / "mine.dsc").write_text(SPEC.format(base=request.param), "utf-8")
     return place
 

@@ -20,6 +20,7 @@ from compiler.layers import dense, moe
 from compiler.plan.blocks import model_steps
 from compiler.segments.printer import module_name
 from dsl.load import load
+from tests import copies
 
 ROOT = Path(__file__).parents[2]
 SEGMENT = Segment(
@@ -111,10 +112,10 @@ def test_any_change_of_a_source_changes_the_digest(tmp_path: Path) -> None:
     """A file of each place edited, a template too; one added; one renamed."""
     for place in cache.SOURCES:
         if (ROOT / place).is_dir():
-            shutil.copytree(ROOT / place, tmp_path / place, ignore=shutil.ignore_patterns("__pycache__"))
+            copies.copytree(ROOT / place, tmp_path / place, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             (tmp_path / place).parent.mkdir(exist_ok=True)
-            shutil.copy(ROOT / place, tmp_path / place)
+            copies.copy(ROOT / place, tmp_path / place)
     before = cache.sources_digest(tmp_path)
     assert before == cache.sources_digest(ROOT)
     edited = [place if place.endswith(".py") else f"{place}/__init__.py" for place in cache.SOURCES]

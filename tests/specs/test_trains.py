@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import forks
+from tests import copies, forks
 from tests.specs.shipped import SPECS, shipped
 
 LAPTOP = ("tiny", "quickstart", "laptop-gqa", "laptop-v2", "laptop-hybrid", "laptop-v4")
@@ -61,8 +61,8 @@ def test_trains(name: str, tmp_path: Path) -> None:
 
 def test_a_run_that_fine_tunes_and_one_of_rewards_train(tmp_path: Path) -> None:
     """The second begins with what the first leaves; its completions are scored."""
-    shutil.copy(SPECS / "r1-tiny.dsc", tmp_path)
-    shutil.copytree(SPECS / "r1-tiny", tmp_path / "r1-tiny")
+    copies.copy(SPECS / "r1-tiny.dsc", tmp_path)
+    copies.copytree(SPECS / "r1-tiny", tmp_path / "r1-tiny")
     rows = {}
     for run in ("r1_sft", "r1"):
         words = ["train", f"r1-tiny.dsc:{run}", "--steps", str(STEPS), "-s", 'train.initial="runs/r1_sft"']
@@ -77,7 +77,7 @@ def test_a_run_that_fine_tunes_and_one_of_rewards_train(tmp_path: Path) -> None:
 
 
 def test_the_files_of_r1_tiny_are_what_its_script_writes(tmp_path: Path) -> None:
-    shutil.copy(SPECS / "r1-tiny" / "sums.py", tmp_path)
+    copies.copy(SPECS / "r1-tiny" / "sums.py", tmp_path)
     runpy.run_path(str(tmp_path / "sums.py"), run_name="__main__")
     names = sorted(path.name for path in (SPECS / "r1-tiny").iterdir() if path.is_file())
     assert names == sorted(path.name for path in tmp_path.iterdir())
