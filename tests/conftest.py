@@ -52,6 +52,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if tier in tiers_of_file(file, collection_path.read_text("utf-8")) else True
 
 
+@pytest.hookimpl(tryfirst=True)  # before a plugin shuffles tests: which cases are a sample goes by their order
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of other tiers, and begin with the folders that take longest, so that no worker ends late."""
     tier = config.getoption("--tier")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 PROTECTED = "\ue000"  # a `$` that begins no variable, because it is quoted
-BLANK = re.compile(r"(?:[ \t\r]|\\\r?\n)++")
+# Before Python 3.11.5 a possessive group whose alternatives backtrack matches too little: only sets are possessive here.
+BLANK = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 COMMENT = re.compile(r"#[^\n]*+")
 OPERATOR = re.compile(r"\n|;;?|\|\|?|&&?|[()]")
 REDIRECTION = re.compile(r"(?:\d+|&)?(?:<<<|<<-?|>>|>\||[<>]&|<>|[<>])[ \t]*+")
@@ -21,9 +22,13 @@ SETTING = re.compile(r"[A-Za-z_]\w*+(?:\[[^]\s]*+\])?\+?=")
 PIECE = re.compile(
     r"""
       '(?P<single>[^']*+)'
-    | "(?P<double>(?:\\.|[^"\\])*+)"
+    | "(?P<double>[^"\\]*+(?:\\.[^"\\]*+)*)"
     | \\(?P<escaped>.)
-    | (?P<computed>`[^`]*+` | \$\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\) | \$\{(?:\$\{[^{}\n]*+\}|[^{}\n])*+\})
+    | (?P<computed>
+        `[^`]*+`
+      | \$\([^()]*+(?:\([^()]*+(?:\([^()]*+\)[^()]*+)*\)[^()]*+)*\)
+      | \$\{[^{}\n]*+(?:(?<=\$)\{[^{}\n]*+\}[^{}\n]*+)*\}
+      )
     | (?P<plain>[^\s'"\\`;|&()<>$]++)
     | (?P<other>.)
     """,

@@ -26,6 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for source in [*compile_cpp.HERE.glob("*.cpp"), *compile_cpp.HERE.glob("*.h")]:
         (tmp_path / source.name).write_bytes(source.read_bytes())
     monkeypatch.setattr(compile_cpp, "HERE", tmp_path)
+    monkeypatch.delenv(compile_cpp.ELSEWHERE, raising=False)
     return tmp_path
 
 

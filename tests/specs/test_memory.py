@@ -60,7 +60,8 @@ def test_never_above_the_plan_of_a_shipped_spec(file: str, run: str) -> None:
     spec = shipped(file, run)
     bound, real = lower_bound(spec).total, fullest(spec, planned(file, run))
     assert bound <= real
-    if spec.train.sequence <= 4096:  # the bound is of state alone, and long sequences hold more of values
+    # The bound is of state alone, and long sequences and several residual streams hold more of values.
+    if spec.train.sequence <= 4096 and spec.model.hyper_connections is None:
         assert real < 7 * bound, "a bound of use"
 
 
