@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 PROTECTED = "\ue000"  # a `$` that begins no variable, because it is quoted
-# Before Python 3.11.5 a possessive group whose alternatives backtrack matches too little: only sets are possessive here.
+# Before Python 3.11.5 a possessive group whose alternatives backtrack matches too little: only sets are possessive.
 BLANK = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 COMMENT = re.compile(r"#[^\n]*+")
 OPERATOR = re.compile(r"\n|;;?|\|\|?|&&?|[()]")
