@@ -20,7 +20,7 @@ SEQUENCE, ROWS = 8, 2  # tokens of a sequence, sequences of a micro-batch
 
 
 def outputs(segment: ir.Segment, given: Arguments) -> dict[str, Tensor]:
-    """What the layer's function computes, by name."""
+    """Run the function of a layer. Returns its outputs by name."""
     params = SimpleNamespace(**{param.name: given[param.name] for param in segment.params})
     found = segment.function(ops(), params, *(given[argument.name] for argument in segment.inputs))
     return dict(zip((output.name for output in segment.outputs), found, strict=True))
