@@ -10,6 +10,7 @@ Times are exclusive: a call's row has what none of the calls inside of it took, 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -72,13 +73,16 @@ class _Frame:
 
 @dataclass
 class Stopwatch:
-    """Own times of nested calls. `settle`: called before a clock is read, to wait for what runs beside this thread."""
+    """Own times of nested calls of the thread that makes it; calls of other threads, which read samples and write
+    checkpoints beside a step, are not timed. `settle`: called before a clock is read, to wait for what runs on a device.
+    """
 
     settle: Callable[[], object] | None = None
     rows: dict[Key, Row] = field(default_factory=dict)
     clock: int = 0  # ns of all outermost calls, as are the rows' sums
     processor: int = 0
     _stack: list[_Frame] = field(default_factory=list)
+    _thread: int = field(default_factory=threading.get_ident)
 
     def timed(
         self,
@@ -94,6 +98,8 @@ class Stopwatch:
 
         @wraps(call)
         def run(*args: Any, **named: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return call(*args, **named)
             self._enter(key)
             try:
                 return call(*args, **named)
@@ -214,7 +220,7 @@ class _TimedWork:
 _PHASES: tuple[tuple[str, str, Kind, str], ...] = (
     ("accumulate", "zero", "op", "zero"),  # it has no other work of its own
     ("_run", "between actions", "python", ""),
-    ("_load", "load data", "python", ""),
+    ("_data", "load data", "python", ""),
     ("_count_targets", "count targets", "python", ""),
     ("_tangents", "count targets", "python", ""),
     ("records", "records", "python", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -117,6 +118,14 @@ def test_times_are_those_that_no_inner_call_took(monkeypatch: pytest.MonkeyPatch
     }
     assert watch.clock == clock.now and watch.processor == clock.now // 10
     assert sum(row.processor for row in watch.rows.values()) == watch.processor
+
+
+def test_calls_of_other_threads_are_not_timed() -> None:
+    watch = Stopwatch()
+    op = watch.timed(lambda: 7, "op", "linear")
+    with ThreadPoolExecutor(1) as thread:
+        assert watch.timed(lambda: thread.submit(op).result(), "python", place="F0")() == 7
+    assert [key.kind for key in watch.rows] == ["python"] and op() == 7 and len(watch.rows) == 2
 
 
 def test_what_the_profile_takes_is_a_row_of_its_own() -> None:
