@@ -44,7 +44,7 @@ pins: $(FOR_TESTS)
 # mypy takes one core: the tests begin beside it.
 test: tools $(FOR_TESTS)
 	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null
-	@$(MAKE) --no-print-directory -j 2 lint tier
+	@$(MAKE) --no-print-directory -j 2 lint tier || { echo "make test: failed; make lint and make tier are its parts" >&2; exit 1; }
 
 tier: $(FOR_TESTS)
 	$(PYTEST) --tier test

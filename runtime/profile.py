@@ -73,9 +73,8 @@ class _Frame:
 
 @dataclass
 class Stopwatch:
-    """Own times of nested calls of the thread that makes it; calls of other threads, which read samples and write
-    checkpoints beside a step, are not timed. `settle`: called before a clock is read, to wait for what runs on a device.
-    """
+    """Own times of nested calls, of the thread that makes it. Other threads, which read samples and write checkpoints
+    beside a step, are not timed. `settle`: called before a clock is read, to wait for what runs on a device."""
 
     settle: Callable[[], object] | None = None
     rows: dict[Key, Row] = field(default_factory=dict)
