@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from sys import stderr
 
 from compiler.commands import import_
 from compiler.inference.faults import InferenceError
@@ -29,7 +29,7 @@ def opened(argument: str, spec: str | None) -> Iterator[Source]:
         out = Path(name) / "imported.dsc"
         parser = argparse.ArgumentParser()
         import_.add_arguments(parser)
-        with redirect_stdout(stderr):
+        with redirect_stdout(sys.stderr):
             code = import_.run(parser.parse_args(["hf", str(folder), "-o", str(out)]))
         if code:
             raise InferenceError(f"{folder} cannot be imported", "what is wrong with it is said above")
