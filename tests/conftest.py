@@ -52,14 +52,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if tier in tiers_of_file(file, collection_path.read_text("utf-8")) else True
 
 
-@pytest.hookimpl(tryfirst=True)  # before a plugin shuffles tests: which cases are a sample goes by their order
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of other tiers, and begin with the folders that take longest, so that no worker ends late."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Leave out the tests of other tiers, and begin with the folders that take longest, so that no worker ends late.
+
+    Which cases are a sample depends on the order of their collection. So this wraps the hooks of plugins: one that
+    shuffles tests may run before a hook that is merely marked as the first.
+    """
     tier = config.getoption("--tier")
     if tier != "all":
         found = tiers(item.nodeid for item in items)
         config.hook.pytest_deselected(items=[item for item, own in zip(items, found, strict=True) if tier not in own])
         items[:] = [item for item, own in zip(items, found, strict=True) if tier in own]
+    yield
     items.sort(key=lambda item: not item.nodeid.startswith(SLOW_FIRST))
 
 

@@ -29,6 +29,7 @@ from tests.runtime.processes import is_gone, open_files
 CACHES = ("torchinductor_", "torchelastic_")  # a cache of torch, and logs that its torchrun never removes
 OF_TRITON = (".ptx", ".ptx.o")  # they stay where a process ends while Triton compiles in it
 PATIENCE_S = 60.0  # for processes that are ending, since the last of them ended
+WORKER_ENDS_S = 600.0  # until xdist kills a worker: one that is killed leaves its folders (10 s is its own limit)
 SEGMENTS = Path("/dev/shm")
 NOT_READABLE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
@@ -47,6 +48,10 @@ def guard(config: pytest.Config, patience_s: float = PATIENCE_S) -> None:
         tempfile.tempdir = None  # read TMPDIR again
         os.open(folder / "mark", os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC)  # open in each fork
         config.pluginmanager.register(Guard(folder, patience_s))
+        if config.pluginmanager.hasplugin("xdist"):
+            from xdist.workermanage import NodeManager
+
+            NodeManager.EXIT_TIMEOUT = WORKER_ENDS_S
     config.pluginmanager.register(Blame(Path(os.environ["TMPDIR"])))
 
 
