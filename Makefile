@@ -11,10 +11,10 @@ VENV := $(BUILD)/.venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 FOR_TESTS := $(VENV)/.installed-for-tests
-NATIVE := hatch_build.py runtime/native/compile_cpp.py $(wildcard runtime/native/*.cpp runtime/native/*.h)
-EXTENSION := compiler/editor/vscode
+NATIVE := hatch_build.py runtime/ops/native/compile_cpp.py $(wildcard runtime/ops/native/*.cpp runtime/ops/native/*.h)
+EXTENSION := compiler/tools/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-STORE_BYTECODE := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import compiler.segments.trace, runtime.loop, runtime.starts'
+STORE_BYTECODE := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import compiler.model.segments.trace, runtime.run.loop, runtime.run.starts'
 ifneq ($(BUILD),.)
 export DSC_NATIVE := $(abspath $(BUILD))/native
 export PYTHONPYCACHEPREFIX := $(abspath $(BUILD))/bytecode
@@ -43,14 +43,14 @@ pins: $(FOR_TESTS)
 
 # mypy takes one core: the tests begin beside it.
 test: tools $(FOR_TESTS)
-	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null
+	@$(BIN)/python -P runtime/ops/native/compile_cpp.py > /dev/null
 	@$(MAKE) --no-print-directory -j 2 lint tier || { echo "make test: failed; make lint and make tier are its parts" >&2; exit 1; }
 
 tier: $(FOR_TESTS)
 	$(PYTEST) --tier test
 
 landing: tools $(FOR_TESTS)
-	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null
+	@$(BIN)/python -P runtime/ops/native/compile_cpp.py > /dev/null
 	$(PYTEST) --tier landing
 
 # Which of some 300 small changes of the product the tests of `make test` notice, and the tables of docs/testing.md.
@@ -71,8 +71,8 @@ tools:
 OLDER := $(BUILD)/.triton/3.6.0
 kernels: $(FOR_TESTS) $(OLDER)/.installed
 	@failed=0; export OMP_NUM_THREADS=1; for path in "" "$(abspath $(OLDER))"; do export PYTHONPATH="$$path"; \
-	$(BIN)/python -m tests.kernels.sweep || failed=1; \
-	$(BIN)/python -m pytest -n 2 tests/kernels --deselect tests/kernels/test_gate.py::test_passes || failed=1; \
+	$(BIN)/python -m tests.compiler.emit.kernels.sweep || failed=1; \
+	$(BIN)/python -m pytest -n 2 tests/compiler/emit/kernels --deselect tests/compiler/emit/kernels/test_gate.py::test_passes || failed=1; \
 	done; exit $$failed
 
 $(OLDER)/.installed: | $(FOR_TESTS)
@@ -102,7 +102,7 @@ soak: tools $(FOR_TESTS) $(STORES)/.installed $(TRL)/.installed
 
 # What the proof says of 5,400 broken programs, some 10 minutes on one core.
 census: $(FOR_TESTS)
-	$(BIN)/python -m tests.proof.census --count 5400
+	$(BIN)/python -m tests.compiler.program.proof.census --count 5400
 
 # What faults do to a run, and docs/reliability.md; an hour, or some rows of it: make reliability ROWS=R1,R3
 ROWS ?=
@@ -134,7 +134,7 @@ docs: $(FOR_TESTS)
 # The extension for VS Code: its tests in the engines of the editor, and the package. Needs node 20 and npm.
 extension: $(FOR_TESTS)
 	cd $(EXTENSION) && npm ci && npm test && npm run package
-	$(BIN)/python -m tests.editor.vsix $(EXTENSION)/dsc.vsix
+	$(BIN)/python -m tests.compiler.tools.editor.vsix $(EXTENSION)/dsc.vsix
 
 bless: $(FOR_TESTS)
 	$(BIN)/python -m pytest --bless tests/dsl/test_ui.py tests/golden
@@ -149,8 +149,8 @@ clean:
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "dsc needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@test -e $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PYTHON) -m runtime.native.compile_cpp > /dev/null 2>&1 & $(PIP) $(1) && $(STORE_BYTECODE); code=$$?; wait; exit $$code
-	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null || true
+	@$(PYTHON) -P runtime/ops/native/compile_cpp.py > /dev/null 2>&1 & $(PIP) $(1) && $(STORE_BYTECODE); code=$$?; wait; exit $$code
+	@$(BIN)/python -P runtime/ops/native/compile_cpp.py > /dev/null || true
 	@touch $@
 endef
 

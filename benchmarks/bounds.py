@@ -1,4 +1,5 @@
-"""How near the lower bound is to the least makespans that are stored with the tests (tests/schedules/optima.py).
+"""How near the lower bound is to the least makespans that are stored with the tests
+(tests/compiler/schedule/optima.py).
 
 python -m benchmarks.bounds     some 20 s; prints the table of docs/schedules.md
 """
@@ -10,9 +11,9 @@ import time
 from fractions import Fraction
 from unittest import mock
 
-from compiler.schedules import bound
-from compiler.schedules.bound import lower_bound
-from tests.schedules.optima import Case, stored
+from compiler.schedule import bound
+from compiler.schedule.bound import lower_bound
+from tests.compiler.schedule.optima import Case, stored
 
 WAYS = {  # the most actions whose waits are followed, and the most steps that are looked at
     "phases and memory of each rank": (0, 0),

@@ -22,8 +22,9 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from compiler.machine.rates import read_table
+from compiler.plan.spec_rates import rates_of
 from compiler.predict.predict import predict
-from compiler.rates import rates_of, read_table
 from dsl.load import load
 
 ROOT = Path(__file__).parent.parent
@@ -67,18 +68,18 @@ def main() -> int:
 def compared(file: Path, folder: Path) -> Row:
     """One spec, calibrated, predicted and run."""
     rates_file, build = folder / f"{file.stem}.json", folder / file.stem
-    _run("compiler.cli", "calibrate", str(file), "-o", str(rates_file))
+    _run("compiler.cli.main", "calibrate", str(file), "-o", str(rates_file))
     spec = load(file)
     rates = rates_of(spec, read_table(rates_file))
     predicted_s = predict(spec, rates=rates).step.seconds
     alone = predict(spec, rates=replace(rates, cores=None)).step  # as if each rank had a core: what they compute
     steps = min(MOST_STEPS, max(LEAST_STEPS, round(LONG_S / predicted_s)))
-    _run("compiler.cli", "compile", str(file), "-o", str(build))
+    _run("compiler.cli.main", "compile", str(file), "-o", str(build))
     used = {}
     for count in (1, SHORT, steps):  # the first prepares the data
         before = _processor_s()
         run = folder / f"{file.stem}-{count}"
-        _run("runtime.train", str(build), "--out", str(run), "--data", str(file.parent), "--steps", str(count))
+        _run("runtime.run.train", str(build), "--out", str(run), "--data", str(file.parent), "--steps", str(count))
         used[count] = _processor_s() - before
     lines = (folder / f"{file.stem}-{steps}" / "metrics.jsonl").read_text("utf-8").splitlines()
     times = [json.loads(line)["step_s"] for line in lines if "step_s" in line][WARM_UP:]

@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "compile-speed.json"
 PAGE = ROOT / "docs" / "compile-speed.md"
-DSC = (sys.executable, "-P", "-m", "compiler.cli")
+DSC = (sys.executable, "-P", "-m", "compiler.cli.main")
 QUICKSTART = (str(ROOT / "specs" / "quickstart.dsc"),)
 V3 = (str(ROOT / "specs" / "deepseek-v3.dsc"),)
 MANY = ("-s", "cluster.nodes=16384", "-s", "train.batch.from=196608", "-s", "train.batch.to=983040")
@@ -41,20 +41,20 @@ SPECS = {
 SMALL, LARGE, FIRST = SPECS
 # The parts of a compilation: (what the table says, module, function or method). Of nested ones the outer has the rest.
 PARTS = (
-    ("read and check the spec", "compiler.commands.compile", "load_phases"),
-    ("plan", "compiler.decide", "make_plan"),
-    ("schedules", "compiler.decide", "Scheduler.schedule"),
+    ("read and check the spec", "compiler.cli.commands.compile", "load_phases"),
+    ("plan", "compiler.program.lowered", "make_plan"),
+    ("schedules", "compiler.program.lowered", "Scheduler.schedule"),
     ("cuts, torch-free", "compiler.plan.blocks", "cuts_by_site"),
-    ("programs", "compiler.decide", "Lowering.program"),
-    ("proofs", "compiler.decide", "Prover.prove"),
-    ("segments: traced, or read", "compiler.build", "Segments.code"),
-    ("plan.json", "compiler.build", "plan_json"),
-    ("report", "compiler.build", "report_of"),
-    ("report", "compiler.build", "report_html"),
-    ("program/*.json", "compiler.build", "program_json"),
-    ("stages/*.py, read back", "compiler.build", "StageModules.rank_module"),
-    ("certificates", "compiler.build", "Certificates.json"),
-    ("write the folder", "compiler.commands.compile", "write_build"),
+    ("programs", "compiler.program.lowered", "Lowering.program"),
+    ("proofs", "compiler.program.lowered", "Prover.prove"),
+    ("segments: traced, or read", "compiler.pipeline", "Segments.code"),
+    ("plan.json", "compiler.pipeline", "plan_json"),
+    ("report", "compiler.pipeline", "report_of"),
+    ("report", "compiler.pipeline", "report_html"),
+    ("program/*.json", "compiler.pipeline", "program_json"),
+    ("stages/*.py, read back", "compiler.pipeline", "StageModules.rank_module"),
+    ("certificates", "compiler.pipeline", "Certificates.json"),
+    ("write the folder", "compiler.cli.commands.compile", "write_build"),
 )
 NUM_SIZES = 49  # of DeepSeek-V3's batch; a test compares it
 GOALS_S = {"cold": 12.0, "kept": 3.0, "first step": 8.0}
@@ -166,13 +166,13 @@ def _parts(words: tuple[str, ...], folder: Path) -> dict[str, float]:
 
 def parts_of(words: list[str]) -> dict[str, float]:
     """Seconds of the processor of each part of one compilation in this process; words begin with a sign of equality."""
-    from compiler.commands import compile as command  # as `dsc` does: what it imports counts
+    from compiler.cli.commands import compile as command  # as `dsc` does: what it imports counts
 
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     args = parser.parse_intermixed_args([word.removeprefix("=") for word in words])
     gc.disable()  # as `dsc compile` does
-    import_module("compiler.build")
+    import_module("compiler.pipeline")
     spent = {"start, and imports but torch": time.process_time()}
     begin = time.process_time()
     with _watched(spent):

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from compiler.commands.schedule_answer import percent, shown
-from compiler.schedules import DEFAULT_CHUNKS
-from compiler.schedules.costs import Costs, parse_costs, shipped
-from compiler.schedules.measure import Measured
-from compiler.solver import Solver
-from tests.schedules.independent import judge
+from compiler.cli.commands.schedule_answer import percent, shown
+from compiler.schedule import DEFAULT_CHUNKS
+from compiler.schedule.costs import Costs, parse_costs, shipped
+from compiler.schedule.measure import Measured
+from compiler.schedule.solver import Solver
+from tests.compiler.schedule.independent import judge
 
 COLUMNS = (
     "case",

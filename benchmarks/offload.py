@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from compiler.commands.schedule_answer import percent, shown
-from compiler.schedules.costs import Costs
-from compiler.solver import Solution, Solver, solved_with_copies
-from tests.schedules.independent import judge
+from compiler.cli.commands.schedule_answer import percent, shown
+from compiler.schedule.costs import Costs
+from compiler.schedule.solver import Solution, Solver, solved_with_copies
+from tests.compiler.schedule.independent import judge
 
 RANKS, MICRO_BATCHES = 8, 24
 CAPS, TIMES = (3, 4, 5), (Fraction(1, 2), Fraction(1), Fraction(2))

@@ -13,11 +13,11 @@ import random
 from collections.abc import Iterator
 from fractions import Fraction
 
-from compiler.commands.schedule_answer import percent, shown
-from compiler.schedules import SCHEDULES
-from compiler.schedules.costs import Costs
-from compiler.schedules.order import best_order, ordered
-from compiler.schedules.simulate import simulate
+from compiler.cli.commands.schedule_answer import percent, shown
+from compiler.schedule import SCHEDULES
+from compiler.schedule.costs import Costs
+from compiler.schedule.order import best_order, ordered
+from compiler.schedule.simulate import simulate
 
 RANKS, MICRO_BATCHES = 8, 24
 KNOWN = {  # (schedule, sigma): what the best order that is known saves of a random one

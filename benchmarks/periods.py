@@ -15,14 +15,14 @@ from fractions import Fraction
 from pathlib import Path
 
 from benchmarks.solver import PAIRED, table
-from compiler.schedules.costs import Costs, any_pairs, parse_costs
-from compiler.solver.core import SEVERAL, SEVERAL_WORK
-from compiler.solver.cycle import Period, cycle_time, unrolled
-from compiler.solver.exact_period import shortest
-from compiler.solver.periods import makespan_of
-from compiler.solver.problem import Problem, make_problem
-from compiler.solver.waves import waves
-from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
+from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
+from compiler.schedule.costs import Costs, any_pairs, parse_costs
+from compiler.schedule.solver.core import SEVERAL, SEVERAL_WORK
+from compiler.schedule.solver.cycle import Period, cycle_time, unrolled
+from compiler.schedule.solver.exact_period import shortest
+from compiler.schedule.solver.periods import makespan_of
+from compiler.schedule.solver.problem import Problem, make_problem
+from compiler.schedule.solver.waves import waves
 
 TABLES = {"FB=1.8": PAIRED, "FB=2.4": parse_costs("FB=2.4"), "pairs any, 0.6": any_pairs(PAIRED), "no pair": Costs()}
 HEAD = (

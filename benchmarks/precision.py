@@ -49,7 +49,7 @@ def main() -> int:
 def trained(spec: Path, run: Path, *overrides: str) -> Curve:
     """The metrics of a run, in a folder of its own."""
     words = [word for override in overrides for word in ("-s", override)]
-    command = [sys.executable, "-m", "compiler.cli", "train", str(spec), *words, "--out", str(run)]
+    command = [sys.executable, "-m", "compiler.cli.main", "train", str(spec), *words, "--out", str(run)]
     subprocess.run(command, cwd=run.parent, stdout=subprocess.DEVNULL, check=True)
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
 

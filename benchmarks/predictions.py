@@ -19,15 +19,15 @@ from textwrap import fill
 from typing import Any
 
 from benchmarks.published.rows import all_runs, stored
-from compiler.plan import make_plan
+from compiler.plan.plan import make_plan
 from compiler.plan.row_counts import balanced_rows
+from compiler.plan.spec_rates import rates_of
 from compiler.predict.interval import LEAST, UNKNOWN, class_seconds
 from compiler.predict.predict import mfu_of, predict
 from compiler.predict.prediction import Prediction, Step
-from compiler.predict.prediction_text import count, ranges
-from compiler.rates import rates_of
-from dsl.chosen import phases_in
+from compiler.tools.report.prediction_text import count, ranges
 from dsl.load import resolve
+from dsl.resolve.chosen import phases_in
 from dsl.schema import Spec
 
 ROOT = Path(__file__).parent.parent

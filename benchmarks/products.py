@@ -25,9 +25,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.native import library
-from runtime.native import ops as native
 from runtime.ops.linear_fp8 import linear_fp8, linear_fp8_dgrad, linear_fp8_wgrad_
+from runtime.ops.native import library
+from runtime.ops.native import ops as native
 from runtime.ops.quantise import quantise, quantise_blocks, quantise_columns
 
 SIZES = ((2048, 256, 256), (2048, 256, 512), (2048, 256, 4096), (256, 256, 256), (256, 128, 256), (1024, 1024, 1024))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from compiler.report.profile_text import text
+from compiler.tools.report.profile_text import text
 from runtime.ops.product import product_
 
 ROOT = Path(__file__).parent.parent

@@ -8,8 +8,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from compiler.kernels.kernel import LEGS
-from compiler.kernels.linear_fp8 import CLOCKS, rows_by_weight
+from compiler.emit.kernels.kernel import LEGS
+from compiler.emit.kernels.linear_fp8 import CLOCKS, rows_by_weight
 
 PROGRAMS = 112  # of 132 SMs, 20 are kept for communication
 TAKEN = (0, 8, 20)  # SMs that communication holds beside those
@@ -32,7 +32,7 @@ def strides(tiles: int, programs: int) -> list[int]:
 
 
 def legs(tiles: int, programs: int, most: int = LEGS) -> list[range]:
-    """The tiles of each ticket, as they are drawn: what compiler/kernels/queue.j2 gives out."""
+    """The tiles of each ticket, as they are drawn: what compiler/emit/kernels/queue.j2 gives out."""
     rounds, found = -(-tiles // programs), []
     for leg in range(min(most, rounds.bit_length())):
         first = rounds - (rounds >> leg)
@@ -89,8 +89,8 @@ end. With fixed strides these then do their whole share alone. So programs draw:
 programs do the same tiles at the same time as with strides.
 
 Time over that of strides with all {PROGRAMS} SMs, by `python -m benchmarks.queue`. It is a simulation, by the clocks
-that [linear_fp8.py](../compiler/kernels/linear_fp8.py) chooses tiles by; a draw takes {DRAW_S * 1e6:.1f} µs, which is
-assumed. −8: 8 SMs are taken.
+that [linear_fp8.py](../compiler/emit/kernels/linear_fp8.py) chooses tiles by; a draw takes {DRAW_S * 1e6:.1f} µs,
+which is assumed. −8: 8 SMs are taken.
 """
 
 CODE = """A grid of as many programs as tiles would leave the queue to the hardware. It would also take the SMs that are

@@ -26,7 +26,7 @@ def train(run: str, seed: int, folder: Path) -> tuple[list[dict[str, Any]], floa
     words = [f"{SPEC}:{run}", "--out", str(out), "-s", f"train.seed={seed}"]
     if run == "r1":
         words += ["-s", f'train.initial="{folder / "runs" / "r1_sft"}"']
-    command = [sys.executable, "-P", "-m", "compiler.cli", "train", *words]
+    command = [sys.executable, "-P", "-m", "compiler.cli.main", "train", *words]
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
     return rows, time.perf_counter() - begin

@@ -38,7 +38,16 @@ def main() -> int:
                 changes = [*args.set, f"train.checkpoint.every={args.every}", "train.checkpoint.keep=2"]
                 changes += [f"train.checkpoint.background={str(background).lower()}"]
                 words = [word for change in changes for word in ("-s", change)]
-                command = [sys.executable, "-m", "compiler.cli", "train", str(args.spec), "--out", str(run), *words]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "compiler.cli.main",
+                    "train",
+                    str(args.spec),
+                    "--out",
+                    str(run),
+                    *words,
+                ]
                 if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
                     return 1
                 found[background].append(measured(run))

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from benchmarks.known_best import table as known_best
 from benchmarks.orders import table as orders
-from compiler.commands.schedule_answer import percent, shown
-from compiler.schedules import AUTO, SCHEDULES
-from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
-from compiler.schedules.measure import Measured, measure
-from compiler.schedules.schedule import Schedule
-from compiler.solver import Solver
+from compiler.cli.commands.schedule_answer import percent, shown
+from compiler.schedule import AUTO, SCHEDULES
+from compiler.schedule.costs import Costs, any_pairs, parse_costs, shipped
+from compiler.schedule.measure import Measured, measure
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.solver import Solver
 
 PAGE = Path(__file__).parent.parent / "docs" / "schedules.md"
 ORDERS, ORDERS_END = "<!-- orders: python -m benchmarks.orders -->\n", "<!-- end of orders -->\n"

@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import fill
 
-from compiler.dtypes import has_rows, tensor_bytes
 from compiler.ir import Segment
-from compiler.segments.fuse import between
-from compiler.segments.interpret import interpret
-from compiler.segments.joint import Joint, Node
-from compiler.segments.split import phases, view_nodes
-from compiler.segments.unpack import unpacked
+from compiler.ir.dtypes import has_rows, tensor_bytes
+from compiler.model.segments.fuse import between
+from compiler.model.segments.interpret import interpret
+from compiler.model.segments.joint import Joint, Node
+from compiler.model.segments.split import phases, view_nodes
+from compiler.model.segments.unpack import unpacked
 
 ROOT = Path(__file__).parent.parent
 V3 = ROOT / "specs" / "deepseek-v3.dsc"
@@ -107,7 +107,7 @@ class Pair:
 
 def pairs(path: Path) -> list[Pair]:
     """All pairs of a spec's program that share bytes, those that share most first."""
-    from compiler.plan import make_plan  # with pydantic, which who writes the page from `RESULTS` may not have
+    from compiler.plan.plan import make_plan  # with pydantic, which who writes the page from `RESULTS` may not have
     from compiler.plan.row_counts import balanced_rows
     from dsl.load import load
 

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from benchmarks.solver import PAIRED, table
-from compiler.schedules.costs import Costs, any_pairs
-from compiler.solver import Solver
+from compiler.schedule.costs import Costs, any_pairs
+from compiler.schedule.solver import Solver
 
 TABLES = {"no pair gains": Costs(), "FB takes 0.6": PAIRED, "all pairs take 0.6": any_pairs(PAIRED)}
 HEAD = ("costs", "placement", "P", "N", "cap", "makespan", "bound", "gap", "CPU s", "proven")

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
-from compiler.schedules.dualpipe import dualpipe
-from compiler.schedules.simulate import simulate
-from compiler.solver import Solver
+from compiler.schedule.costs import Costs, any_pairs, parse_costs, shipped
+from compiler.schedule.dualpipe import dualpipe
+from compiler.schedule.simulate import simulate
+from compiler.schedule.solver import Solver
 
 PAIRED = parse_costs("F=1,I=1,W=1,FB=1.8")
 TENFOLD = Costs(F=Fraction(10), I=Fraction(10), W=Fraction(10), latency=Fraction(1))

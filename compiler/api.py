@@ -24,16 +24,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.commands.common import Chosen, choose, refusals_of
 from compiler.emit.folder import check_place, write_build
+from compiler.predict.choose import Chosen, choose, refusals_of
 from compiler.predict.prediction import Prediction
 from dsl import load as specs
-from dsl.diagnostics import Diagnostic, SpecError
+from dsl.messages.diagnostics import Diagnostic, SpecError
 from dsl.schema import Spec
-from runtime.build_files import CACHE
+from runtime.build.files import CACHE
 
 if TYPE_CHECKING:
-    from compiler.inference.writing import Writer
+    from compiler.tools.inference.writing import Writer
 
 __all__ = [
     "Compiled",
@@ -69,7 +69,7 @@ class Planned:
     prediction: Prediction
 
     def __str__(self) -> str:
-        from compiler.predict.prediction_text import text  # with rich
+        from compiler.tools.report.prediction_text import text  # with rich
 
         return text(self.prediction)
 
@@ -104,7 +104,7 @@ class Trained:
 class Loaded:
     """A trained model: the spec of its run, the step of its checkpoint, and its weights in this process.
 
-    `writer.model` (compiler/inference/language_model.py) gives hidden states, logits and losses of tokens;
+    `writer.model` (compiler/tools/inference/language_model.py) gives hidden states, logits and losses of tokens;
     `writer.tokenizer` makes tokens of text.
     """
 
@@ -125,7 +125,7 @@ class Loaded:
 
         A prompt of messages, `[{"role": "user", "content": "…"}]`, goes through the model's chat template.
         """
-        from compiler.inference.sampling import Sampler
+        from compiler.tools.inference.sampling import Sampler
 
         writer = self.writer
         begin = writer.prompt(prompt) if isinstance(prompt, str) else writer.reply_prompt({"messages": list(prompt)})
@@ -147,15 +147,16 @@ def plan(spec: File, changes: Changes | None = None) -> Planned:
 
 def compile(spec: File, changes: Changes | None = None, *, out: File | None = None) -> Compiled:
     """Compile a spec into a build folder, by default build/RUN. SpecError, ProofError, OSError."""
-    from compiler.actions.order_cache import Orders
-    from compiler.build import compile_spec
     from compiler.emit.segment_cache import Segments
+    from compiler.pipeline import compile_spec
+    from compiler.plan.actions.order_cache import Orders
+    from compiler.tools.report.page import build_pages
 
     chosen = _trainable(spec, changes)
     folder = Path(out) if out is not None else Path("build") / chosen.spec.name
     check_place(folder)
     cache = folder / CACHE
-    build = compile_spec(chosen.spec, segments=Segments(cache), orders=Orders(cache))
+    build = compile_spec(chosen.spec, segments=Segments(cache), orders=Orders(cache), pages=build_pages)
     write_build(folder, (*build.files, *((f"{CACHE}/{name}", text) for name, text in build.entries)))
     return Compiled(folder, build.digest, build.summary, build.warning)
 
@@ -185,7 +186,7 @@ def train(
     command += ["--steps", str(steps)] if steps is not None else []
     command += ["--data", os.fspath(data)] if data is not None else []
     command += ["--resume"] * resume
-    said = _printed([sys.executable, "-P", "-m", "compiler.cli", "train", *command])
+    said = _printed([sys.executable, "-P", "-m", "compiler.cli.main", "train", *command])
     folder = next(Path(line.removeprefix("run: ")) for line in reversed(said) if line.startswith("run: "))
     rows = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
     return Trained(folder, tuple(json.loads(row) for row in rows))
@@ -196,8 +197,8 @@ def load(run: Trained | File, *, dtype: str = "", average: bool = False) -> Load
 
     `dtype`: fp64, fp32 or bf16, by default the run's own. `average`: take the moving average of the weights.
     """
-    from compiler.inference.sources import find_source
-    from compiler.inference.writing import open_writer
+    from compiler.tools.inference.sources import find_source
+    from compiler.tools.inference.writing import open_writer
 
     source = find_source(os.fspath(run.folder if isinstance(run, Trained) else run))
     return Loaded(source.spec, source.checkpoint.step, open_writer(source, dtype, average=average))

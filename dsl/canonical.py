@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from dsl import units
-from dsl.resolve.fields import FieldType, fields_of
+from dsl.facts import units
 from dsl.schema import BUILT_IN, Batch, LayerRange, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
 from dsl.schema.base import is_left_out
+from dsl.schema.fields import FieldType, fields_of
 from dsl.schema.train import LOCAL
-from dsl.syntax import NAMED
+from dsl.text.syntax import NAMED
 
 INDENT = "  "
 

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from dsl import choices, rules
-from dsl.chosen import choose, phases_of, runs_of, split
-from dsl.diagnostics import Diagnostic, Note, SpecError, in_order
+from dsl import rules
+from dsl.messages.diagnostics import Diagnostic, Note, SpecError, in_order
+from dsl.messages.source import Source, Span
 from dsl.resolve import phases
-from dsl.resolve.blocks import node
+from dsl.resolve.blocks import field, node
+from dsl.resolve.chosen import choose, phases_of, runs_of, split
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.edited import edited, edited_overrides, respelled
-from dsl.resolve.fields import fields_of
 from dsl.resolve.files import Definitions, Reader, collect, read
 from dsl.resolve.unused import examine, misread
 from dsl.rules.finding import Finding
-from dsl.schema import Spec
-from dsl.source import Source, Span
-from dsl.syntax import Block, Word
+from dsl.schema import Spec, choices
+from dsl.schema.fields import fields_of
+from dsl.text.syntax import Block, Word
 
 MAX_RESPELLED = 3  # rounds, in each of which misspelt keys of blocks are seen that others had hidden
 MAX_CHOICES = 2000  # for keys that are `auto`, about a millisecond each
@@ -199,7 +199,7 @@ def block_view(
     """One model, cluster or precision by itself, as of a file that has no run for it."""
     kinds = fields_of(Spec)
     block = definitions.blocks[kind, name]
-    context = Context(definitions, Block(Word("run", block.head), (), None, (), block.head))
+    context = Context(definitions, Block(Word("run", block.head), (), None, (), block.head), field)
     try:
         block = context.block(kind, name, block.head)
         built = node(context, Scope((block,), kind), kinds[kind].nodes[0], block)
@@ -282,7 +282,7 @@ def _run_view(
     if definitions.broken:
         return None, []
     run = phases.run_of(definitions, name)
-    context = Context(definitions, definitions.blocks["run", run], chosen=chosen)
+    context = Context(definitions, definitions.blocks["run", run], field, chosen=chosen)
     try:
         context.run = context.block("run", run, context.run.head)
     except RejectedError:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from compiler.segments.interpret import interpret
-from dsl.counts import parameters
-from tests.segments.specs import gqa, spec
-from tests.segments.test_segments import check, segment_of
+from compiler.model.segments.interpret import interpret
+from dsl.closed_forms.counts import parameters
+from tests.compiler.model.segments.specs import gqa, spec
+from tests.compiler.model.segments.test_segments import check, segment_of
 from tests.specs.counted import flops_of
 
 

@@ -8,15 +8,14 @@ from math import prod
 import pytest
 import torch
 
-from compiler.build import compile_spec
-from compiler.decide import lower_spec
+from compiler.pipeline import compile_spec, lower_spec
 from compiler.predict.memory_state import rank_states
 from compiler.predict.predict import timed
+from dsl.closed_forms.memory import ITEMSIZE
 from dsl.load import load
-from dsl.memory import ITEMSIZE
 from dsl.schema import Spec
 from runtime.contract import KernelList, Plan
-from runtime.state import Bucket, build_state
+from runtime.state.state import Bucket, build_state
 
 
 def state_bytes(buckets: tuple[Bucket, ...]) -> int:

@@ -119,4 +119,4 @@ class Copy:
 
     def dsc(self, *words: str, code: int = 0) -> str:
         """What a command of dsc says."""
-        return self.run("-m", "compiler.cli", *words, code=code)
+        return self.run("-m", "compiler.cli.main", *words, code=code)

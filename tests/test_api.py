@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from compiler import api
-from compiler.cli import main
+from compiler.cli.main import main
 from tests import copies, progress
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] for cell in cells if cell["cell_type"] == "code"), "outputs are not stored"
-    text = "\n".join(code).replace("import dsc_trainer as dsc", "import compiler.dsc_trainer as dsc")
+    text = "\n".join(code).replace("import dsc_trainer as dsc", "import compiler.cli.dsc_trainer as dsc")
     (tmp_path / "cells.py").write_text(text)
     copies.copy(TINY, tmp_path)
     done = progress.run([sys.executable, "cells.py"], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
@@ -78,12 +78,12 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
 
 
 def test_the_distribution_has_the_module() -> None:
-    """A wheel puts compiler/dsc_trainer.py at the top; it gives all that compiler/api.py has."""
+    """A wheel puts compiler/cli/dsc_trainer.py at the top; it gives all that compiler/api.py has."""
     import tomllib
 
-    from compiler import dsc_trainer
+    from compiler.cli import dsc_trainer
 
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    assert targets["wheel"]["force-include"]["compiler/dsc_trainer.py"] == "dsc_trainer.py"
+    assert targets["wheel"]["force-include"]["compiler/cli/dsc_trainer.py"] == "dsc_trainer.py"
     assert dsc_trainer.__all__ == api.__all__
     assert all(getattr(dsc_trainer, name) is getattr(api, name) for name in api.__all__)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.schedules.schedule import Schedule
-from dsl.schedules import FACTS
-from runtime.actions import Pair
+from compiler.schedule.schedule import Schedule
+from dsl.facts.schedules import FACTS
+from runtime.contract.actions import Pair
 from tests.extending import ROOT, Copy, extension, files_of_table
 
-NAMED_IN = ("dsl/schedules.py", "compiler/schedules/__init__.py")  # besides, a schedule's own file says its name
+NAMED_IN = ("dsl/facts/schedules.py", "compiler/schedule/__init__.py")  # besides, a schedule's own file says its name
 SCHEDULE, OP, OPTION = "A new schedule", "A new op with a kernel", "A new option of attention"
 SPEC = """\
 import "specs/tiny.dsc"
@@ -75,7 +75,7 @@ def test_a_new_schedule(tmp_path: Path) -> None:
     few = copy.dsc("check", MINE, "-s", "schedule.name=eager", "-s", "train.batch=3", code=2)
     assert "E0805" in few and "eager over 2 ranks needs 4 micro-batches" in few
     assert losses(copy, MINE, "schedule.name=eager") == losses(copy, MINE, "schedule.name=1f1b")
-    copy.run("-m", "pytest", "-q", "-x", "tests/schedules/test_family.py", "-k", "eager and not 11 and not 16")
+    copy.run("-m", "pytest", "-q", "-x", "tests/compiler/schedule/test_family.py", "-k", "eager and not 11 and not 16")
 
 
 def test_a_new_option_of_attention_and_an_op_with_a_kernel(tmp_path: Path) -> None:
@@ -88,10 +88,14 @@ def test_a_new_option_of_attention_and_an_op_with_a_kernel(tmp_path: Path) -> No
     copy.run("-m", "tests.extended", "shared_kv")
     copy.run("-m", "pytest", "-q", "-x", "tests/specs/test_counts.py", "-k", "random_models")
 
-    layer = tmp_path / "compiler" / "layers" / "gqa.py"
+    layer = tmp_path / "compiler" / "model" / "layers" / "gqa.py"
     used = layer.read_text("utf-8").replace("(kv_T, kv_T) if shared_kv", "(kv_T, ops.squared_relu(kv_T)) if shared_kv")
     layer.write_text(used, "utf-8")
-    held = ("tests/kernels/test_squared_relu.py", "tests/ops/test_rules.py", "tests/ops/test_ops.py")
+    held = (
+        "tests/compiler/emit/kernels/test_squared_relu.py",
+        "tests/runtime/ops/test_rules.py",
+        "tests/runtime/ops/test_ops.py",
+    )
     copy.run("-m", "pytest", "-q", "-x", *held, "-k", "squared_relu or every_op_of_emitted_code")
     copy.run("-m", "tests.extended", "squared_relu")
     first, *_, last = losses(copy, "mine.dsc:grouped")
@@ -116,4 +120,4 @@ def test_a_schedule_is_named_in_its_rows_and_its_file() -> None:
         for path in sorted((ROOT / package).rglob("*.py")):
             at = path.relative_to(ROOT).as_posix()
             found = {text for text in strings(path) if text in FACTS}
-            assert at in NAMED_IN or len(found) <= at.startswith("compiler/schedules/"), f"{at} names {sorted(found)}"
+            assert at in NAMED_IN or len(found) <= at.startswith("compiler/schedule/"), f"{at} names {sorted(found)}"

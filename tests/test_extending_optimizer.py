@@ -11,7 +11,7 @@ import torch
 from dsl.schema import OPTIMIZERS
 from dsl.schema.optimizers import SHARED
 from runtime.checkpoint.loading import Checkpoint, load
-from runtime.optimizers import reference_update
+from runtime.state.optimizers import reference_update
 from tests.extending import ROOT, Copy, extension, files_of_table
 
 TITLE = "A new optimizer"
@@ -37,13 +37,13 @@ NAMED_IN = {
     "dsl/schema/run.py": "examples of specs",
     "dsl/schema/train.py": "examples of specs",
     "dsl/reference/words.py": "an example of a spec",
-    "dsl/vocabulary/keys_of_others.py": "what to write for words of other systems",
-    "dsl/vocabulary/words_of_others.py": "what to write for words of other systems",
-    "compiler/importers/first_run.py": "a template of specs",
-    "compiler/importers/plan_text.py": "the optimizer of plans of other systems",
-    "compiler/importers/torchtitan_recipe.py": "the name of a function of torchtitan",
-    "runtime/native/library.py": "the signature of a function in C++",
-    "runtime/calibrate.py": "a function of torch that streams like an update",
+    "dsl/facts/vocabulary/keys_of_others.py": "what to write for words of other systems",
+    "dsl/facts/vocabulary/words_of_others.py": "what to write for words of other systems",
+    "compiler/tools/importers/first_run.py": "a template of specs",
+    "compiler/tools/importers/plan_text.py": "the optimizer of plans of other systems",
+    "compiler/tools/importers/torchtitan_recipe.py": "the name of a function of torchtitan",
+    "runtime/ops/native/library.py": "the signature of a function in C++",
+    "runtime/observe/calibrate.py": "a function of torch that streams like an update",
 }
 WORDS = " ".join(f"{left} {right}" for left in range(300) for right in ("and", "or", "not", left * left, left**3))
 
@@ -104,12 +104,14 @@ def named_in(package: str) -> Iterator[str]:
 
 def test_an_optimizer_is_named_in_its_row_and_its_file() -> None:
     found = {path for package in ("dsl", "compiler", "runtime") for path in named_in(package)}
-    own = {f"{folder}/{kind}.py" for kind in OPTIMIZERS for folder in ("runtime/optimizers", "compiler/kernels")}
+    own = {
+        f"{folder}/{kind}.py" for kind in OPTIMIZERS for folder in ("runtime/state/optimizers", "compiler/emit/kernels")
+    }
     assert found - own == set(NAMED_IN)
 
 
 def test_each_row_has_its_file() -> None:
-    files = {path.stem for path in (ROOT / "runtime" / "optimizers").glob("*.py")} - {"__init__"}
+    files = {path.stem for path in (ROOT / "runtime" / "state" / "optimizers").glob("*.py")} - {"__init__"}
     assert files == set(OPTIMIZERS)
     for kind, row in OPTIMIZERS.items():
         assert reference_update(kind).__name__ == kind

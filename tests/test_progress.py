@@ -63,7 +63,7 @@ def test_a_module_is_run_in_a_fork_unless_libraries_would_read_another_environme
     """Tracing, which names a folder in the environment of this process, does not end that."""
 
     def started() -> forks.Started:
-        process = forks.start("compiler.cli", ["--help"], tmp_path, tmp_path / "out", tmp_path / "err")
+        process = forks.start("compiler.cli.main", ["--help"], tmp_path, tmp_path / "out", tmp_path / "err")
         assert process.wait(60) == 0 and (tmp_path / "out").read_text("utf-8").startswith("usage: dsc")
         return process
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.cli import main
-from compiler.decide import lower_spec
+from compiler.cli.main import main
 from compiler.emit.build_summary import fullest
+from compiler.pipeline import lower_spec
 from dsl.load import check, load
 
 ROOT = Path(__file__).parents[1]

@@ -3,64 +3,49 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-import networkx as nx
 import pytest
 
+from tests.measure.structure import PACKAGES, circles, cycles, imported, imports_of_modules, names_in, room_of
+
 ROOT = Path(__file__).parents[1]
-OURS = {"dsl", "compiler", "runtime", "tests"}
-RUNTIME_MODULES = (  # for the compiler
-    "ops",
-    "actions",
-    "options",
-    "adapter_names",
-    "run_copy",
-    "regular_files",
-    "build_files",
-    "outcome",
-    "data",  # of inference, besides: tokenizers, shards, and the folders that a run keeps
-    "checkpoint",
-    "contract",  # dataclasses of what a build says to the runtime, and their JSON
-    "rate",  # of a step, which exporters compare with that of another system
-    "strict_json",
-    "streams",
-    "watch",  # following a run, and how it is shown
-)
-MAY_IMPORT = {
-    "dsl": lambda name: name.startswith("dsl"),
-    "runtime": lambda name: name.startswith("runtime"),
-    "compiler": lambda name: name.startswith(
-        (
-            "compiler",
-            "dsl",
-            *(f"runtime.{module}" for module in RUNTIME_MODULES),
-        )
+OURS = {*PACKAGES, "tests"}
+MOST_ROOMS = 13
+# The rooms of each package: none imports a later one. docs/architecture.md says what each is.
+ROOMS = {
+    "dsl": (
+        *("messages", "facts", "text", "schema", "closed_forms", "canonical", "leaves", "rules", "reference"),
+        *("resolve", "conflict", "load"),
+    ),
+    "compiler": (
+        *("files", "ir", "model", "schedule", "machine", "plan", "program", "predict", "emit", "pipeline"),
+        *("tools", "api", "cli"),
+    ),
+    "runtime": (
+        *("system", "contract", "build", "ops", "comm", "checkpoint", "data", "state", "launch", "observe", "step"),
+        *("rl", "run"),
     ),
 }
-
-
-@cache
-def nodes(path: Path) -> list[ast.AST]:
-    """The imports and the functions of a module, also those inside of others."""
-    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
-    return [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, kinds)]
-
-
-def imported(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+MAY_IMPORT = {
+    "dsl": ("dsl",),
+    "runtime": ("runtime",),
+    "compiler": (
+        "compiler",
+        "dsl",
+        "runtime.system",
+        "runtime.contract",  # what a build says, and the JSON of it
+        "runtime.ops",  # what emitted segments call
+        "runtime.build.files",
+        "runtime.build.run_copy",
+        "runtime.checkpoint",  # of inference: the folders that a run keeps
+        "runtime.data",  # of inference: tokenizers and shards
+        "runtime.observe.watch",  # following a run, and how it is shown
+    ),
+}
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
@@ -68,94 +53,44 @@ def test_packages_import_only_what_they_may(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
     for path in files:
-        ours = {name for name in imported(path) if name.partition(".")[0] in OURS}
-        wrong = {name for name in ours if not MAY_IMPORT[package](name)}
+        ours = {name for name in imported(path.read_text("utf-8")) if name.partition(".")[0] in OURS}
+        wrong = {name for name in ours if not name.startswith(MAY_IMPORT[package])}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
-# The stages of the compiler: none imports a later one. docs/architecture.md says what each is.
-ORDER = (
-    *("dtypes", "holders", "stage_placement", "expert_placement", "ir", "textfile", "cache_folder"),
-    *("ops", "layers", "segments", "modules"),
-    *("schedules", "solver", "picture"),
-    *("spec_files", "topology", "rates"),
-    *("experts", "actions", "plan", "read_files"),
-    *("lower", "proof"),
-    *("predict", "decide", "refit", "difference"),
-    *("kernels", "emit", "report", "build"),
-    *("data_source", "templates", "exporters", "importers", "weights", "editor", "completion", "launch", "inference"),
-    *("commands", "cli", "reference", "api", "dsc_trainer"),
-)
-# Imports that close a cycle: inside of functions, or of a type alone.
-EXCUSED = {
-    ("dsl.resolve.derive", "dsl.resolve.blocks"): "a value that is derived reads fields, and a field may be derived",
-    ("dsl.resolve.evaluate", "dsl.resolve.derive"): "a reference may go into a range of layers, whose ends are values",
-    ("dsl.resolve.meant", "dsl.reference.keys"): "a hint on an unknown key names the blocks that have it",
-    ("compiler.spec_files", "compiler.rates.table"): "the type of a rate table, which a spec's value carries",
-}
-
-
-@cache
-def imports_of_modules() -> frozenset[tuple[str, str]]:
-    """Pairs of a module of ours and one that it imports, be it inside of a function or for types alone."""
-    paths = {path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")}
-    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
-    found = set()
-    for module, path in modules.items():
-        for name in imported(path):
-            target = name if name in modules else name.rpartition(".")[0]
-            if target in modules and target != module:
-                found.add((module, target))
-    return frozenset(found)
-
-
-def cycles(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """What imports itself through others."""
-    graph: nx.DiGraph = nx.DiGraph(edges)
-    return [sorted(component) for component in nx.strongly_connected_components(graph) if len(component) > 1]
-
-
-def package_of(module: str) -> str:
-    """The package or module right below dsl, compiler or runtime."""
-    return ".".join(module.split(".")[:2])
-
-
-def test_nothing_imports_itself_through_others() -> None:
-    """Neither modules nor packages."""
+def test_no_files_and_no_entries_of_a_folder_import_each_other_in_a_circle() -> None:
+    """Imports inside of functions and of types alone included."""
     edges = imports_of_modules()
-    assert EXCUSED.keys() <= edges, "an excuse for what is not imported"
-    edges -= EXCUSED.keys()
-    modules = cycles(edges)
-    packages = cycles({(package_of(a), package_of(b)) for a, b in edges if package_of(a) != package_of(b)})
-    print(f"cycles of imports: {len(modules)} between modules, {len(packages)} between packages")
-    assert (modules, packages) == ([], [])
+    assert (cycles(edges), circles(edges)) == ([], [])
 
 
-def test_no_stage_imports_a_later_one() -> None:
-    edges = {(package_of(a), package_of(b)) for a, b in imports_of_modules() - EXCUSED.keys()}
-    stages = {package for edge in edges for package in edge if package.startswith("compiler.")}
-    assert {stage.removeprefix("compiler.") for stage in stages} == {*ORDER} and len(ORDER) == len({*ORDER})
-    place = {f"compiler.{name}": at for at, name in enumerate(ORDER)}
-    late = sorted((a, b) for a, b in edges if a in place and b in place and place[a] < place[b])
-    assert late == [], "imports a later stage"
+@pytest.mark.parametrize("package", sorted(ROOMS))
+def test_no_room_imports_a_later_one(package: str) -> None:
+    place = {f"{package}.{room}": number for number, room in enumerate(ROOMS[package])}
+    inside = {(a, b) for a, b in imports_of_modules() if room_of(a) in place and room_of(b) in place}
+    late = sorted((a, b) for a, b in inside if place[room_of(a)] < place[room_of(b)])
+    assert late == [], "imports a later room"
 
 
-def test_the_order_of_stages_is_in_the_architecture() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    table = text.partition("## Order of stages")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == [*ORDER]
+@pytest.mark.parametrize("package", sorted(ROOMS))
+def test_a_package_has_at_most_13_rooms(package: str) -> None:
+    assert {name.removesuffix(".py") for name in names_in(ROOT / package)} == {*ROOMS[package]}
+    assert len(ROOMS[package]) <= MOST_ROOMS
+
+
+def test_the_command_line_and_the_api_are_siblings() -> None:
+    both = [(a, b) for a, b in imports_of_modules() if {room_of(a), room_of(b)} == {"compiler.api", "compiler.cli"}]
+    assert [(a, b) for a, b in both if a != "compiler.cli.dsc_trainer"] == []  # the name of the API in the distribution
 
 
 @pytest.mark.parametrize(
     "modules",
     [
-        "compiler.cli, compiler.data_source, compiler.commands.data, "
-        "compiler.commands.check, compiler.commands.schedule, compiler.commands.train, compiler.commands.sweep, "
-        "compiler.commands.eval, compiler.commands.generate",
-        "compiler.decide, compiler.emit.build_files, compiler.emit.stage_modules, compiler.report",
-        "runtime.actions, runtime.options, runtime.run_copy, runtime.build_files, runtime.build, runtime.outcome, "
-        "runtime.contract, runtime.prepare",
+        "compiler.cli.main, compiler.tools.data_source, compiler.cli.commands.data, compiler.cli.commands.check, "
+        "compiler.cli.commands.schedule, compiler.cli.commands.train, compiler.cli.commands.sweep, "
+        "compiler.cli.commands.eval, compiler.cli.commands.generate",
+        "compiler.pipeline, compiler.api, compiler.tools.report",
+        "runtime.build.build, runtime.contract.options, runtime.data.__main__, runtime.system.outcome",
     ],
 )
 def test_planning_needs_no_torch(modules: str) -> None:
@@ -165,7 +100,7 @@ def test_planning_needs_no_torch(modules: str) -> None:
 
 def test_checking_a_spec_needs_no_graphs() -> None:
     code = (
-        "import sys; from compiler.cli import main; code = main(['check', 'specs/quickstart.dsc']);"
+        "import sys; from compiler.cli.main import main; code = main(['check', 'specs/quickstart.dsc']);"
         "sys.exit(code or bool({'torch', 'networkx'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True).returncode == 0
@@ -175,23 +110,28 @@ MOST = 7
 # The parameters of an op are its operands and the constants of a layer: they are what they are.
 NUMERICS = (
     "runtime/ops/",
-    "runtime/native/",
-    "runtime/optimizers/",
-    "compiler/ops/",
-    "compiler/kernels/",
-    "compiler/layers/",
-    "compiler/inference/op_tables.py",
+    "runtime/ops/native/",
+    "runtime/state/optimizers/",
+    "compiler/model/ops/",
+    "compiler/emit/kernels/",
+    "compiler/model/layers/",
+    "compiler/tools/inference/op_tables.py",
     "benchmarks/gpu/libraries.py",
     "benchmarks/gpu/peers.py",
 )
 
 
+@cache
+def functions(path: Path) -> list[ast.FunctionDef]:
+    """The functions of a module, also those inside of others."""
+    return [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)]
+
+
 def test_functions_take_less_than_eight_parameters() -> None:
     long = set()
-    for path in [path for package in (*MAY_IMPORT, "benchmarks") for path in (ROOT / package).rglob("*.py")]:
-        for node in nodes(path):
-            if isinstance(node, ast.FunctionDef):
-                own = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-                if sum(each.arg not in ("self", "cls") for each in own) > MOST:
-                    long.add(f"{path.relative_to(ROOT).as_posix()}:{node.name}")
+    for path in [path for package in (*PACKAGES, "benchmarks") for path in (ROOT / package).rglob("*.py")]:
+        for node in functions(path):
+            own = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            if sum(each.arg not in ("self", "cls") for each in own) > MOST:
+                long.add(f"{path.relative_to(ROOT).as_posix()}:{node.name}")
     assert not {name for name in long if not name.startswith(NUMERICS)}, "make it a method of a value that owns them"

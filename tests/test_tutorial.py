@@ -79,7 +79,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     at = home
     (home / "bin").mkdir()
-    (home / "bin" / "dsc").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m compiler.cli "$@"\n', "utf-8")
+    (home / "bin" / "dsc").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m compiler.cli.main "$@"\n', "utf-8")
     (home / "bin" / "dsc").chmod(0o755)
     environment = os.environ | {
         "HOME": str(home),

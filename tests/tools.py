@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 
-from runtime.native.compile_cpp import COMPILERS
+from runtime.ops.native.compile_cpp import COMPILERS
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from compiler.cache_folder import store
 from compiler.emit.segment_cache import Segments
+from compiler.files.cache import store
 from compiler.ir import Segment, SegmentCode
 
 

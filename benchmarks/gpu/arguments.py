@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.sizes import Make, Sizes
-from compiler.ops import RULES
-from compiler.ops import Tensor as Abstract
+from compiler.model.ops import RULES
+from compiler.model.ops import Tensor as Abstract
 from runtime import ops
 from runtime.ops.quantise import quantise
 from runtime.ops.quantise_e5m6 import quantise_e5m6
-from runtime.optimizers import reference_update
+from runtime.state.optimizers import reference_update
 
 EPS, THETA, SCALE, SOFTCAP = 1e-6, 10_000.0, 2.5, 30.0
 CLAMP = 7.0, 1.702, 1.0  # limit, alpha and shift of GPT-OSS

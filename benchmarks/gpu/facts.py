@@ -12,8 +12,8 @@ import triton
 from benchmarks.gpu.cases import CASES, Case
 from benchmarks.gpu.sizes import ALL, Make
 from benchmarks.gpu.verify import describe
-from compiler.kernels import KernelFile, emit_kernel
-from compiler.kernels.gate import Gate, Verdict
+from compiler.emit.kernels import KernelFile, emit_kernel
+from tests.compiler.emit.kernels.gate import Gate, Verdict
 
 NUM_SMS = 132
 

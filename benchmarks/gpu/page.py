@@ -332,14 +332,14 @@ torch, block by block.
 HOW = """## How a kernel is known to be right without a GPU
 
 - Its text runs in Triton's interpreter and is compared with its op in FP64 on the same numbers, within bounds that
-  follow from the number of roundings ([tests/kernels](../tests/kernels)). BF16 and E4M3 round there as hardware
-  rounds. The test fails if two programs touch one address, if a program reads outside the tensors, or if a second run
-  gives other bits. What a load leaves undefined outside of its mask is NaN.
+  follow from the number of roundings ([tests/compiler/emit/kernels](../tests/compiler/emit/kernels)). BF16 and E4M3
+  round there as hardware rounds. The test fails if two programs touch one address, if a program reads outside the
+  tensors, or if a second run gives other bits. What a load leaves undefined outside of its mask is NaN.
 - It is compiled for sm_90, sm_100, sm_80 and gfx942, and the machine code is read. The check demands: no spills; the
   intended tensor core instructions and no others; tiles copied by the memory accelerator; streams that bypass the
-  cache; no more shared memory than a block has ([gate.py](../compiler/kernels/gate.py)). `make kernels`, run before a
-  release, does this for every launch of every shipped spec on two versions of Triton. It takes 40 minutes on two
-  cores; when run again, it compiles only what changed.
+  cache; no more shared memory than a block has ([gate.py](../tests/compiler/emit/kernels/gate.py)). `make kernels`, run
+  before a release, does this for every launch of every shipped spec on two versions of Triton. It takes 40 minutes on
+  two cores; when run again, it compiles only what changed.
 - The runtime's part (which tensor is made on which device, what is copied when) runs on a simulated device
   ([tests/gpu](../tests/gpu)), and gives the CPU's numbers to the bit. Ranks that share a device communicate through
   the host.
@@ -359,9 +359,9 @@ copy build/gpu from there.
 ## To add one
 
 1. The op in [runtime/ops](../runtime/ops), in torch. It is the definition; a fused op calls the ops that it replaces.
-2. `compiler/kernels/<name>.py`: when the kernel applies, its launch, and rows of `OPS`, by op. `<name>.py.j2`: its
+2. `compiler/emit/kernels/<name>.py`: when the kernel applies, its launch, and rows of `OPS`, by op. `<name>.py.j2`: its
    text. `STREAMS` names what the kernel streams, and the gate checks it.
-3. `tests/kernels/checks_<name>.py`, with the bound of each result, and `test_<name>.py`.
+3. `tests/compiler/emit/kernels/checks_<name>.py`, with the bound of each result, and `test_<name>.py`.
 4. A case with its goal in [cases.py](../benchmarks/gpu/cases.py); then run `python -m benchmarks.gpu --facts`.
 
 Tests fail if one of these is missing.

@@ -158,7 +158,7 @@ def bounds(report: Report, until: float) -> None:
 
 def interpreted() -> list[str]:
     """The files of tests that have the interpreter check a kernel; they need no more than kernels do."""
-    found = (ROOT / "tests" / "kernels").glob("test_*.py")
+    found = (ROOT / "tests/compiler/emit/kernels").glob("test_*.py")
     return sorted(str(path) for path in found if "interpret: Interpret" in path.read_text("utf-8"))
 
 

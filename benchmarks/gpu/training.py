@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from runtime.lines import read_rows
+from runtime.system.lines import read_rows
 
 ROOT = Path(__file__).parents[2]
 BUILDS = ROOT / "build" / "gpu"
@@ -49,7 +49,7 @@ class Run:
         return RUNS / self.name
 
     def start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", "runtime.train", str(self.build), "--out", str(self.folder)]
+        command = [sys.executable, "-P", "-m", "runtime.run.train", str(self.build), "--out", str(self.folder)]
         command += ["--data", str(ROOT / "specs"), "--device", self.device, "--steps", str(self.steps)]
         self.folder.mkdir(parents=True)
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -79,7 +79,7 @@ def build_of(name: str) -> Path | str:
             f"{', '.join(lacking)} not installed, and build/gpu/{name} is not there: "
             "write it where they are, with python -m benchmarks.gpu --builds"
         )
-    command = [sys.executable, "-m", "compiler.cli", "compile", SPEC, "-o", str(folder)]
+    command = [sys.executable, "-m", "compiler.cli.main", "compile", SPEC, "-o", str(folder)]
     command += [word for override in OVERRIDES[name] for word in ("-s", override)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

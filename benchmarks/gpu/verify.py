@@ -25,10 +25,10 @@ from torch import Tensor
 from benchmarks.gpu.arguments import reference
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.sizes import Sizes
+from compiler.emit.kernels import emit_kernel
 from compiler.ir import Buffer
-from compiler.kernels import emit_kernel
 from runtime import ops
-from runtime.kernels import load_kernels
+from runtime.build.kernels import load_kernels
 from runtime.ops.quantise import dequantise
 
 E4M3 = torch.float8_e4m3fn

@@ -30,8 +30,8 @@ from benchmarks.speed.contests import CORES, Contest, builds_of, chosen, contest
 from benchmarks.speed.page import PAGE, ROOT, file_of, page, results, table
 from benchmarks.speed.work import Work, work_of
 from dsl.load import resolve
-from runtime.build import Build
-from runtime.strict_json import tree
+from runtime.build.build import Build
+from runtime.system.strict_json import tree
 
 ROUNDS, QUICK_ROUNDS = 5, 2
 WORK = ROOT / "runs" / "speed"
@@ -171,7 +171,7 @@ def compiled(contest: Contest, folder: Path) -> tuple[dict[str, Path], dict[str,
     for name, overrides in builds_of(contest).items():
         build = folder / name.replace(" ", "-")
         options = [word for override in overrides for word in ("-s", override)]
-        command = [sys.executable, "-m", "compiler.cli", "compile", contest.spec, "-o", str(build), *options]
+        command = [sys.executable, "-m", "compiler.cli.main", "compile", contest.spec, "-o", str(build), *options]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             refused[name] = (done.stderr.strip() or done.stdout.strip()).splitlines()[0]
@@ -184,7 +184,7 @@ def compiled(contest: Contest, folder: Path) -> tuple[dict[str, Path], dict[str,
 
 def prepared(build: Path) -> Path:
     """The corpus of a build; once made, it is found again."""
-    command = [sys.executable, "-m", "runtime.prepare", str(ROOT / "specs"), str(WORK / "data")]
+    command = [sys.executable, "-m", "runtime.data.__main__", str(ROOT / "specs"), str(WORK / "data")]
     request = json.dumps(tree(Build.open(build).plan.data_request))
     done = subprocess.run(command, cwd=ROOT, input=request, stdout=subprocess.PIPE, text=True, check=True)
     return Path(json.loads(done.stdout)["folder"])

@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.speed.serve import serve
-from runtime.build import Build
+from runtime.build.build import Build
 from runtime.contract import EXTRA_TOKENS
 from runtime.data.samples import Samples
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
-from runtime.trainer import Trainer
+from runtime.step.trainer import Trainer
 
 
 def main() -> int:

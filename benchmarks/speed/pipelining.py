@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from benchmarks.speed.ranks import joined
 from benchmarks.speed.serve import Step, serve
 from benchmarks.speed.theirs_model import Optimizer, batches_of, model_of
-from runtime.build import Build
+from runtime.build.build import Build
 
 Placement = dict[int, tuple[int, ...]]  # stages of each rank
 

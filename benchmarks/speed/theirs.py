@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from benchmarks.speed.ranks import joined
 from benchmarks.speed.serve import Step, die_with_parent, serve
 from benchmarks.speed.theirs_model import Choice, Optimizer, batches_of, loss_of, model_of
-from runtime.build import Build
+from runtime.build.build import Build
 
 TRIALS = ({"attention": "eager"}, {"split": 2}, {"optimizer": "foreach"})  # each against the best so far
 TRIAL_STEPS = 2

@@ -23,10 +23,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from compiler.cli import main as dsc
+from compiler.cli.main import main as dsc
 from runtime.ops.product import add_product_
 from runtime.ops.quantise import dequantise
-from runtime.train import main as train
+from runtime.run.train import main as train
 
 INSTRUCTION = 32  # products that are summed at once
 BITS = 14  # of the accumulator's significand, the hidden one included

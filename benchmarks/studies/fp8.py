@@ -15,7 +15,7 @@ from benchmarks.studies import picture
 from benchmarks.studies.pages import Written, last_steps, losses, mean_curve, paragraph, spread, table, trained
 from benchmarks.studies.records import Record, Results
 from benchmarks.studies.study import ROOT, Study, Variant, window_of
-from compiler.report.charts import Chart
+from compiler.tools.report.charts import Chart
 
 PAGE = ROOT / "docs" / "fp8.md"
 PICTURE = ROOT / "docs" / "pictures" / "fp8.svg"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from compiler.picture import palette
-from compiler.picture.template import environment
-from compiler.report import charts
+from compiler.tools.picture import palette
+from compiler.tools.picture.template import environment
+from compiler.tools.report import charts
 
 HERE = Path(__file__).parent
 WIDTH, HEIGHT = 920.0, 300.0  # of a panel that has the whole width, with the names of its curves
@@ -64,7 +64,7 @@ def svg(title: str, rows: Sequence[Sequence[charts.Chart]]) -> str:
         y += HEADING
         panels += [Panel(chart, MARGIN + at * (WIDTH - HALF_WIDTH), y) for at, chart in enumerate(row)]
         y += max(chart.height for chart in row)
-    template = environment(HERE, HERE.parents[1] / "compiler" / "report").get_template("curves.svg.j2")
+    template = environment(HERE, HERE.parents[1] / "compiler" / "tools" / "report").get_template("curves.svg.j2")
     style = Markup(STYLE + palette.css() + _lines())
     return template.render(style=style, title=title, panels=panels, width=WIDTH + 2 * MARGIN, height=y + MARGIN)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.studies.records import Results, about, read_results, record_of, write_results
 from benchmarks.studies.study import ROOT, Run, Study, tenth
-from dsl.diagnostics import SpecError
+from dsl.messages.diagnostics import SpecError
 
 EXIT_SPEC = 2  # of dsc: the spec is wrong, or is refused with a reason
 REASON = re.compile(r"^error\[E\d+\]: (.*)$", re.MULTILINE)  # without a code it is no word about the spec
@@ -97,7 +97,7 @@ class Trainings:
         marker.write_text(digest, "ascii")
         saves = (f"train.checkpoint.every={tenth(self.study.steps)} steps", "train.checkpoint.keep=4")
         overrides = [word for override in (*self.study.words(run), *saves) for word in ("-s", override)]
-        program = (run.variant.program,) if run.variant.program else ("compiler.cli", "train")
+        program = (run.variant.program,) if run.variant.program else ("compiler.cli.main", "train")
         command = [sys.executable, "-m", *program, str(self.study.spec), *overrides]
         command += ["--out", "run", "--resume", "--cache", str(self.work / "cache")]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

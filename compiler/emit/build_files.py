@@ -5,22 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from compiler.decide import Lowered
 from compiler.emit import recipe
 from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, Replica, Stage, Use
 from compiler.ir.received_rows import most_rows
-from compiler.layers import attention
-from compiler.layers.qk_clip import projections
-from compiler.lower.estimate import Overlap
+from compiler.model.layers import attention
+from compiler.model.layers.qk_clip import projections
 from compiler.plan.blocks import ROUTES
 from compiler.plan.parameters import num_experts
 from compiler.plan.plan import HELD
 from compiler.plan.row_counts import sent_rows
 from compiler.plan.stages import LOGITS, attention_block, block_of, clips
+from compiler.program.lower.estimate import Overlap
+from compiler.program.lowered import Lowered
 from dsl.schema import Compressed, Gqa, Mla, Moe, Optimizer, Spec
 from runtime import contract
-from runtime.build_files import versions
-from runtime.strict_json import pretty
+from runtime.build.files import versions
+from runtime.system.strict_json import pretty
 
 Quantised = tuple[contract.Quantised, ...]
 INDEX = "index_loss "  # of a metric, in front of the place
@@ -276,7 +276,7 @@ torchrun --nproc-per-node {world} train.py --out RUN
 
 from pathlib import Path
 
-from runtime.train import main
+from runtime.run.train import main
 
 if __name__ == "__main__":
     raise SystemExit(main(build=Path(__file__).resolve().parent))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.decide import Lowered
 from compiler.emit.build_files import plan_head
-from compiler.lower.estimate import Overlap
 from compiler.predict.memory_state import device_of
 from compiler.predict.numbers import size
 from compiler.predict.prediction import RankMemory
-from dsl.memory import Memory
+from compiler.program.lower.estimate import Overlap
+from compiler.program.lowered import Lowered
+from dsl.closed_forms.memory import Memory
 from dsl.schema import Spec
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compiler.ir import Body, Program
-from compiler.proof import Certificate
-from compiler.proof.channels import producer_of
-from compiler.schedules.schedule import Schedule
+from compiler.program.proof import Certificate
+from compiler.program.proof.channels import producer_of
+from compiler.schedule.schedule import Schedule
 from runtime import contract
 
 Exchanges = tuple[contract.Exchanged, ...]

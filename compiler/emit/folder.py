@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime.build_files import MANIFEST, file_names, is_there, read_file
-from runtime.outcome import printable
+from runtime.build.files import MANIFEST, file_names, is_there, read_file
+from runtime.system.outcome import printable
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2

@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from compiler.emit.kernels import reason
+from compiler.emit.kernels.calls import Call
 from compiler.emit.quantised import Making
 from compiler.ir import Emitted, Plan, SegmentCode
-from compiler.kernels import reason
-from compiler.kernels.calls import Call
 from compiler.plan.row_counts import balanced_rows
 from compiler.predict.memory_state import kept_elements
-from dsl.memory import update_bytes
+from dsl.closed_forms.memory import update_bytes
 from dsl.schema import Spec
 from runtime import contract
-from runtime.strict_json import pretty
+from runtime.system.strict_json import pretty
 
 
 def kernels_json(

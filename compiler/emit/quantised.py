@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compiler.emit.kernels import KernelFile, emit_kernel, reason
+from compiler.emit.kernels.calls import Call, quantising
 from compiler.ir import Plan
-from compiler.kernels import KernelFile, emit_kernel, reason
-from compiler.kernels.calls import Call, quantising
 from runtime import contract
 
 

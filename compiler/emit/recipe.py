@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from compiler.dtypes import TORCH_DTYPE
-from compiler.spec_files import initial_weights_of, reward_file
-from dsl import shares
-from dsl.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
+from compiler.ir.dtypes import TORCH_DTYPE
+from compiler.plan.spec_files import initial_weights_of, reward_file
+from dsl.closed_forms.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
+from dsl.facts import shares
 from dsl.schema import Data, Filters, Grpo, Health, Lora, Model, Node, Phase, Precision, Quiet, Spec, TrainTokenizer
 from dsl.schema.base import as_tree, is_left_out
 from runtime import contract

@@ -18,39 +18,38 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from compiler.cache_folder import text_of
 from compiler.emit.segment_code import emit
+from compiler.files.cache import text_of
 from compiler.ir import Emitted, Segment, SegmentCode
 from compiler.ir.module import Module
-from compiler.segments.printer import module_name
+from compiler.model.segments.printer import module_name
 
 FOLDER = "segments"
 
 # What decides how a segment is traced, cut, checked and printed, from the root of the sources: all that
-# compiler/segments imports, the families of ops and kernels, and the layers, whose functions are traced.
+# compiler/model/segments imports, the families of ops and kernels, and the layers, whose functions are traced.
 SOURCES = (
     "compiler/__init__.py",
-    "compiler/cache_folder.py",
-    "compiler/dtypes.py",
     "compiler/emit/__init__.py",
+    "compiler/emit/kernels",
     "compiler/emit/segment_code.py",
-    "compiler/segments",
-    "compiler/holders.py",
+    "compiler/files/__init__.py",
+    "compiler/files/cache.py",
     "compiler/ir",
-    "compiler/kernels",
-    "compiler/layers",
-    "compiler/ops",
-    "compiler/stage_placement.py",
+    "compiler/model/__init__.py",
+    "compiler/model/layers",
+    "compiler/model/ops",
+    "compiler/model/segments",
     "dsl/__init__.py",
-    "dsl/formats.py",
+    "dsl/facts/__init__.py",
+    "dsl/facts/formats.py",
     "runtime/__init__.py",
-    "runtime/adapter_names.py",
+    "runtime/contract/adapter_names.py",
     "runtime/contract/numbers.py",
     "runtime/contract/slices.py",
-    "runtime/native",
     "runtime/ops",
-    "runtime/outcome.py",
-    "runtime/strict_json.py",
+    "runtime/system/outcome.py",
+    "runtime/system/strict_json.py",
 )
 PACKAGES = ("torch", "jinja2")  # their whole versions: a build for a GPU may trace another graph
 
@@ -140,7 +139,7 @@ def _function(function: Callable[..., Any]) -> list[object]:
     whole = function if isinstance(function, partial) else partial(function)
     module, name = whole.func.__module__, whole.func.__qualname__
     found = getattr(sys.modules[module], name, None)
-    assert module.startswith("compiler.layers.") and found is whole.func, f"{function} is no layer's"
+    assert module.startswith("compiler.model.layers.") and found is whole.func, f"{function} is no layer's"
     constants = sorted((key, _plain(value)) for key, value in whole.keywords.items())
     return [module, name, *map(_function, whole.args), constants]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from compiler.emit.kernels import KernelFile, emit_kernel, reason
+from compiler.emit.kernels.calls import call_of
 from compiler.ir import Emitted, Segment, SegmentCode
-from compiler.kernels import KernelFile, emit_kernel, reason
-from compiler.kernels.calls import call_of
-from compiler.segments.joint import ADD_TO, COLUMNS, Joint, Node
+from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, Node
 
 
 def emit(segment: Segment, num_sms: int) -> SegmentCode:
@@ -17,13 +17,13 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     The base graph is compared with what torch traces, and the text, parsed back, with the graph. On CUDA, ops take
     their emitted kernels, which use `num_sms` SMs. Imports torch.
     """
-    from compiler.segments import check, printer
-    from compiler.segments.interpret import base_graph, rewritten
-    from compiler.segments.node_costs import bytes_saved
-    from compiler.segments.split import split
-    from compiler.segments.torch_ops import ops
-    from compiler.segments.trace import trace
-    from compiler.segments.unpack import unpacked
+    from compiler.model.segments import check, printer
+    from compiler.model.segments.interpret import base_graph, rewritten
+    from compiler.model.segments.node_costs import bytes_saved
+    from compiler.model.segments.split import split
+    from compiler.model.segments.torch_ops import ops
+    from compiler.model.segments.trace import trace
+    from compiler.model.segments.unpack import unpacked
 
     base = base_graph(segment)
     check.base_graph(trace(segment, ops()), base)

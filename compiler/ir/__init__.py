@@ -1,10 +1,10 @@
 """Every value that crosses between the compiler's stages. Frozen, tuples only, no torch.
 
-Segment --cut--> Cut        what F saves for I and W, what I defers to W      (compiler/segments/interpret.py)
+Segment --cut--> Cut        what F saves for I and W, what I defers to W      (compiler/model/segments/interpret.py)
 Spec    --plan-> Plan       mesh, stages, cuts, replica table                 (compiler/plan)
-Plan + Schedule --lower--> Program    what each pipeline rank executes        (compiler/lower)
+Plan + Schedule --lower--> Program    what each pipeline rank executes        (compiler/program/lower)
 
-The schedule itself is in compiler/schedules/schedule.py, its alphabet in runtime/actions.py.
+The schedule itself is in compiler/schedule/schedule.py, its alphabet in runtime/contract/actions.py.
 """
 
 from compiler.ir.plan import (

@@ -1,7 +1,7 @@
 """A layer of a user's own as a graph: a traced torch module, its forward and its backward, without torch.
 
-Nodes are those of a joint graph (compiler/segments/joint.py). Besides ops of our own, a node may be a `Call` of one of
-torch's.
+Nodes are those of a joint graph (compiler/model/segments/joint.py). Besides ops of our own, a node may be a `Call` of
+one of torch's.
 """
 
 from __future__ import annotations

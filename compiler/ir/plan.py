@@ -8,9 +8,9 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from compiler.holders import Columns, Holders, columns_of
+from compiler.ir.holders import Columns, Holders, columns_of
 from compiler.ir.segment import Buffer, Cut, Role, Segment
-from compiler.stage_placement import StagePlacement
+from compiler.ir.stage_placement import StagePlacement
 from runtime.contract.slices import Slice, held_shape
 
 

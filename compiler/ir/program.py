@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from compiler.ir.plan import Bucket
 from compiler.ir.segment import Buffer
-from compiler.stage_placement import StagePlacement
+from compiler.ir.stage_placement import StagePlacement
 
 Kind = Literal[
     "load", "receive", "run", "counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather_sequences",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal
 
-from compiler.dtypes import extent_at, has_rows, tensor_bytes
+from compiler.ir.dtypes import extent_at, has_rows, tensor_bytes
 from runtime.contract.slices import Slice
 
 
@@ -144,10 +144,10 @@ class Segment:
     constants: tuple[
         tuple[str, int | float | bool | str | tuple[int | float, ...]], ...
     ] = ()  # whatever else the function closes over
-    recompute: tuple[str, ...] = ()  # names of what the backward computes again: compiler/segments/recompute.py
+    recompute: tuple[str, ...] = ()  # names of what the backward computes again: compiler/model/segments/recompute.py
     remade: tuple[Remade, ...] = ()
-    stored: tuple[tuple[str, str], ...] = ()  # (value or role, dtype): compiler/segments/storage.py
-    fused: tuple[str, ...] = ()  # passes that make one op of several: compiler/segments/fuse.py
+    stored: tuple[tuple[str, str], ...] = ()  # (value or role, dtype): compiler/model/segments/storage.py
+    fused: tuple[str, ...] = ()  # passes that make one op of several: compiler/model/segments/fuse.py
 
     @property
     def repeats(self) -> bool:
@@ -177,7 +177,7 @@ class Cost:
     """Work of one call: floating point operations, and bytes read plus written; `_row` per received row.
 
     `ops`: that of each op by itself, in order: what they cost depends on which op it is, and on the `shape` and `dtype`
-    of its kernel (compiler/rates/kernel_classes.py), which only these have.
+    of its kernel (compiler/machine/rates/kernel_classes.py), which only these have.
     """
 
     flops: int = 0

@@ -19,10 +19,10 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from compiler.ir.stage_placement import ONE_STAGE
 from compiler.plan.alike_layers import search_of
 from compiler.plan.layer_runs import Blocks, Pipeline, Split
 from compiler.plan.split_search import TooLongError
-from compiler.stage_placement import ONE_STAGE
 
 
 def partition(pipeline: Pipeline) -> Split:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from compiler import ir
-from compiler.actions.chains import Chains
-from compiler.actions.lanes import best_order, end_of
-from compiler.actions.order import jobs_of
+from compiler.machine.rates import Rates
+from compiler.plan.actions.chains import Chains
+from compiler.plan.actions.lanes import best_order, end_of
+from compiler.plan.actions.order import jobs_of
 from compiler.plan.blocks import CutModel
 from compiler.plan.layer_runs import Blocks, Cost
-from compiler.rates import Rates
 
 
 def chains_of(rates: Rates, model: CutModel) -> tuple[Chains, ...]:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from compiler import ir
-from compiler.dtypes import flat_tensors
+from compiler.ir.dtypes import flat_tensors
 from compiler.ir.segment import SUM
-from compiler.layers import LAYERS, Place, indexer, qk_clip
-from compiler.layers.attention import norms_together
-from compiler.layers.ends import LOGP, sampled
-from compiler.layers.hyper import following
-from compiler.layers.moe import replays_choices
-from compiler.layers.stream import is_changed
-from compiler.layers.value_dtypes import back, to_experts
+from compiler.model.layers import LAYERS, Place, indexer, qk_clip
+from compiler.model.layers.attention import norms_together
+from compiler.model.layers.ends import LOGP, sampled
+from compiler.model.layers.hyper import following
+from compiler.model.layers.moe import replays_choices
+from compiler.model.layers.stream import is_changed
+from compiler.model.layers.value_dtypes import back, to_experts
 from compiler.plan.layers_again import Again, CutOf, Cutter
 from compiler.plan.row_counts import copies_of
 from compiler.plan.split_blocks import gather, gather_choices, gather_sequences, scatter, scatter_parts, sum_everywhere

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from compiler.ir import Use
-from compiler.plan import make_plan
-from compiler.plan.plan import block_of
-from compiler.rates.rank_rates import parts_of_ranks
+from compiler.plan.plan import block_of, make_plan
+from compiler.plan.rank_rates import parts_of_ranks
 from dsl.schema import Spec
 
 

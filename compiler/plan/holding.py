@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from compiler.actions.chains import Chains
 from compiler.ir import Buffer, Input, Use
+from compiler.ir.stage_placement import StagePlacement
+from compiler.plan.actions.chains import Chains
 from compiler.plan.blocks import CutModel, Step
 from compiler.plan.layer_runs import Bytes, Holding, Moment, Moments
-from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
-from compiler.schedules.schedule import Schedule
-from compiler.spec_files import schedule_of_file
-from compiler.stage_placement import StagePlacement
-from dsl import ramp
-from dsl.memory import bytes_per_element
+from compiler.plan.spec_files import schedule_of_file
+from compiler.schedule import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
+from compiler.schedule.schedule import Schedule
+from dsl.closed_forms import ramp
+from dsl.closed_forms.memory import bytes_per_element
 from dsl.schema import Spec
-from runtime.actions import actions_of
+from runtime.contract.actions import actions_of
 
 MOST_MOMENTS = 64  # of a rank: more are looked at as one that has the most of each stage at the same time
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
-from compiler.spec_files import schedule_of_file
-from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
+from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
+from compiler.plan.spec_files import schedule_of_file
+from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
+from dsl.closed_forms.stages import fewest_stages_of_rank, is_folded, is_mirrored
 from dsl.schema import Spec
-from dsl.stages import fewest_stages_of_rank, is_folded, is_mirrored
 
 Cost = tuple[int, ...]  # nanoseconds on each lane that goes on at the same time; a load is the largest of its sums
 Runs = tuple[tuple[int, int], ...]  # (begin, end) of the layers of each stage

@@ -2,8 +2,8 @@
 
 Only its input is kept. What gives a value that a backward of the layer reads is run again, rows that go to experts
 among it. A segment whose results no other one reads again is not: its backward computes again inside itself what it
-reads (compiler/segments/recompute.py). So neither the last product of a feed-forward part nor the way of its rows back
-is made twice.
+reads (compiler/model/segments/recompute.py). So neither the last product of a feed-forward part nor the way of its
+rows back is made twice.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from compiler import ir
-from compiler.actions.chains import Names
-from compiler.dtypes import SCALES
-from compiler.segments.interpret import cut
+from compiler.ir.dtypes import SCALES
+from compiler.model.segments.interpret import cut
+from compiler.plan.actions.chains import Names
 
 Step = ir.Use | ir.Communication
 CutOf = Callable[[ir.Segment], ir.Cut]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from compiler.actions.chains import Chains
-from compiler.actions.order import paces
 from compiler.ir import Buffer, Communication, Cut, Use
+from compiler.plan.actions.chains import Chains
+from compiler.plan.actions.order import paces
 
 
 @dataclass(frozen=True, slots=True)

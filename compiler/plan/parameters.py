@@ -9,10 +9,10 @@ from math import prod
 
 from compiler import ir
 from compiler.plan.blocks import Step, model_steps
-from dsl.counts import Parameters
+from dsl.closed_forms.counts import Parameters
 from dsl.schema import BUILT_IN, AdamW, Data, Model, Moe, Parallel, Spec, Train
 from dsl.schema.cluster import Cluster, Device, Machine
-from runtime.adapter_names import is_adapter
+from runtime.contract.adapter_names import is_adapter
 
 
 @dataclass(frozen=True, slots=True)

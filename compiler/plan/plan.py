@@ -12,17 +12,17 @@ from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
 
-from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
+from compiler.ir.holders import Holders
 from compiler.plan.blocks import NO_CUTS, CutModel, CutsByKey, cut_model, cuts_by_site
 from compiler.plan.layer_runs import Runs, stage_placement_of_spec
 from compiler.plan.owners import with_owners
 from compiler.plan.parameters import Tensor, tensors
 from compiler.plan.sharding import dividing_sites, sharded_segments
+from compiler.plan.spec_files import expert_placement_of
 from compiler.plan.split_search import NEAR
 from compiler.plan.splitting import Splitting
 from compiler.plan.stages import stages_of
-from compiler.spec_files import expert_placement_of
 from dsl.schema import Optimizer, Spec
 
 WITH_STATE, WITHOUT = ("parameter", "still"), ("frozen",)  # roles of what lies in buckets: by state of the optimizer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiler.ir.received_rows import Received, even_rows, most_rows
-from dsl.nodes import reached
+from dsl.facts.nodes import reached
 from dsl.schema import Moe, Spec
 
 

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from compiler.dtypes import ITEMSIZE, TORCH_DTYPE
 from compiler.ir import Bucket, Buffer, Communication, Plan, Replica, Sharded, Stage, Use
+from compiler.ir.dtypes import ITEMSIZE, TORCH_DTYPE
 from dsl.schema import Spec
 
 

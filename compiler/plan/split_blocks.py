@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Literal
 
 from compiler.ir import Buffer, Communication
-from compiler.layers import Place
+from compiler.model.layers import Place
 
 
 def gather(place: Place, site: str, x: str, out: str) -> Communication:

@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
-from compiler.actions.chains import Chains
+from compiler.ir.stage_placement import StagePlacement
+from compiler.plan.actions.chains import Chains
 from compiler.plan.balance import partition
 from compiler.plan.block_costs import blocks_of, chains_of
 from compiler.plan.blocks import CutModel, cuts_by_site
 from compiler.plan.holding import holding_of, moments_of, schedule_on
 from compiler.plan.layer_runs import Bytes, Holding, Moments, Pipeline, Runs
-from compiler.rates import rates_of
-from compiler.rates.rank_rates import parts_of_ranks
-from compiler.stage_placement import StagePlacement
-from dsl.layout import stages_of_layout
+from compiler.plan.rank_rates import parts_of_ranks
+from compiler.plan.spec_rates import rates_of
+from dsl.closed_forms.stages import may_overlap
+from dsl.facts.layout import stages_of_layout
 from dsl.schema import Spec
-from dsl.stages import may_overlap
 
 MomentsOf = Callable[[Spec, StagePlacement, int, bool], Moments]
 

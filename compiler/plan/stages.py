@@ -6,12 +6,12 @@ Stage 0 begins with the embedding; the last stage ends with the final norm, the 
 from __future__ import annotations
 
 from compiler import ir
-from compiler.layers import Place, ends, qk_clip
-from compiler.layers.moe import LOAD
+from compiler.ir.stage_placement import ONE_STAGE, StagePlacement
+from compiler.model.layers import Place, ends, qk_clip
+from compiler.model.layers.moe import LOAD
 from compiler.plan.blocks import ROUTES, CutModel, Step
 from compiler.plan.layer_runs import Runs
 from compiler.plan.splitting import Splitting
-from compiler.stage_placement import ONE_STAGE, StagePlacement
 from dsl.schema import Spec
 
 

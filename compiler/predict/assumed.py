@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from compiler.ir import Plan
+from compiler.machine.rates import Rates
+from compiler.machine.rates.kernel_classes import HOST, LINKS
+from compiler.machine.topology.messages import messages_of
 from compiler.plan.row_counts import balanced_rows
 from compiler.plan.sharding import Crossing, crossing_of
 from compiler.predict import failures
 from compiler.predict.memory_why import gib, memory_assumptions
 from compiler.predict.numbers import seconds
 from compiler.predict.prediction import CALIBRATE, RankMemory
-from compiler.rates import Rates
-from compiler.rates.kernel_classes import HOST, LINKS
-from compiler.topology.messages import messages_of
-from dsl import ramp
-from dsl.memory import offloaded_bytes
+from dsl.closed_forms import ramp
+from dsl.closed_forms.memory import offloaded_bytes
 from dsl.schema import Moe, Spec
 
 

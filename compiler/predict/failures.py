@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from compiler.ir.plan import Replica
 from compiler.plan.plan import WITH_STATE
 from compiler.predict.memory_state import untrained_bytes
-from dsl.memory import ITEMSIZE, average_dtype, state_bytes
+from dsl.closed_forms.memory import ITEMSIZE, average_dtype, state_bytes
 from dsl.schema import Spec
 from dsl.schema.cluster import MTBF_S, Failures
 

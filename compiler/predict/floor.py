@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.actions.node import Node
-from compiler.actions.order import jobs_of
+from compiler.machine.rates import Rates
+from compiler.plan.actions.node import Node
+from compiler.plan.actions.order import jobs_of
 from compiler.plan.block_costs import chains_of
 from compiler.plan.blocks import CutModel
-from compiler.rates import Rates
-from compiler.rates.rank_rates import rank_rates
-from dsl import ramp
-from dsl.stages import may_overlap
+from compiler.plan.rank_rates import rank_rates
+from dsl.closed_forms import ramp
+from dsl.closed_forms.stages import may_overlap
 
 NS = 10**9
 Work = tuple[int, int, int]  # nanoseconds: of compute, of exchanges, and of the longest way through

@@ -18,10 +18,10 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from compiler.ir import Communication, Segment, Use
-from compiler.ops import kernel_class
+from compiler.model.ops import kernel_class
+from compiler.model.segments.interpret import interpret
+from compiler.model.segments.node_costs import works_of
 from compiler.predict.prediction import Flops
-from compiler.segments.interpret import interpret
-from compiler.segments.node_costs import works_of
 
 PRODUCTS, CORE, STATES, GATE = ("gemm", "grouped_gemm"), "attention", "delta_rule", "linear_wide"
 CHOOSING = ("select_keys", "indexer_loss")  # work of an indexer, of which the definition knows the products of weights

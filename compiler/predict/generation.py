@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from compiler.dtypes import ITEMSIZE, TORCH_DTYPE
-from compiler.lower import Lowering
-from compiler.plan import make_plan
+from compiler.ir.dtypes import ITEMSIZE, TORCH_DTYPE
+from compiler.machine.rates import Rates
+from compiler.plan.plan import make_plan
 from compiler.predict.prediction import Generation, RankMemory
 from compiler.predict.times import step_times
-from compiler.rates import Rates
-from compiler.schedules.forward import forward_only
-from compiler.schedules.simulate import simulate
+from compiler.program.lower import Lowering
+from compiler.schedule.forward import forward_only
+from compiler.schedule.simulate import simulate
 from dsl.schema import Gqa, Mla, Spec
 
 

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from math import exp, log, sqrt
 
 from compiler.ir import Cut, Plan, Stage, Use
+from compiler.machine.rates import Rates, shipped_table, shipped_tables
+from compiler.machine.rates.lookup import Point, rate_at
 from compiler.predict.prediction import Interval
-from compiler.rates import Rates, shipped_table, shipped_tables
-from compiler.rates.lookup import Point, rate_at
-from compiler.schedules.schedule import Schedule
-from runtime.actions import actions_of
+from compiler.schedule.schedule import Schedule
+from runtime.contract.actions import actions_of
 
 LEAST, UNKNOWN = 0.05, 0.20
 MOST_COMPARED = 400  # rows of a class, each with all others: every k-th where a table has more

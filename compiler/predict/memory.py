@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 
 from compiler.ir import Program
 from compiler.ir.received_rows import most_rows
-from compiler.lower import Lowering
 from compiler.plan.row_counts import held, mixtures, most_held
 from compiler.predict.memory_peak import peak_of, saved_and_deferred
 from compiler.predict.memory_state import device_of, rank_states, update_scratch
 from compiler.predict.prediction import RankMemory
 from compiler.predict.staging import staging_of
-from compiler.proof.effects import Effects, Rows
-from compiler.proof.lifetimes import RankValues, received
-from compiler.schedules.schedule import Schedule
-from compiler.schedules.simulate import Timeline
-from dsl.memory import Memory
+from compiler.program.lower import Lowering
+from compiler.program.proof.effects import Effects, Rows
+from compiler.program.proof.lifetimes import RankValues, received
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.simulate import Timeline
+from dsl.closed_forms.memory import Memory
 from dsl.schema import Spec
-from runtime.actions import Action, is_copy
+from runtime.contract.actions import Action, is_copy
 
 MAX_POINTS = 400  # of a curve
 UPDATE = "update"  # stands where a peak has its action

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from statistics import fmean
 
+from compiler.ir.stage_placement import StagePlacement
 from compiler.plan.layer_runs import Bytes, Holding, Moment, Runs, held_by
-from compiler.stage_placement import StagePlacement
 
 
 def missing_with(holding: Holding, placement: StagePlacement, runs: Runs) -> tuple[int, int]:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from compiler.ir import Plan, Program
 from compiler.predict.prediction import Held
-from compiler.proof.effects import STAGED, Memory, Storage
-from compiler.proof.lifetimes import RankValues
-from compiler.proof.structure import EXCHANGES
-from compiler.schedules.schedule import Schedule
+from compiler.program.proof.effects import STAGED, Memory, Storage
+from compiler.program.proof.lifetimes import RankValues
+from compiler.program.proof.structure import EXCHANGES
+from compiler.schedule.schedule import Schedule
 
 NAMELESS = {"message": "between pipeline ranks", "inside": "of the segment that runs"}
 _LAYER = re.compile(r"^(d_)?[LM]\d+_")

@@ -9,21 +9,21 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from compiler.files.text import read_form
 from compiler.ir.received_rows import Received
-from compiler.lower import Lowering
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_why import gib
-from compiler.schedules.schedule import Schedule
-from compiler.textfile import read_form
+from compiler.program.lower import Lowering
+from compiler.schedule.schedule import Schedule
 from dsl.schema import Spec
-from runtime import run_copy
+from runtime.build import run_copy
 
 MOST_BYTES = 64 << 20  # of a ledger
 Amount = Annotated[int, Field(ge=0, lt=1 << 60)]
 
 
 class LedgerForm(BaseModel):
-    """memory/rank_<r>.json, as runtime/ledger.py writes it."""
+    """memory/rank_<r>.json, as runtime/step/ledger.py writes it."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     program: str

@@ -8,11 +8,11 @@ from dataclasses import replace
 from operator import add
 from typing import NamedTuple
 
-from compiler.dtypes import ITEMSIZE as BYTES
 from compiler.ir import Bucket, Plan, Replica, Use
-from compiler.layers.moe import TABLE_DTYPE
-from compiler.proof import Certificate
-from dsl.memory import (
+from compiler.ir.dtypes import ITEMSIZE as BYTES
+from compiler.model.layers.moe import TABLE_DTYPE
+from compiler.program.proof import Certificate
+from dsl.closed_forms.memory import (
     HOST_PART,
     HOST_SLOTS,
     ITEMSIZE,
@@ -91,7 +91,7 @@ def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
     """Bytes of a checkpoint that a device of each pipeline rank, at most, answers for.
 
     Without ZeRO the first holder of a bucket saves it, with it each holder saves its part of the optimizer's state, and
-    of weights that are not whole on the first one: master weights, or gathered ones (runtime/snapshot.py).
+    of weights that are not whole on the first one: master weights, or gathered ones (runtime/state/snapshot.py).
     """
     precision = spec.precision
     elements = {replica.key: replica.num_elements for replica in plan.replicas}

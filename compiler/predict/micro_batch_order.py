@@ -3,7 +3,7 @@
 What a micro-batch costs is known when its samples are: a sequence of short documents has little attention. The plan
 knows how much that can be: all of attention, whose share of a step's FLOPs is counted. So the order is searched for
 costs that lie evenly between none of attention and all of it, and says of each position the rank of its micro-batch
-among those of the step. The runtime ranks them (runtime/micro_batches.py).
+among those of the step. The runtime ranks them (runtime/step/micro_batches.py).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from compiler.lower import Lowering
-from compiler.lower.estimate import copy_time, costs_of_searches
 from compiler.predict.flops import flops_per_token
-from compiler.schedules.costs import Costs
-from compiler.schedules.schedule import Schedule
-from compiler.schedules.simulate import has_copies
+from compiler.program.lower import Lowering
+from compiler.program.lower.estimate import copy_time, costs_of_searches
+from compiler.schedule.costs import Costs
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.simulate import has_copies
 from dsl.schema import Spec
 
 _EFFORT = 0.1  # of the search for the largest batch: a second or two; others take the best of its starts
@@ -59,7 +59,7 @@ def order_of(lowering: Lowering, schedule: Schedule, costs: Costs, effort: float
     """At each position of a schedule that trains, the rank of its micro-batch, the cheapest being 0."""
     if schedule.num_ranks == 1:  # one rank takes as long in any order
         return tuple(range(schedule.num_micro_batches))
-    from compiler.schedules.order import best_order  # it brings numpy
+    from compiler.schedule.order import best_order  # it brings numpy
 
     weights = weights_between(attention_share(lowering), schedule.num_micro_batches)
     return tuple(best_order(schedule, replace(costs, micro_batches=weights), effort))

@@ -13,12 +13,12 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from compiler.ir import Plan
-from compiler.lower import Lowering
 from compiler.predict.micro_batch_order import attention_share, costs_of_orders, order_of
 from compiler.predict.prediction import OrderGain
-from compiler.schedules.costs import Costs
-from compiler.schedules.schedule import Schedule
-from compiler.schedules.simulate import simulate
+from compiler.program.lower import Lowering
+from compiler.schedule.costs import Costs
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.simulate import simulate
 from dsl.schema import Spec
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from compiler.ir import Cut
-from compiler.lower import Lowering
+from compiler.ir.stage_placement import StagePlacement
 from compiler.plan.blocks import CutModel, cut_model
 from compiler.plan.layer_runs import Moments, stage_placement_of_spec
 from compiler.plan.plan import plan_of
+from compiler.plan.rank_rates import rank_rates
 from compiler.plan.splitting import Splitting, moments_on
 from compiler.predict.memory_floor import missing_anywhere, missing_with
-from compiler.rates.rank_rates import rank_rates
-from compiler.stage_placement import StagePlacement
-from dsl import ramp
+from compiler.program.lower import Lowering
+from dsl.closed_forms import ramp
 from dsl.schema import Spec
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from compiler.ir import Communication, Plan, Program, Use
-from compiler.lower import Lowering
-from compiler.lower.scheduler import Scheduler
-from compiler.plan import make_plan
+from compiler.machine.rates import Rates
+from compiler.machine.topology import Experts
 from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import counted
-from compiler.plan.plan import HELD
+from compiler.plan.plan import HELD, make_plan
+from compiler.plan.rank_rates import rank_rates
 from compiler.plan.row_counts import balanced_rows
 from compiler.predict.assumed import assumptions
 from compiler.predict.failures import Goodput, goodput_of
@@ -27,14 +27,13 @@ from compiler.predict.step import step_of
 from compiler.predict.tail import Tensor, groups_of, reduce_seconds, tail_of, tensors_of, works_of
 from compiler.predict.times import StepTimes, lane_seconds, step_times, twins_of
 from compiler.predict.under_backward import left_of_reductions
-from compiler.rates import Rates
-from compiler.rates.rank_rates import rank_rates
-from compiler.schedules.schedule import Schedule
-from compiler.schedules.simulate import Timeline, simulate
-from compiler.topology import Experts
-from dsl import ramp
+from compiler.program.lower import Lowering
+from compiler.program.lower.scheduler import Scheduler
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.simulate import Timeline, simulate
+from dsl.closed_forms import ramp
 from dsl.schema import Device, Moe, Spec
-from runtime.adapter_names import is_adapter
+from runtime.contract.adapter_names import is_adapter
 
 TRILLION = 10**12
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compiler.ir.stage_placement import StagePlacement
 from compiler.predict.failures import Goodput
-from compiler.stage_placement import StagePlacement
 
 CALIBRATE = "dsc calibrate SPEC -o rates.json"  # measures what a CPU achieves
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from compiler.lower.scheduler import Scheduler
 from compiler.predict.floor import least_step_s
 from compiler.predict.outline import Outline, Shared
 from compiler.predict.predict import Timed, memories, timed_on
-from dsl import choices
-from dsl.choices import Choice
-from dsl.schema import Spec
+from compiler.program.lower.scheduler import Scheduler
+from dsl.schema import Spec, choices
+from dsl.schema.choices import Choice
 
 SMS, RECOMPUTE = "sm.communication", "recompute"
 NEAR = 1.05  # plans for which other numbers of SMs are tried, as a multiple of the shortest step that fits

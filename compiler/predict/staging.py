@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.dtypes import extent_at, tensor_bytes
 from compiler.ir import Buffer, Instruction
+from compiler.ir.dtypes import extent_at, tensor_bytes
 from compiler.ir.received_rows import Received
-from compiler.proof.effects import Staged, Staging
-from dsl.nodes import group_nodes
+from compiler.program.proof.effects import Staged, Staging
+from dsl.facts.nodes import group_nodes
 from dsl.schema import Spec
 
 INTEGERS = ("int32", "int64")  # tables and counts, which are not moved

@@ -8,9 +8,9 @@ from statistics import fmean
 
 from compiler.predict.prediction import RankTime, Step, Tail
 from compiler.predict.times import StepTimes
-from compiler.schedules.schedule import Schedule
-from compiler.schedules.simulate import Timeline
-from runtime.actions import Pair, is_copy
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.simulate import Timeline
+from runtime.contract.actions import Pair, is_copy
 
 # An action alone → its row of arXiv 2505.09343, table 4. A backward for the inputs is a backward there.
 ROWS = {"F": "forward_s", "B": "backward_s", "I": "backward_s", "W": "weight_s"}

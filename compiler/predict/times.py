@@ -9,15 +9,15 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from compiler.actions.lanes import Run
-from compiler.actions.order import paces
-from compiler.actions.timing import least_of_chains, run_of_chains
 from compiler.ir import Stage, Use
-from compiler.lower import Lowering
-from compiler.lower.estimate import copy_ns
-from compiler.schedules.schedule import Schedule
-from compiler.topology.messages import RankOf, messages_of
-from runtime.actions import COPIES, Step, actions_of
+from compiler.machine.topology.messages import RankOf, messages_of
+from compiler.plan.actions.lanes import Run
+from compiler.plan.actions.order import paces
+from compiler.plan.actions.timing import least_of_chains, run_of_chains
+from compiler.program.lower import Lowering
+from compiler.program.lower.estimate import copy_ns
+from compiler.schedule.schedule import Schedule
+from runtime.contract.actions import COPIES, Step, actions_of
 
 Key = tuple[tuple[str, int], ...]  # (kind, stage) of an action, or of both of a pair
 NS, NS_IN_MS = 10**9, 10**6
@@ -25,7 +25,7 @@ NS, NS_IN_MS = 10**9, 10**6
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Prices of a simulation (compiler/schedules/simulate.py) in ms: of whole nanoseconds, so sums are exact."""
+    """Prices of a simulation (compiler/schedule/simulate.py) in ms: of whole nanoseconds, so sums are exact."""
 
     times: Mapping[tuple[Key, int], int]  # of a step, on a pipeline rank
     compute: Mapping[tuple[Key, int], int]  # what of it the compute lane is busy

@@ -14,16 +14,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from compiler.actions.chains import Chains
-from compiler.actions.lanes import best_order, end_of
-from compiler.actions.node import EXCHANGES
-from compiler.actions.order import jobs_of
 from compiler.ir import Communication, Cut, Plan, Stage, Use
-from compiler.ops import kernel_class
-from compiler.rates.kernel_classes import CLASSES, FLOPS, PAIR, SECONDS
-from compiler.rates.rates import Rates
-from compiler.rates.spec_rates import rates_of
-from compiler.rates.table import (
+from compiler.machine.rates.kernel_classes import CLASSES, FLOPS, PAIR, SECONDS
+from compiler.machine.rates.rates import Rates
+from compiler.machine.rates.table import (
     LEAST_FACTOR,
     MAX_TEXT,
     MOST_FACTOR,
@@ -42,6 +36,12 @@ from compiler.rates.table import (
     shipped_tables,
     with_base,
 )
+from compiler.model.ops import kernel_class
+from compiler.plan.actions.chains import Chains
+from compiler.plan.actions.lanes import best_order, end_of
+from compiler.plan.actions.node import EXCHANGES
+from compiler.plan.actions.order import jobs_of
+from compiler.plan.spec_rates import rates_of
 from dsl.schema import Spec
 
 TRACES = TABLES.parent / "traces"

@@ -10,10 +10,10 @@ from bisect import bisect_right
 from collections.abc import Mapping
 
 from compiler.ir import Plan
-from compiler.lower.reductions import Stages, reductions_of
 from compiler.predict.times import StepTimes
-from compiler.schedules.schedule import Schedule
-from compiler.schedules.simulate import Timeline
+from compiler.program.lower.reductions import Stages, reductions_of
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.simulate import Timeline
 
 Reductions = Mapping[tuple[tuple[int, ...], Stages], float]  # (pipeline ranks, stages) → seconds of their buckets
 

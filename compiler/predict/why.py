@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import get_args
 
-from compiler.lower.scheduler import Scheduler
+from compiler.plan.spec_files import schedule_of_file
 from compiler.predict.memory import rank_memories
 from compiler.predict.outline import Outline, Shared
 from compiler.predict.predict import Timed, timed_on
 from compiler.predict.prediction import RankMemory
-from compiler.schedules import AUTO, SCHEDULES
-from compiler.schedules.schedule import Schedule
-from compiler.solver import default_cap
-from compiler.spec_files import schedule_of_file
-from dsl import ramp
+from compiler.program.lower.scheduler import Scheduler
+from compiler.schedule import AUTO, SCHEDULES
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.solver import default_cap
+from dsl.closed_forms import ramp
+from dsl.messages.source import Span
 from dsl.schema import Spec
 from dsl.schema.run import Recompute
-from dsl.source import Span
 
 MAX_SHOWN = 5
 ENOUGH = 2  # edits that fit: where there are so many of one key, no two keys are tried

@@ -11,9 +11,9 @@ from compiler.predict.memory_why import explain_memory, gib
 from compiler.predict.predict import Timed
 from compiler.predict.prediction import RankMemory
 from compiler.predict.why import Nearest, Way, Ways
-from dsl.as_json import span_value
-from dsl.diagnostics import visible
-from dsl.source import Span
+from dsl.messages.diagnostics import visible
+from dsl.messages.source import Span
+from dsl.text.as_json import span_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,13 @@ from dsl.conflict.sheet import (
     value_at,
     variables,
 )
-from dsl.diagnostics import Conflict, Diagnostic, Edit, in_order
+from dsl.messages.diagnostics import Conflict, Diagnostic, Edit, in_order
+from dsl.messages.source import Source, Span
 from dsl.rules import JOINT, missing, related
 from dsl.rules.finding import Finding, Rule
 from dsl.rules.resources import compute_keeps_sms, state_fits
 from dsl.schema import Model, Spec
 from dsl.schema.paths import checked_key, checked_paths
-from dsl.source import Source, Span
 
 NODES, DEVICES = checked_paths("cluster.nodes", "cluster.node.devices")
 OF_A_KIND = (compute_keeps_sms, state_fits)  # rules about the devices themselves

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import log
 
-from dsl import memory, ramp
+from dsl.closed_forms import memory, ramp
 from dsl.conflict.numbers import around, common, divisors, lcm
 from dsl.conflict.sheet import CHUNKS, DATA, SCHEDULE, SPLIT, Sheet, Value, checked, expert_widths, split
+from dsl.facts.schedules import DEFAULT, PLAIN, facts_of
 from dsl.rules.parallel import MAX_PLANNED
-from dsl.schedules import DEFAULT, PLAIN, facts_of
 from dsl.schema import Batch
 from dsl.schema.model import MAX_LAYER
 from dsl.schema.parallel import MAX_DEGREE

@@ -14,10 +14,10 @@ from math import inf
 
 from dsl.conflict import nearest, weakest
 from dsl.conflict.sheet import DATA, MODEL, PRECISION, SCHEDULE, WORLD, Sheet, Value, Variable
+from dsl.facts.schedules import default_of
+from dsl.messages.source import Span
 from dsl.rules.finding import Rule
 from dsl.rules.resources import state_fits
-from dsl.schedules import default_of
-from dsl.source import Span
 
 MAX_TRIED = 40_000  # values, in one search: a third of a second, met only by constructed specs
 MAX_FOR_CHOICE = 4_000  # values tried for a second resolution, when there is one: some 30 ms

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from dsl.messages.source import Span
 from dsl.schema import Gqa, LayerRange, Moe, Node, Spec, TrainTokenizer
 from dsl.schema.paths import checked_key, checked_path, checked_paths
-from dsl.source import Span
 
 Value = int | str
 Names = TypeVar("Names", bound=Collection[str])
@@ -177,7 +177,7 @@ def text_of(variable: Variable, value: Value, spec: Spec) -> str:
         first = value_at(spec, variable.path.replace(".last", ".first"))
         return f"{first}..{value}"
     if variable.path == "cluster.node.device.memory":
-        from dsl.units import write
+        from dsl.facts.units import write
 
         assert isinstance(value, int)
         return write(value, "byte")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from dsl.conflict.numbers import common, divisors, lcm
 from dsl.conflict.sheet import DATA, PIPELINE, SPLIT, Value, Variable, checked, split
-from dsl.schedules import FACTS, PLAIN, facts_of
+from dsl.facts.schedules import FACTS, PLAIN, facts_of
 from dsl.schema.model import MAX_LAYER
 from dsl.schema.parallel import MAX_DEGREE
 

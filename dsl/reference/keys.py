@@ -12,13 +12,13 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from dsl import units
 from dsl.canonical import number
-from dsl.resolve.fields import WORDS_AS_TEXT, FieldType, fields_of
+from dsl.facts import units
 from dsl.rules import RULES
 from dsl.rules.finding import Rule
 from dsl.schema import Choices, Derived, LayerRange, Mtp, Node, Spec, Tile
-from dsl.syntax import NAMED
+from dsl.schema.fields import WORDS_AS_TEXT, FieldType, fields_of
+from dsl.text.syntax import NAMED
 
 NESTED = ("more",)  # blocks that may be within one of their kind
 CODE = re.compile(r"E\d{4}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from dsl.codes import CODES
-from dsl.lessons import COMMAND, Example, lesson
 from dsl.reference.keys import Block, Key, blocks, told_at
+from dsl.reference.lessons import COMMAND, Example, lesson
 from dsl.reference.topics import GROUPS, sample
 from dsl.reference.words import BATCH, FAMILIES, WORDS, Unit, Word, family
+from dsl.rules.codes import CODES
 from dsl.schema import BUILT_IN
 
 MADE = "<!-- Written by `make docs`; do not edit. -->\n\n"

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from dsl import vocabulary
 from dsl.canonical import INDENT, block_lines
-from dsl.codes import CODES, RETIRED
-from dsl.lessons import COMMAND, Example, lesson
+from dsl.facts import vocabulary
 from dsl.reference.keys import Block, Key, blocks, keys, plain, related, told_at
+from dsl.reference.lessons import COMMAND, Example, lesson
 from dsl.reference.words import BATCH, FAMILIES, WORDS, Unit, Word, family, unit
+from dsl.rules.codes import CODES, RETIRED
 from dsl.rules.precision import ALL_ROLES, ROLES
 from dsl.schema import BUILT_IN, RECIPES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dsl import units
-from dsl.units import BINARY, COUNTS, DECIMAL, TIMES
+from dsl.facts import units
+from dsl.facts.units import BINARY, COUNTS, DECIMAL, TIMES
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,17 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from dsl import choices
-from dsl.diagnostics import MEANT
+from dsl.messages.diagnostics import MEANT
+from dsl.messages.source import Span
 from dsl.resolve import derive, forms
 from dsl.resolve.context import Context, RejectedError, Scope
-from dsl.resolve.evaluate import MAX_HINTED
-from dsl.resolve.fields import FieldType, broken_bound, fields_of, keys_of, out_of_bounds, scalar
+from dsl.resolve.evaluate import MAX_HINTED, count
 from dsl.resolve.merge import key_of, label_of, lost_keys, merge
-from dsl.schema import BUILT_IN, LayerRange, Model, Node, Tile
+from dsl.resolve.values import out_of_bounds, scalar
+from dsl.schema import BUILT_IN, LayerRange, Model, Node, Tile, choices
+from dsl.schema.fields import FieldType, broken_bound, fields_of, keys_of
 from dsl.schema.model import MAX_LAYER
-from dsl.source import Span
-from dsl.syntax import NAMED, Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
+from dsl.text.syntax import NAMED, Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
 
 MAX_RANGE_TEXT = 16  # of what is no range, and may be read as one all the same: `0 to 60`
 
@@ -298,12 +298,12 @@ def _bounds(context: Context, scope: Scope, block: Block) -> tuple[int, int, int
     steps = len(rest) == 2 and isinstance(rest[0], Word) and rest[0].text == "by"
     if not isinstance(label, Range) or (rest and not steps):
         raise _no_range(context, block)
-    first, last = (derive.count(context, scope, part, "layers") for part in (label.first, label.last))
+    first, last = (count(context, scope, part, "layers") for part in (label.first, label.last))
     if not 0 <= first <= last <= MAX_LAYER:
         message = f"the range {first}..{last} is empty or out of bounds: at most {MAX_LAYER}"
         low, high = sorted(min(max(0, each), MAX_LAYER) for each in (first, last))
         raise context.reject("E0303", message, label.span, f"write `layers {low}..{high}`")
-    by = derive.count(context, scope, rest[1], "layers") if steps else 1
+    by = count(context, scope, rest[1], "layers") if steps else 1
     if steps and not 2 <= by <= MAX_LAYER:
         span, hint = label.span.to(rest[1].span), f"write `layers {first}..{last}`"
         raise context.reject("E0303", f"`by {by}` is out of bounds: 2 or more, at most {MAX_LAYER}", span, hint)

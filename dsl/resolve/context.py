@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
-from dsl.diagnostics import Diagnostic, Note, listed
-from dsl.parser import MAX_DEPTH
-from dsl.ramp import Size
+from dsl.closed_forms.ramp import Size
+from dsl.facts.units import Quantity
+from dsl.messages.diagnostics import Diagnostic, Note, listed
+from dsl.messages.source import Span
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import merge
 from dsl.schema import BUILT_IN, Node, Tile, Within
-from dsl.source import Span
-from dsl.syntax import Attribute, Block, Let, Number, Phrase, Word
-from dsl.units import Quantity
+from dsl.text.parser import MAX_DEPTH
+from dsl.text.syntax import Attribute, Block, Let, Number, Phrase, Word
 
 
 class RejectedError(Exception):
@@ -36,12 +36,21 @@ class Scope:
         return f"{self.path}.{name}" if self.path else name
 
 
+class FieldReader(Protocol):
+    """Reads one field of a block: `dsl.resolve.blocks.field`."""
+
+    def __call__(
+        self, context: Context, scope: Scope, cls: type[Node], name: str, statement: Attribute | Block, /
+    ) -> Any: ...
+
+
 @dataclass
 class Context:
     """One resolution of one run."""
 
     definitions: Definitions
     run: Block
+    read_field: FieldReader  # for what is derived from fields, which may be derived themselves
     mistakes: list[Diagnostic] = field(default_factory=list)
     complained: set[tuple[str, str, str, int, int]] = field(default_factory=set)  # what mistakes has, and where
     origins: dict[str, Span] = field(default_factory=dict)  # path → where its value is written
@@ -140,8 +149,8 @@ def _statement(key: Word, value: str | bool | int | Tile | Node) -> Attribute | 
 
 def suggest(word: str, words: Iterable[str], kind: str = "") -> str:
     """A hint for a word that is none of the known ones: what was meant, where that is clear, else what there is."""
-    from dsl.spelling import nearest  # only where something is wrong
-    from dsl.vocabulary import SAME
+    from dsl.facts.vocabulary import SAME
+    from dsl.messages.spelling import nearest  # only where something is wrong
 
     names = sorted(set(words))
     same = SAME.get(word.lower().replace("-", "_"))

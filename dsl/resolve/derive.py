@@ -6,49 +6,22 @@ Other values are looked at silently: they are, or will be, reported where they s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from math import prod
 from typing import Any
 
-from dsl import ramp as ramps
-from dsl.devices import FIELDS as PEAK_FIELDS
-from dsl.devices import peaks_of
+from dsl.closed_forms import ramp as ramps
+from dsl.facts.devices import FIELDS as PEAK_FIELDS
+from dsl.facts.devices import peaks_of
+from dsl.facts.schedules import DEFAULT_CHUNKS, default_of, facts_of
+from dsl.messages.source import Span
 from dsl.resolve.context import Context, RejectedError, Scope
-from dsl.resolve.evaluate import convert, leading, phrase
-from dsl.resolve.fields import broken_bound, fields_of
-from dsl.resolve.forms import STEP, TOKEN, whole
+from dsl.resolve.evaluate import STEP, TOKEN, convert, phrase, whole
 from dsl.resolve.merge import key_of, lost_keys
-from dsl.schedules import DEFAULT_CHUNKS, default_of, facts_of
 from dsl.schema import Batch, Device, More, Node, Parallel, Schedule, Sm, Spec, Train, Unit, Within
 from dsl.schema.base import MAX_TOKENS
+from dsl.schema.fields import broken_bound, fields_of
 from dsl.schema.parallel import MAX_DEGREE
-from dsl.source import Span
-from dsl.syntax import Attribute, Block, Range, Value, Word
-
-
-def count(context: Context, scope: Scope, value: Value, key: str) -> int:
-    """A plain whole number."""
-    return whole(
-        context, convert(context, leading(context, scope, (value,))[0], None, key, value.span), value.span, key
-    )
-
-
-def ranges_of(context: Context, scope: Scope, block: Block) -> list[Block]:
-    """The layer ranges of a model in the order of their first layers; one that cannot be read counts from 0."""
-    ranges = [each for each in block.body if isinstance(each, Block) and key_of(each) == "layers"]
-    if block.head in context.active:  # the end of a range refers to a range
-        return ranges
-    silent = replace(context.silent(), active=[*context.active, block.head])
-    found: list[tuple[tuple[int, ...], Block]] = []
-    for each in ranges:
-        label = each.labels[0] if each.labels else None
-        ends = (label.first, label.last) if isinstance(label, Range) else ()
-        try:
-            place = tuple(count(silent, scope, end, "layers") for end in ends)
-        except RejectedError:
-            place = ()
-        found.append((place or (0, 0), each))
-    return [each for _, each in sorted(found, key=lambda item: item[0])]
+from dsl.text.syntax import Attribute, Block, Word
 
 
 def peek(context: Context, path: str) -> Any:
@@ -56,8 +29,6 @@ def peek(context: Context, path: str) -> Any:
 
     Raises RejectedError where there is none, or it is out of bounds.
     """
-    from dsl.resolve.blocks import field  # the one cycle: what is derived looks at fields, fields may be derived
-
     silent = context.silent()
     *parents, name = path.split(".")
     cls: type[Node] = Spec
@@ -88,7 +59,7 @@ def peek(context: Context, path: str) -> Any:
             raise RejectedError
         return info.default
     assert isinstance(statement, (Attribute, Block))
-    value = field(silent, scope, cls, name, statement)
+    value = context.read_field(silent, scope, cls, name, statement)
     if broken_bound(fields_of(cls)[name], value) is not None:
         raise RejectedError
     return value
@@ -276,13 +247,11 @@ __all__ = [
     "DEFAULTS",
     "STEP",
     "TOKEN",
-    "count",
     "data_degree",
     "of_name",
     "own_ramp",
     "peek",
     "ramp_of",
-    "ranges_of",
     "tokens_of_steps",
     "total_tokens",
     "until",

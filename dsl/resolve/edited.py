@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from dsl.messages.source import OVERRIDE, Span
 from dsl.resolve.files import Definitions
-from dsl.source import OVERRIDE, Span
-from dsl.syntax import Attribute, Block, Call, Number, Phrase, Range, Statement, Value, Word
+from dsl.text.syntax import Attribute, Block, Call, Number, Phrase, Range, Statement, Value, Word
 
 RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)", re.ASCII)
 CALL = re.compile(r"([a-z]+)\(([0-9]+)\)", re.ASCII)

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 
-from dsl import units
-from dsl.diagnostics import Note, listed
-from dsl.parser import MAX_DEPTH, MAX_NUMBER
+from dsl.facts import units
+from dsl.facts.units import PLAIN, Dimension, Quantity, spoken
+from dsl.messages.diagnostics import Note, listed
+from dsl.messages.source import Span
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
-from dsl.resolve.merge import ALTERNATIVES, key_of
+from dsl.resolve.merge import key_of
 from dsl.schema import Unit
-from dsl.source import Span
-from dsl.syntax import Attribute, Binary, Block, Let, Negate, Number, Phrase, Statement, String, Value, Word
-from dsl.units import PLAIN, Dimension, Quantity, spoken
+from dsl.text.parser import MAX_DEPTH, MAX_NUMBER
+from dsl.text.syntax import (
+    ALTERNATIVES,
+    Attribute,
+    Binary,
+    Block,
+    Let,
+    Negate,
+    Number,
+    Phrase,
+    Range,
+    Statement,
+    String,
+    Value,
+    Word,
+)
 
 LARGEST = 10**60
 TOKEN, STEP = (("token", 1),), (("step", 1),)
@@ -188,7 +203,7 @@ def _unit_hint(text: str, suffix: str) -> str:
     suffixes = ["KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "GB/s", "TB/s", "Gb/s", "TFLOPS", "USD/h", "tokens"]
     suffixes += ["steps", "bytes", "K", "M", "B", "T", "%"]
     same = [name for name in suffixes if name.lower() == suffix.lower()]
-    from dsl.spelling import nearest  # only where something is wrong
+    from dsl.messages.spelling import nearest  # only where something is wrong
 
     number = text.removesuffix(suffix)
     close = same[:1] or [name for name in nearest(suffix, suffixes) if name not in units.WORDS]
@@ -255,6 +270,40 @@ def _reference(context: Context, scope: Scope, word: Word) -> Quantity:
     return phrase(context, place, statement.phrase)
 
 
+def whole(context: Context, value: Fraction, span: Span, what: str) -> int:
+    """A count, or a complaint that it is none."""
+    if value.denominator != 1:
+        unit = f" {what}" if what in ("tokens", "steps") else ""
+        hint = f"write `{max(1, round(value))}{unit}`"
+        raise context.reject("E0302", f"`{span.text}` is not a whole number of {what}", span, hint)
+    return int(value)
+
+
+def count(context: Context, scope: Scope, value: Value, key: str) -> int:
+    """A plain whole number."""
+    return whole(
+        context, convert(context, leading(context, scope, (value,))[0], None, key, value.span), value.span, key
+    )
+
+
+def ranges_of(context: Context, scope: Scope, block: Block) -> list[Block]:
+    """The layer ranges of a model in the order of their first layers; one that cannot be read counts from 0."""
+    ranges = [each for each in block.body if isinstance(each, Block) and key_of(each) == "layers"]
+    if block.head in context.active:  # the end of a range refers to a range
+        return ranges
+    silent = replace(context.silent(), active=[*context.active, block.head])
+    found: list[tuple[tuple[int, ...], Block]] = []
+    for each in ranges:
+        label = each.labels[0] if each.labels else None
+        ends = (label.first, label.last) if isinstance(label, Range) else ()
+        try:
+            place = tuple(count(silent, scope, end, "layers") for end in ends)
+        except RejectedError:
+            place = ()
+        found.append((place or (0, 0), each))
+    return [each for _, each in sorted(found, key=lambda item: item[0])]
+
+
 def is_value(context: Context, scope: Scope, word: Word) -> bool:
     """Whether a word names a value, or may name one that could not be read."""
     return context.definitions.damaged or _find(context, scope, word) is not None
@@ -281,8 +330,6 @@ def _find(context: Context, scope: Scope, word: Word) -> tuple[Attribute | Let, 
 
 def _inside(context: Context, block: Block, place: Scope, rest: list[str]) -> tuple[Attribute | Let, Scope] | None:
     if len(rest) > 1 and rest[0] == "layers" and rest[1].isdigit():
-        from dsl.resolve.derive import ranges_of  # which evaluates the ends of the ranges
-
         found = dict(enumerate(ranges_of(context, place, block))).get(int(rest[1][:9]))
         return _inside(context, found, place.inside(found, f"layers.{rest[1]}"), rest[2:]) if found else None
     for statement in block.named.get(rest[0], ()) if rest else ():
@@ -327,7 +374,7 @@ def _names(context: Context, scope: Scope, name: str) -> set[str]:
 
 
 def _is_near(parts: Sequence[str], others: Sequence[str]) -> bool:
-    from dsl.spelling import nearest  # only where something is wrong
+    from dsl.messages.spelling import nearest  # only where something is wrong
 
     different = [pair for pair in zip(parts, others, strict=False) if pair[0] != pair[1]]
     return len(parts) == len(others) and all(nearest(mine, (its,)) for mine, its in different)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from dsl.diagnostics import Diagnostic, Note
+from dsl.messages.diagnostics import Diagnostic, Note
+from dsl.messages.source import Span
 from dsl.resolve.merge import merge
-from dsl.source import Span
-from dsl.syntax import Block, Import, Let
+from dsl.text.syntax import Block, Import, Let
 
 LET = "let"
 Key = tuple[str, str]  # (kind, name) of a block, (LET, name) of a let

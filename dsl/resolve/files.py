@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsl.diagnostics import Diagnostic, Note
-from dsl.parser import MAX_BYTES, decode, parse
+from dsl.messages.diagnostics import Diagnostic, Note
+from dsl.messages.source import Source, Span
 from dsl.resolve.exports import LET, Exports, Key, joined, put_over
 from dsl.resolve.merge import unique
-from dsl.source import Source, Span
-from dsl.syntax import KINDS, Attribute, Block, Document, Import, Let, Line, Lost, Statement, Word
+from dsl.text.parser import MAX_BYTES, decode, parse
+from dsl.text.syntax import KINDS, Attribute, Block, Document, Import, Let, Line, Lost, Statement, Word
 
 RESOLVED = "spec.resolved"  # the spec of a build or a run, in its folder
 MAX_FILES = 64
@@ -126,7 +126,7 @@ def _meant(found: Definitions, statement: Statement) -> Statement:
     """A statement, and for a block of a misspelt kind the block that was meant."""
     if not isinstance(statement, Block) or statement.key.text in KINDS:
         return statement
-    from dsl.spelling import nearest  # only where something is wrong
+    from dsl.messages.spelling import nearest  # only where something is wrong
 
     kind, close = statement.key, nearest(statement.key.text, KINDS)
     if len(close) != 1:
@@ -216,7 +216,7 @@ def _nearby(path: str, written: str) -> str:
     if Path(path).exists():  # so another of nearly that name is not meant
         return "" if Path(path).is_file() else "import a regular file"
     names = sorted(entry.name for entry in folder.glob("*.dsc") if entry.is_file()) if folder.is_dir() else []
-    from dsl.spelling import nearest  # only where something is wrong
+    from dsl.messages.spelling import nearest  # only where something is wrong
 
     close = nearest(Path(path).stem, (name.removesuffix(".dsc") for name in names[:MAX_BESIDE]))
     if len(close) == 1:

@@ -8,31 +8,22 @@ from fractions import Fraction
 from itertools import takewhile
 from typing import Literal
 
-from dsl.diagnostics import listed
-from dsl.ramp import Ramp
+from dsl.closed_forms.ramp import Ramp
+from dsl.facts.units import PLAIN, Quantity, spoken
+from dsl.messages.diagnostics import listed
+from dsl.messages.source import Span
 from dsl.resolve.context import Context, RejectedError, Scope, suggest
-from dsl.resolve.evaluate import STEP, TOKEN, convert, is_value, leading, phrase
-from dsl.resolve.fields import string
+from dsl.resolve.evaluate import STEP, TOKEN, convert, is_value, leading, phrase, whole
 from dsl.resolve.merge import key_of
+from dsl.resolve.values import string
 from dsl.schema import Batch, Phase, RatePhase, TrainTokenizer, Unit
 from dsl.schema.base import MAX_TOKENS
-from dsl.source import Span
-from dsl.syntax import Attribute, Binary, Block, Call, Line, Lost, Negate, Phrase, Value, Word
-from dsl.units import PLAIN, Quantity, spoken
+from dsl.text.syntax import Attribute, Binary, Block, Call, Line, Lost, Negate, Phrase, Value, Word
 
 Shape = Literal["linear", "constant", "cosine"]
 SHAPES: dict[str, Shape] = {"warmup": "linear", "linear": "linear", "constant": "constant", "cosine": "cosine"}
 CLAUSES = ("from", "to", "at", "until", "over")
 MAX_RATE = Fraction(10)
-
-
-def whole(context: Context, value: Fraction, span: Span, what: str) -> int:
-    """A count, or a complaint that it is none."""
-    if value.denominator != 1:
-        unit = f" {what}" if what in ("tokens", "steps") else ""
-        hint = f"write `{max(1, round(value))}{unit}`"
-        raise context.reject("E0302", f"`{span.text}` is not a whole number of {what}", span, hint)
-    return int(value)
 
 
 def tokens_of(context: Context, quantity: Quantity, span: Span, ramp: Ramp | None, since: int = 0) -> int:
@@ -245,7 +236,7 @@ def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
 
 def _clause_hint(line: Line, word: Word, rest: tuple[Value, ...]) -> str:
     """The clause that a word was meant to be, else the line without it."""
-    from dsl.spelling import nearest  # only where something is wrong
+    from dsl.messages.spelling import nearest  # only where something is wrong
 
     close = nearest(word.text, CLAUSES)
     if close:

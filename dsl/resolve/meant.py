@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dsl import vocabulary
-from dsl.diagnostics import Note, listed
+from dsl.facts import vocabulary
+from dsl.messages.diagnostics import Note, listed
+from dsl.messages.source import OVERRIDE
+from dsl.messages.spelling import edits, nearest
 from dsl.resolve.context import suggest
-from dsl.resolve.fields import fields_of
-from dsl.resolve.merge import ALTERNATIVES, key_of
+from dsl.resolve.merge import key_of
 from dsl.schema import Mla, Node, Tile
-from dsl.source import OVERRIDE
-from dsl.spelling import edits, nearest
-from dsl.syntax import NAMED, Attribute, Block
+from dsl.schema.fields import fields_of
+from dsl.text.syntax import ALTERNATIVES, NAMED, Attribute, Block
 
 # Keys of grouped queries that latent attention has not → why, and what to do.
 OF_GROUPED: dict[str, str] = {

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from dsl.diagnostics import Diagnostic, Note
-from dsl.source import Span
-from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Number, Statement, Word
+from dsl.messages.diagnostics import Diagnostic, Note
+from dsl.messages.source import Span
+from dsl.text.syntax import ALTERNATIVES, Attribute, Block, Import, Let, Line, Lost, Number, Statement, Word
 
 MAX_NOTES = 8
 EXTENDS = "extends"
 PHASE = "phase"  # a block of a run, of which there may be several
-ALTERNATIVES = {"tokens": "steps", "steps": "tokens", "source": "sources", "sources": "source"}  # two ways, one thing
 NAMES = frozenset({"run", "model", "cluster", "precision", "device"})  # blocks whose label is a name, not a kind
 
 

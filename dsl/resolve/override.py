@@ -12,15 +12,15 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
-from dsl.diagnostics import MAX_LISTED
-from dsl.parser import MAX_PARTS, parse
+from dsl.messages.diagnostics import MAX_LISTED
+from dsl.messages.source import OVERRIDE, Source, Span
 from dsl.resolve.context import Context, RejectedError, Scope
-from dsl.resolve.derive import ranges_of
-from dsl.resolve.fields import fields_of, keys_of
+from dsl.resolve.evaluate import ranges_of
 from dsl.resolve.merge import PHASE, inner, key_of, merge
 from dsl.schema import BUILT_IN, Node, Spec
-from dsl.source import OVERRIDE, Source, Span
-from dsl.syntax import NAMED, Attribute, Block, Let, Line, Phrase, Range, Statement, String, Word
+from dsl.schema.fields import fields_of, keys_of
+from dsl.text.parser import MAX_PARTS, parse
+from dsl.text.syntax import NAMED, Attribute, Block, Let, Line, Phrase, Range, Statement, String, Word
 
 NAME_OR_CALL = re.compile(r"[A-Za-z_]\w*(\([^()]*\)?)?", re.ASCII)  # train(4096), also if not closed
 KEY = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+)*)\s*(=?)", re.ASCII)
@@ -133,7 +133,7 @@ def _is_plain(value: str) -> bool:
 
 def _let_meant(name: str, lets: Collection[str]) -> str:
     """A hint for a name that is no key and no `let`; "" where there are none, or a key was meant."""
-    from dsl.spelling import nearest  # only where something is wrong
+    from dsl.messages.spelling import nearest  # only where something is wrong
 
     if not lets or (nearest(name, keys_of(Spec)) and not nearest(name, lets)):
         return ""

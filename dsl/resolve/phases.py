@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dsl.ramp import Size
+from dsl.closed_forms.ramp import Size
+from dsl.resolve.blocks import field
 from dsl.resolve.context import Context, RejectedError, suggest
 from dsl.resolve.derive import own_ramp, peek, total_tokens
 from dsl.resolve.files import Definitions
@@ -18,7 +19,7 @@ from dsl.resolve.merge import PHASE, label_of, merge
 from dsl.resolve.override import override
 from dsl.schema import Node, Within
 from dsl.schema.train import MAX_PHASES
-from dsl.syntax import Attribute, Block, Statement, Word
+from dsl.text.syntax import Attribute, Block, Statement, Word
 
 SEPARATOR = "."  # of RUN.PHASE
 WHOLE = ("data", "adapter", "metrics")  # keys of a run that no phase changes, but for the weights of sources
@@ -32,7 +33,7 @@ def phases_of(definitions: Definitions, run: str) -> tuple[str, ...]:
     """The names by which the phases of a run are chosen: of its first one the run's, then RUN.PHASE."""
     head = definitions.blocks["run", run]
     try:
-        block = Context(definitions, head).silent().block("run", run, head.head)
+        block = Context(definitions, head, field).silent().block("run", run, head.head)
     except RejectedError:
         return (run,)
     return (run, *(f"{run}{SEPARATOR}{label_of(each)}" for each in _phases(block)))

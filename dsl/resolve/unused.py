@@ -6,15 +6,16 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from dsl import units
-from dsl.diagnostics import Diagnostic
+from dsl.facts import units
+from dsl.messages.diagnostics import Diagnostic
+from dsl.messages.source import Span
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import no_unit, phrase
-from dsl.resolve.fields import TILE, WORDS_AS_TEXT, fields_of, let_of
 from dsl.resolve.files import Definitions
+from dsl.resolve.values import TILE, let_of
 from dsl.schema import Node, Spec
-from dsl.source import Span
-from dsl.syntax import (
+from dsl.schema.fields import WORDS_AS_TEXT, fields_of
+from dsl.text.syntax import (  # fmt: skip
     Attribute,
     Binary,
     Block,
@@ -29,7 +30,7 @@ from dsl.syntax import (
     String,
     Value,
     Word,
-)  # fmt: skip
+)
 
 MAX_TOLD = 100  # numbers of one file without a unit
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from dsl.diagnostics import Diagnostic, Note
+from dsl.messages.diagnostics import Diagnostic, Note
+from dsl.messages.source import Span
 from dsl.rules import (
     adapter,
     data,
@@ -28,7 +29,6 @@ from dsl.rules import (
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
 from dsl.schema.paths import checked_paths
-from dsl.source import Span
 
 WORLD = (
     *(f"parallel.{degree}" for degree in ("pipeline", "data", "tensor", "context")),

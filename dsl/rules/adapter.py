@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsl.diagnostics import listed
+from dsl.messages.diagnostics import listed
 from dsl.rules.finding import Finding
 from dsl.schema import AnyAttention, Compressed, Custom, CustomAttention, DeltaNet, Dense, Gqa, Model, Moe, Spec
 from dsl.schema.model import is_gated

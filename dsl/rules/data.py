@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsl.facts.shares import MAX_PERIOD, whole
 from dsl.rules.finding import Finding
 from dsl.schema import Compressed, CustomAttention, Filters, Spec
-from dsl.shares import MAX_PERIOD, whole
 
 STDLIB = "python_stdlib"
 TOKEN_SUFFIXES = (".idx", ".bin")

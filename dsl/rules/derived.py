@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from dsl.diagnostics import Diagnostic, Note
+from dsl.messages.diagnostics import Diagnostic, Note
+from dsl.messages.source import Span
 from dsl.rules.finding import Finding
 from dsl.schema import Spec
-from dsl.source import Span
 
 DATA = "parallel.data"
 SAYS_DATA = ("parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices")

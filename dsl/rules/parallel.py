@@ -7,15 +7,15 @@ from fractions import Fraction
 from itertools import accumulate
 from math import gcd
 
-from dsl import ramp
-from dsl.layout import LayoutError, stages_of_layout
-from dsl.memory import ITEMSIZE
-from dsl.nodes import group_nodes
+from dsl.closed_forms import ramp
+from dsl.closed_forms.memory import ITEMSIZE
+from dsl.closed_forms.stages import fewest_stages_of_rank, most_stages, most_stages_of_rank, stages_of_rank
+from dsl.facts.layout import LayoutError, stages_of_layout
+from dsl.facts.nodes import group_nodes
+from dsl.facts.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
+from dsl.facts.units import exactly
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
-from dsl.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
 from dsl.schema import Compressed, CustomAttention, DeltaNet, Moe, Spec
-from dsl.stages import fewest_stages_of_rank, most_stages, most_stages_of_rank, stages_of_rank
-from dsl.units import exactly
 
 MOST_HINTED = 16  # caps of ranks that a hint writes
 MAX_PLANNED = 2**18  # micro-batches of all stages of all ranks and sizes of the batch

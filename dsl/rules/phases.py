@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-from dsl import ramp
+from dsl.closed_forms import ramp
 from dsl.rules.finding import Finding
 from dsl.schema import Spec
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsl.formats import FP8 as BLOCKS
-from dsl.formats import PRODUCTS, Format, format_of
+from dsl.facts.formats import FP8 as BLOCKS
+from dsl.facts.formats import PRODUCTS, Format
 from dsl.rules.finding import Finding, nearest_multiple
 from dsl.schema import Compressed, Custom, DeltaNet, Dense, Dtype, Gqa, Mla, Moe, Precision, Spec
+from dsl.schema.precision import format_of
 from dsl.schema.run import WIDEST_NORM_GRADIENT
 
 FP8 = "e4m3"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsl import memory
-from dsl.devices import PEAKS
+from dsl.closed_forms import memory
+from dsl.closed_forms.stages import is_folded, is_mirrored
+from dsl.facts.devices import PEAKS
 from dsl.rules.finding import Finding, nearest_multiple
 from dsl.schema import Device, Health, Spec
-from dsl.stages import is_folded, is_mirrored
 
 PEAKS_OF = {"e4m3": ("fp8", 2), "e2m1": ("fp4", 4)}  # the key of a device, and how often its BF16 peak that is
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))

@@ -10,7 +10,7 @@ from math import gcd, lcm
 from re import _parser
 from typing import Any
 
-from dsl import ramp
+from dsl.closed_forms import ramp
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.rules.precision import ALL_ROLES, ROLES
 from dsl.schema import AnyAttention, Custom, Gqa, Mla, Moe, Reward, Spec

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from itertools import islice
 from math import gcd
 
-from dsl.formats import FP8, format_of
+from dsl.facts.formats import FP8
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import Compressed, DeltaNet, Dense, Gqa, Mla, Moe, Spec
+from dsl.schema.precision import format_of
 
 TENSOR, EXPERT = "tensor", "expert_tensor"  # keys of `parallel` that split layers
 

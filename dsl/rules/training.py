@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsl.formats import FP8, Format, format_of
+from dsl.facts.formats import FP8, Format
 from dsl.rules.finding import Finding
 from dsl.rules.precision import OPERANDS
 from dsl.schema import BUILT_IN, Precision, Spec
+from dsl.schema.precision import format_of
 
 ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
 TILES = ("activation_tile", "weight_tile", "scale", "tensor_scale")  # what makes a format, with `linear`

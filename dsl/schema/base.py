@@ -54,7 +54,7 @@ class Node(Strict):
 class Unit:
     """The unit a number is stored in; what is written is converted. A `bare` number is taken to be in it."""
 
-    name: str  # a unit of dsl.units
+    name: str  # a unit of dsl.facts.units
     bare: bool = False
 
 

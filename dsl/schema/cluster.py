@@ -12,7 +12,7 @@ ByteRate = Annotated[float | None, Field(ge=1, le=1e18), Unit("byte/s")]
 FlopRate = Annotated[float | None, Field(ge=1, le=1e21), Unit("flop/s")]
 OF_DATA_SHEET = Derived(
     "that of the data sheet for a100, b200, gb200, h100, h200, h800 and mi300x, else none"
-)  # dsl/devices.py
+)  # dsl/facts/devices.py
 
 
 # Llama 3: 419 unexpected interruptions in 54 days of 16,384 H100, one in 50,677 hours of a device (arXiv 2407.21783,

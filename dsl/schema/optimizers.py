@@ -1,7 +1,7 @@
 """Optimizers: the settings that a spec may give each, and what plan, memory and predictions must know of it.
 
-A new optimizer is a class here, which joins `AnyOptimizer`, and a file of its kind's name in `runtime/optimizers` with
-the code (docs/extending.md).
+A new optimizer is a class here, which joins `AnyOptimizer`, and a file of its kind's name in
+`runtime/state/optimizers` with the code (docs/extending.md).
 """
 
 from __future__ import annotations

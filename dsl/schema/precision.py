@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dsl.facts.formats import PRODUCTS, Dtype, Format, Scale
 from dsl.schema.base import Choices, Node, Syntax
 
-Dtype = Literal["fp64", "fp32", "bf16", "e4m3", "e2m1", "e5m6"]
-Scale = Literal["fp32", "e8m0", "e4m3"]
 Rounding = Literal["nearest", "stochastic"]
 DTYPES = Choices(
     {
@@ -222,3 +221,14 @@ RECIPES = {
     "mxfp8": "OCP's and NVIDIA's: products in E4M3, for each 1x32 a scale that is a power of two",
     "nvfp4": "NVIDIA's: products in E2M1, for each 1x16 (16x16 of weights) a scale in E4M3, and one for the tensor",
 }
+
+
+def format_of(precision: Precision) -> Format | None:
+    """The format of a precision's linears; None where they have no scales, or as no row has them."""
+    tiles = _extents(precision.activation_tile), _extents(precision.weight_tile)
+    wanted = (precision.linear, *tiles, precision.scale, precision.tensor_scale)
+    return next((form for form in PRODUCTS if wanted == form.keys), None)
+
+
+def _extents(tile: Tile | None) -> tuple[int, int] | None:
+    return (tile.rows, tile.columns) if tile else None

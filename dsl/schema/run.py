@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
-from dsl.nodes import group_nodes, most_group_nodes
-from dsl.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, in_words
+from dsl.facts.nodes import group_nodes, most_group_nodes
+from dsl.facts.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, in_words
 from dsl.schema.adapter import Lora
 from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax, Within
 from dsl.schema.cluster import Cluster
@@ -132,7 +132,7 @@ class Sm(Node):
 class Spec(Node):
     """A run: a model, the cluster it is trained on, in which precision, and how."""
 
-    _files: object = PrivateAttr(default=None)  # compiler.spec_files.SpecFiles, once they are read
+    _files: object = PrivateAttr(default=None)  # compiler.plan.spec_files.SpecFiles, once they are read
 
     name: Annotated[str, Syntax("label"), Field(description="name of the run")]
     model: Annotated[Model, Field(description="the model that is trained, by name", examples=["model = deepseek_v3"])]

@@ -17,8 +17,8 @@ from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.durable_files import PUBLISHED
 from runtime.checkpoint.manifest_file import MANIFEST, Parsed, base_of, manifests, read_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError, Entry, Manifest, Shard, shard_layout
+from runtime.checkpoint.slices import place
 from runtime.contract.slices import Slice
-from runtime.slices import place
 
 DTYPES = {
     "F64": torch.float64,

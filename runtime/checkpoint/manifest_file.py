@@ -14,7 +14,7 @@ from typing import Any
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.durable_files import PUBLISHED
 from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, digest, parse
-from runtime.outcome import printable
+from runtime.system.outcome import printable
 
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"  # of a run folder

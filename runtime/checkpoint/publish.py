@@ -41,7 +41,7 @@ from runtime.checkpoint.shard_manifest import (
     shard_layout,
 )
 from runtime.contract.slices import Slice
-from runtime.outcome import printable
+from runtime.system.outcome import printable
 
 __all__ = ["MANIFEST", "Checkpoint", "CheckpointError", "Keep", "Part", "Publisher", "latest", "load", "published"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.contract.slices import Slice, held_elements, held_shape, tiling_problem
-from runtime.outcome import ReportedError
+from runtime.system.outcome import ReportedError
 
 FORMAT = "dsc checkpoint 1"
 ITEM_BYTES = {

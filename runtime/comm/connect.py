@@ -22,7 +22,7 @@ from runtime.comm.memory import Address, Memory, can_share, make_memory, map_mem
 from runtime.comm.mixed import MixedLinks
 from runtime.comm.staged import StagedLinks
 from runtime.comm.transport import Alone, Carrier, Channel, ChannelError, Links, Wanted
-from runtime.options import START_TIMEOUT_S
+from runtime.contract.options import START_TIMEOUT_S
 
 Transport = Literal["auto", "memory", "gloo"]  # gloo: torch.distributed, NCCL on GPUs
 CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
@@ -55,7 +55,9 @@ class Endpoint:
             return Alone()
         meeting = Meeting(dist.distributed_c10d._get_default_store(), rank, self.start_timeout_s, set_action)
         meeting.arrive("connect", range(dist.get_world_size()))
-        staged = self.device.type != "cpu" and dist.get_backend() == "gloo"  # ranks share a device: runtime/device.py
+        staged = (
+            self.device.type != "cpu" and dist.get_backend() == "gloo"
+        )  # ranks share a device: runtime/observe/device.py
         if not staged and self.device.type != "cpu":
             return self._collective_links(rank, wanted.channels(rank), meeting, self.device)
         links = self._host_links(rank, wanted, meeting)

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from runtime.outcome import ReportedError
+from runtime.system.outcome import ReportedError
 
 
 class MissingRankError(ReportedError):

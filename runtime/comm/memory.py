@@ -22,7 +22,7 @@ from torch import Tensor
 from runtime.comm.parts import sum_parts
 from runtime.comm.rows import copy_rows
 from runtime.comm.transport import Shares, equal_shares, largest_of, sum_in_order
-from runtime.machine import machine
+from runtime.system.machine import machine
 
 WORD = 8  # bytes
 LINE = 64  # bytes of a cache line, so that no word shares one with a word of another rank

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from runtime.contract.numbers import Amount, Share, Vocab
-from runtime.strict_json import Pattern, Range, read
+from runtime.system.strict_json import Pattern, Range, read
 
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
 MAX_PERIOD = 100_000  # samples after which the order of sources repeats

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from runtime.contract.mesh import Rank
 from runtime.contract.numbers import Amount, Count, Dtype, Name, Shape
 from runtime.contract.slices import Slice, held_elements, held_shape
-from runtime.strict_json import Range
+from runtime.system.strict_json import Range
 
 
 @dataclass(frozen=True)

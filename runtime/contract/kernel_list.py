@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.contract.numbers import Amount
-from runtime.strict_json import read
+from runtime.system.strict_json import read
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
-from runtime.strict_json import Range
+from runtime.system.strict_json import Range
 
 MAX_RANKS = 1 << 20
 Rank = Annotated[int, Range(0, MAX_RANKS - 1)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from runtime.strict_json import MAX_INT, Pattern, Range
+from runtime.system.strict_json import MAX_INT, Pattern, Range
 
 MAX_NODES = 1 << 20
 MAX_SMS = 4096

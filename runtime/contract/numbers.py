@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from runtime.strict_json import MAX_INT, Pattern, Range
+from runtime.system.strict_json import MAX_INT, Pattern, Range
 
 MAX_LAYERS = 10_000
 MAX_STEPS = 10**12

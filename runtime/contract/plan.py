@@ -26,7 +26,7 @@ from runtime.contract.numbers import (
 from runtime.contract.overlap import Overlap
 from runtime.contract.recipe import Adapter, Train
 from runtime.contract.slices import Slice, tiling_problem
-from runtime.strict_json import FormError, Pattern, Range, Tree, read
+from runtime.system.strict_json import FormError, Pattern, Range, Tree, read
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from runtime.contract.mesh import Rank
 from runtime.contract.numbers import Amount, Count, Name, Placement
 from runtime.contract.plan import Plan, demand
-from runtime.strict_json import read, tree
+from runtime.system.strict_json import read, tree
 
 
 class Collective(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from runtime.contract.numbers import Amount, Count, Dtype, Kind, Share
-from runtime.strict_json import Pattern, Range
+from runtime.system.strict_json import Pattern, Range
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class BatchGrowth:
 
 @dataclass(frozen=True)
 class UpdateOfRest:
-    """The file of runtime/optimizers that updates what the optimizer itself does not, and what it takes, in order."""
+    """The file of runtime/state/optimizers that updates what the optimizer itself does not, and what it takes, in
+    order."""
 
     kind: Kind
     settings: Mapping[str, float]
@@ -29,7 +30,8 @@ class UpdateOfRest:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How weights are updated: the file of runtime/optimizers, and what it takes, in the order in which it takes it.
+    """How weights are updated: the file of runtime/state/optimizers, and what it takes, in the order in which it takes
+    it.
 
     `clip`: the largest global gradient norm, or None. `rest`: what updates the buckets of the rest. `qk_clip`: the
     largest logit that a head of attention is to have, or None.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from runtime.contract.numbers import Amount, Count, Share
-from runtime.strict_json import Pattern, Range, pretty, read
+from runtime.system.strict_json import Pattern, Range, pretty, read
 
 Positive = Annotated[float, Range(0)]
 Text = Annotated[str, Pattern(".{1,2048}")]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from runtime.contract.numbers import Amount, Count
-from runtime.strict_json import FormError, Pattern, Tree, read
+from runtime.system.strict_json import FormError, Pattern, Tree, read
 
 Key = Annotated[str, Pattern(r"[A-Za-z0-9_.]{1,500}")]  # of a published tensor
 FileName = Annotated[str, Pattern(r"(?!\.)[A-Za-z0-9_.=+-]{1,255}")]  # in the folder of a published model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.outcome import printable
+from runtime.system.outcome import printable
 
 
 class DataError(ValueError):

@@ -36,8 +36,8 @@ from runtime.data.files import open_regular, sync_folder, write_synced
 from runtime.data.pieces import Journal, journaled
 from runtime.data.readers import Batch, SourceFile, batches, documents
 from runtime.data.store import BUILDING, key_of
-from runtime.limits import end_with_parent
-from runtime.outcome import death_text
+from runtime.system.limits import end_with_parent
+from runtime.system.outcome import death_text
 
 FORMAT = 1  # of NAMES, the rules and the hashes
 KEPT = 0

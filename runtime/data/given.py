@@ -40,7 +40,7 @@ from runtime.data.readers import SourceFile
 from runtime.data.row_shards import Notices
 from runtime.data.template_process import marks_assistant
 from runtime.data.words import Encoder
-from runtime.limits import end_with_parent, limit, too_much_memory
+from runtime.system.limits import end_with_parent, limit, too_much_memory
 
 Ids = npt.NDArray[np.int64]
 Encode = Callable[[list[str]], tuple[list[list[int]], dict[str, Any]]]  # texts → ids of each, and what else to say

@@ -20,10 +20,10 @@ from runtime.data.errors import DataError
 from runtime.data.order import Order
 from runtime.data.prompt_shards import PromptReader
 from runtime.data.prompts import ANSWERS
+from runtime.data.rewards.scoring import Case
 from runtime.data.row_shards import Notices
 from runtime.data.store import META
 from runtime.data.tokenizer_files import TOKENIZER, special_tokens
-from runtime.rewards.scoring import Case
 
 Ids = npt.NDArray[np.int64]
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.data.errors import DataError
+from runtime.data.rewards.scoring import ANSWER
 from runtime.data.shards import Reader, Tokens, Writer
-from runtime.rewards.scoring import ANSWER
 
 NEW_LINE = 10
 BLOCK = 64 << 20  # bytes

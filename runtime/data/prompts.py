@@ -27,7 +27,7 @@ from runtime.data.readers import (
     json_lines,
     suffix_of,
 )
-from runtime.rewards.scoring import ANSWER
+from runtime.data.rewards.scoring import ANSWER
 
 FORMAT = 1  # of what is kept of rows, and the tokens that they become
 SUFFIXES = (*LINE_SUFFIXES, *TABLE_SUFFIXES)

@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from runtime.data.errors import DataError
-from runtime.limited import Answer, DeadError, FaultError, LateError, Limited, serve
+from runtime.system.limited import Answer, DeadError, FaultError, LateError, Limited, serve
 
 if TYPE_CHECKING:
     from runtime.data.chat import Settings  # with numpy and tokenizers, which a template does not need

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.build import Build, BuildError
+from runtime.build.build import Build, BuildError
+from runtime.data.process import UsageError
 from runtime.launch.rank_process import die_with_parent
 from runtime.launch.torchrun_meet import Place
-from runtime.outcome import EXIT_RETRY, EXIT_USAGE
-from runtime.preparing import UsageError
+from runtime.system.outcome import EXIT_RETRY, EXIT_USAGE
 
 FOLDER = "builds"  # of a run folder
 SPEC = "spec.resolved"  # of a build
@@ -67,7 +67,7 @@ def build_without(build: Build, most: int, run: Path, say: Callable[[str], None]
 
 def _compile(spec: Path, on: str, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    words = ("compiler.cli", "compile", str(spec), "--on", on, "-o", str(folder))
+    words = ("compiler.cli.main", "compile", str(spec), "--on", on, "-o", str(folder))
     done = subprocess.run(
         (sys.executable, "-P", "-m", *words), capture_output=True, text=True, check=False, preexec_fn=die_with_parent
     )

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 
 from runtime.comm.meeting import Meeting
+from runtime.contract.options import START_TIMEOUT_S
 from runtime.launch import debug
 from runtime.launch.heartbeat import Board
-from runtime.options import START_TIMEOUT_S
-from runtime.outcome import ReportedError
+from runtime.system.outcome import ReportedError
 
 Target: TypeAlias = Callable[[int, int, Board], None]  # (rank, world, board)
 

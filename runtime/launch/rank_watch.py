@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from runtime.contract.options import START_TIMEOUT_S
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import STACK_SIGNAL, STOP_SIGNALS
-from runtime.options import START_TIMEOUT_S
-from runtime.outcome import Outcome, Waiting, death_text, oom_kills_so_far
+from runtime.system.outcome import Outcome, Waiting, death_text, oom_kills_so_far
 
 POLL_S = 0.1
 SETTLE_S = 0.25  # how long a broken connection waits for the death that broke it (peers notice one in 12-55 ms)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch.distributed as dist
 
 from runtime.launch.heartbeat import Board, size_bytes
-from runtime.outcome import EXIT_USAGE, Kind, Outcome, Waiting, printable
+from runtime.system.outcome import EXIT_USAGE, Kind, Outcome, Waiting, printable
 
 State = Literal["prepare", "train", "done", "leaving"]
 

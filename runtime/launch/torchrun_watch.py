@@ -30,7 +30,7 @@ from runtime.launch.rank_process import STOP_SIGNALS, is_lost_peer, last_lines
 from runtime.launch.rank_watch import POLL_S, REPEAT_S, Stillness, is_communication, process_state
 from runtime.launch.torchrun_meet import Hello
 from runtime.launch.torchrun_says import Beat, Ending, Peer, SharedBoard, State
-from runtime.outcome import Waiting, oom_kills_so_far
+from runtime.system.outcome import Waiting, oom_kills_so_far
 
 BEAT_S = 0.5
 LOST_S = 20.0  # without a sign of life a rank counts as dead, where its end cannot be seen

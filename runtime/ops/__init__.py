@@ -5,7 +5,7 @@ buffer (`_wgrad_`). What is BF16 and what is not is in `wide`. Activations are r
 int64, offsets int32. Results are contiguous, but for the scales of tiles of rows, which lie column by column, and
 never share storage with an argument; the same arguments give the same bits. Each module lists its ops in a tuple
 `OPS`. The package has them all in a table, and each under its own name: `from runtime.ops import linear`. Shapes,
-dtypes and gradients are facts of rules, in `compiler/ops`.
+dtypes and gradients are facts of rules, in `compiler/model/ops`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ heads of keys and values of all sequences, a batch of products. r query heads sh
 rows of queries, those of one position together. C columns of queries and keys, V of values.
 
 All of it is FP32 at least: the callers widen BF16, and round their results. This is what runs in FP64 and where there
-is no C++ for the processor (`runtime/native/attention.cpp`, three times as fast).
+is no C++ for the processor (`runtime/ops/native/attention.cpp`, three times as fast).
 
 The scores are made block by block, a few query rows against the keys up to the last of them, so that a block stays in
 the cache and most of the masked half is never computed. Measurements are in `mla_attention`. Keys that a window leaves

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.native import ops as native
-from runtime.native.library import takes
+from runtime.ops.native import ops as native
+from runtime.ops.native.library import takes
 from runtime.ops.wide import wide, wide_dtype
 
 BLOCK = 2**18  # logits at a time: 1 MiB of FP32, so that no second [T, V] tensor is made

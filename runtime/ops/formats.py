@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from runtime.native import formats as native
-from runtime.native.library import takes
 from runtime.ops import elements
 from runtime.ops.elements import E2M1, E4M3, E5M6, Element
+from runtime.ops.native import formats as native
+from runtime.ops.native.library import takes
 from runtime.ops.quantise import scales
 
 Planes = tuple[Tensor, ...]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from runtime.native import ops as native
-from runtime.native.library import takes
+from runtime.ops.native import ops as native
+from runtime.ops.native.library import takes
 from runtime.ops.swiglu import blocks, silu_backward, wide_result
 from runtime.ops.wide import wide
 

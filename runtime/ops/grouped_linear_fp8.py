@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from runtime.native import fp8 as native
-from runtime.native.library import takes
 from runtime.ops.linear_fp8 import linear_fp8, scaled_product
+from runtime.ops.native import fp8 as native
+from runtime.ops.native.library import takes
 from runtime.ops.quantise import TILE
 
 

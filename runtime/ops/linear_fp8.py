@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.native import fp8 as native
-from runtime.native.library import takes
+from runtime.ops.native import fp8 as native
+from runtime.ops.native.library import takes
 from runtime.ops.product import product
 
 TILE = 128

@@ -18,8 +18,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.native import ops as native
-from runtime.native.library import takes
 from runtime.ops.causal import (
     angles,
     attend,
@@ -32,6 +30,8 @@ from runtime.ops.causal import (
     split_heads,
     turns,
 )
+from runtime.ops.native import ops as native
+from runtime.ops.native.library import takes
 from runtime.ops.wide import wide
 
 

@@ -1,8 +1,9 @@
 """Products of two matrices. M rows, N columns, K inner extent; either operand may be transposed.
 
-In C++ where there is a library for the processor (`runtime.native`), else by torch, which calls MKL for FP32 and oneDNN
-for BF16. GFLOP/s of one core of an EPYC with AVX-512 and its BF16 instructions are in benchmarks/results/products.txt:
-145 to 230 in FP32, where MKL has 90 to 105; in BF16 as many as oneDNN, 220 to 470, once that has made its kernels.
+In C++ where there is a library for the processor (`runtime.ops.native`), else by torch, which calls MKL for FP32 and
+oneDNN for BF16. GFLOP/s of one core of an EPYC with AVX-512 and its BF16 instructions are in
+benchmarks/results/products.txt: 145 to 230 in FP32, where MKL has 90 to 105; in BF16 as many as oneDNN, 220 to 470,
+once that has made its kernels.
 
 Without BF16 instructions oneDNN emulates them, and BF16 operands are better widened to FP32, where the product of two
 BF16 numbers is exact. Time of dyᵀ·x of 1024 × 256 and 1024 × 512, copies included, as a ratio to `torch.mm` of BF16 in
@@ -17,8 +18,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from runtime.native import ops as native
-from runtime.native.library import has_bf16, multiplies
+from runtime.ops.native import ops as native
+from runtime.ops.native.library import has_bf16, multiplies
 from runtime.ops.wide import wide
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from runtime.native import fp8 as native
-from runtime.native.library import takes
+from runtime.ops.native import fp8 as native
+from runtime.ops.native.library import takes
 
 TILE = 128
 LARGEST = 448.0

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from runtime.native import ops as native
-from runtime.native.library import takes
+from runtime.ops.native import ops as native
+from runtime.ops.native.library import takes
 from runtime.ops.wide import wide
 
 # Elements at a time, so that the next pass finds in the cache what this one wrote: 6.5 ms, all at once 7.9 (gradients

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from benchmarks.compile_speed import NUM_SIZES, PAGE, PARTS, RESULTS, SPECS, V3, function_of, page
-from dsl import ramp
+from dsl.closed_forms import ramp
 from dsl.load import resolve
 
 FOUND = json.loads(RESULTS.read_text("utf-8"))

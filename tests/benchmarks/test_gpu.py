@@ -19,12 +19,12 @@ from benchmarks.gpu.libraries import PEERS
 from benchmarks.gpu.peers import FORMULAS
 from benchmarks.gpu.sizes import EVEN, TINY, V3, Make
 from benchmarks.gpu.verify import copied, describe, error, exact, folder, moved_bytes, results
-from compiler.kernels import KERNELS, emit_kernel
-from compiler.kernels.gate import Launch, judge
+from compiler.emit.kernels import KERNELS, emit_kernel
 from dsl.schema import OPTIMIZERS
 from runtime.ops import OPS
-from tests.kernels.conftest import interpret  # noqa: F401
-from tests.native.paths import path  # noqa: F401
+from tests.compiler.emit.kernels.conftest import interpret  # noqa: F401
+from tests.compiler.emit.kernels.gate import Launch, judge
+from tests.runtime.ops.native.paths import path  # noqa: F401
 
 Interpret = Callable[..., Any]
 BF16 = torch.bfloat16

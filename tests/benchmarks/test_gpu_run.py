@@ -146,9 +146,9 @@ import importlib, sys
 sys.modules |= dict.fromkeys({["lark", "pydantic", "networkx"]})  # None: not to be found
 for name in ("checks", "timing", "split", "parts", "page", "facts", "__main__"):
     importlib.import_module("benchmarks.gpu." + name)
-import runtime.train, runtime.loop, tests.gpu.plugin
+import runtime.run.train, runtime.run.loop, tests.gpu.plugin
 tests.gpu.plugin.stand_in()
-from tests.kernels.shapes import describe
+from tests.compiler.emit.kernels.shapes import describe
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 

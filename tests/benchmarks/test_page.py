@@ -14,7 +14,7 @@ from benchmarks.speed.__main__ import disagree, processor, updated
 from benchmarks.speed.arena import Record
 from benchmarks.speed.contests import CONTESTS, PRECISIONS, builds_of, chosen
 from benchmarks.speed.page import PAGE, best, figures, file_of, page, results, table
-from compiler.commands.common import is_refused, load_spec
+from compiler.cli.commands.common import is_refused, load_spec
 from dsl.load import resolve
 
 ROOT = Path(__file__).parents[2]

@@ -15,11 +15,12 @@ import torch
 from benchmarks.speed import theirs
 from benchmarks.speed.pipelining import OF_TWO, ONE_EACH, Part
 from benchmarks.speed.theirs_model import Batches, Choice, model_of
-from compiler.build import compile_spec, write_build
+from compiler.emit.folder import write_build
+from compiler.pipeline import compile_spec
 from dsl.load import resolve
-from runtime.build import Build
+from runtime.build.build import Build
 from runtime.launch.heartbeat import Board
-from runtime.trainer import Trainer
+from runtime.step.trainer import Trainer
 
 SPEC = Path(__file__).parents[2] / "specs" / "bench-4.dsc"
 STEPS, SEQUENCE, VOCAB = 4, 16, 320

@@ -35,7 +35,7 @@ def test_flops_are_those_of_their_model(name: str) -> None:
 
 
 def test_the_limit_computes_just_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.native.library._functions", dict)  # by torch, which counts
+    monkeypatch.setattr("runtime.ops.native.library._functions", dict)  # by torch, which counts
     work = work_of(resolve(SPECS / "bench-4.dsc").spec.model, 1, 16)
     step = products_of(work, torch.float32)
     with FlopCounterMode(display=False) as counter:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.cli import main
-from compiler.commands import compile as compile_
+from compiler.cli.commands import compile as compile_
+from compiler.cli.main import main
 from dsl.schema import Spec
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "specs" / "tiny.dsc"
-DSC = (sys.executable, "-m", "compiler.cli")
+DSC = (sys.executable, "-m", "compiler.cli.main")
 
 
 def test_output_that_a_terminal_cannot_show(tmp_path: Path) -> None:
@@ -53,7 +53,11 @@ def test_processes_of_a_command_have_a_stdout_though_it_is_closed() -> None:
     """Those that train print to it; a file of theirs would take its place, or nothing at all."""
     child = "import sys; sys.exit(sys.stdout is None)"
     parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {child!r}]))"
-    words = (sys.executable, "-c", f"from compiler.cli import main; main(['fmt', '--check', {str(TINY)!r}]); {parent}")
+    words = (
+        sys.executable,
+        "-c",
+        f"from compiler.cli.main import main; main(['fmt', '--check', {str(TINY)!r}]); {parent}",
+    )
     done = subprocess.run(("sh", "-c", 'exec "$@" >&-', "sh", *words), cwd=ROOT, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 

@@ -8,11 +8,11 @@ from collections.abc import Hashable
 
 import pytest
 
-from compiler.build import compile_spec
 from compiler.emit import segment_cache as cache
 from compiler.ir import Cut, Segment, SegmentCode
-from compiler.plan import make_plan
-from compiler.segments.interpret import cut
+from compiler.model.segments.interpret import cut
+from compiler.pipeline import compile_spec
+from compiler.plan.plan import make_plan
 from tests.specs.shipped import shipped
 
 Counts = Counter[Hashable]

@@ -13,13 +13,13 @@ from types import ModuleType
 
 import pytest
 
-from compiler.cli import main
-from compiler.commands.explain import OF_FILES
-from dsl.codes import CODES
-from dsl.lessons import lesson
+from compiler.cli.commands.explain import OF_FILES
+from compiler.cli.main import main
 from dsl.reference import keys
+from dsl.reference.lessons import lesson
 from dsl.reference.topics import names_of_topics
-from tests.cli.forms import parsed
+from dsl.rules.codes import CODES
+from tests.compiler.cli.forms import parsed
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,7 +101,7 @@ def test_codes_of_other_files_are_explained(table: ModuleType, capsys: pytest.Ca
 
 def test_it_needs_neither_torch_nor_rich() -> None:
     code = (
-        "import sys; from compiler.cli import main; code = main(['explain', 'parallel.expert']);"
+        "import sys; from compiler.cli.main import main; code = main(['explain', 'parallel.expert']);"
         "sys.exit(code or bool({'torch', 'rich', 'networkx'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True).returncode == 0
@@ -109,7 +109,7 @@ def test_it_needs_neither_torch_nor_rich() -> None:
 
 def test_on_a_terminal_the_same_text_has_colours() -> None:
     main_end, program_end = pty.openpty()
-    command = [sys.executable, "-m", "compiler.cli", "explain", "E0802"]
+    command = [sys.executable, "-m", "compiler.cli.main", "explain", "E0802"]
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "200"}
     environment.pop("NO_COLOR", None)
     plain = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compiler.dtypes import Packed, flat_tensors, tensor_bytes
-from dsl.formats import E5M6, FP8, PRODUCTS, Format
+from compiler.ir.dtypes import Packed, flat_tensors, tensor_bytes
+from dsl.facts.formats import E5M6, FP8, PRODUCTS, Format
 from dsl.schema import BUILT_IN
 from runtime.ops import elements
 from runtime.ops.formats import FORMATS, packed
@@ -46,7 +46,7 @@ def test_columns_are_transposed() -> None:
 
 
 def test_built_in_recipes_have_formats() -> None:
-    from dsl.formats import format_of
+    from dsl.schema.precision import format_of
 
     found = {name: format_of(precision) for name, precision in BUILT_IN.items()}
     assert {name: form.name for name, form in found.items() if form} == {

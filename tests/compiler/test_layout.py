@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.cli import main
+from compiler.cli.main import main
 from compiler.ir import Use
-from compiler.plan import make_plan
+from compiler.plan.plan import make_plan
 from dsl.load import resolve
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "specs" / "quickstart.dsc")
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler.decide import lower_spec
 from compiler.emit.build_summary import does_not_fit, fullest, parts_of
+from compiler.pipeline import lower_spec
 from compiler.predict.numbers import size
+from dsl.closed_forms.memory import lower_bound
 from dsl.load import resolve
-from dsl.memory import lower_bound
-from runtime.room import free_bytes, lack
+from runtime.launch.room import free_bytes, lack
 from tests.runtime.plans import small_plan
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "specs" / "quickstart.dsc"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from compiler.ir import Plan, Replica, Use
-from compiler.plan import make_plan
-from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
+from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
+from compiler.plan.plan import make_plan
 from dsl.schema import Dense, LayerRange, Schedule, Spec
-from tests.training.specs import spec
+from tests.runtime.step.specs import spec
 
 RANKS = 4
 SCHEDULES = [  # schedule, placement, ranks of the first stage, ranks of the last one

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.commands import check
+from compiler.cli.commands import check
 from dsl import load
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 BASE = ROOT / "tests" / "ui" / "lib" / "base.dsc"
 
 
@@ -55,7 +55,7 @@ def test_no_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_check_imports_nothing_heavy() -> None:
     code = """
 import sys
-from compiler.commands import check
+from compiler.cli.commands import check
 from dsl.load import load
 load("specs/deepseek-v3.dsc")
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "networkx", "numpy", "rich", "jinja2"}))

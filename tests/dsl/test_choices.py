@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dsl import choices
-from dsl.diagnostics import SpecError
 from dsl.leaves import origin_of
 from dsl.load import alternatives, check, load, resolve
+from dsl.messages.diagnostics import SpecError
+from dsl.schema import choices
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 OPENED = ("parallel.pipeline", "parallel.expert", "train.micro_batch")

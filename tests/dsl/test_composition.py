@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dsl.canonical import canonical
-from dsl.diagnostics import SpecError
 from dsl.load import load
+from dsl.messages.diagnostics import SpecError
 from dsl.schema import BUILT_IN
 from runtime.data import corpus
 from tests.dsl.test_language import BASE, read

@@ -17,14 +17,14 @@ from dsl import rules
 from dsl.conflict.nearest import distance
 from dsl.conflict.search import MAX_CHANGED, Problem, Row
 from dsl.conflict.sheet import Sheet, variables
-from dsl.diagnostics import Diagnostic, Edit, giver
 from dsl.load import analyse, check, load
+from dsl.messages.diagnostics import Diagnostic, Edit, giver
+from dsl.messages.source import OVERRIDE
 from dsl.resolve.files import collect
 from dsl.schema import Spec
-from dsl.source import OVERRIDE
 from tests import copies
 
-UI = Path(__file__).parent.parent / "ui"
+UI = Path(__file__).parents[1] / "ui"
 PATHS = {
     "pipeline": "parallel.pipeline", "data": "parallel.data", "expert": "parallel.expert",
     "expert_tensor": "parallel.expert_tensor", "nodes": "cluster.nodes",

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from compiler.rates.spec_rates import table_for
-from compiler.rates.table import shipped_table
+from compiler.machine.rates.table import shipped_table
+from compiler.plan.spec_rates import table_for
 from dsl.canonical import canonical
-from dsl.devices import FIELDS, PEAKS
-from dsl.diagnostics import SpecError
+from dsl.facts.devices import FIELDS, PEAKS
 from dsl.load import load, resolve
+from dsl.messages.diagnostics import SpecError
 from dsl.schema import Spec
 from dsl.schema.precision import BUILT_IN
 
@@ -48,7 +48,7 @@ def peaks(spec: Spec) -> tuple[Any, ...]:
 
 def dsc(*arguments: str) -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "compiler.cli", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "compiler.cli.main", *arguments], capture_output=True, text=True, check=False
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dsl.diagnostics import Diagnostic
-from dsl.edits import apply, edit_of
 from dsl.load import analyse
-from dsl.source import Source
+from dsl.messages.diagnostics import Diagnostic
+from dsl.messages.source import Source
+from dsl.text.edits import apply, edit_of
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
+SPECS = Path(__file__).parents[2] / "specs"
 
 
 def spec(name: str, edits: dict[str, str]) -> str:

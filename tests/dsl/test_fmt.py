@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from compiler.cli import main
+from compiler.cli.main import main
 from dsl.canonical import canonical
-from dsl.diagnostics import SpecError
-from dsl.formatter import formatted
 from dsl.load import load
-from dsl.parser import MAX_BYTES, decode, parse
-from dsl.source import Source
-from dsl.syntax import Statement
-from dsl.table import tokens
+from dsl.messages.diagnostics import SpecError
+from dsl.messages.source import Source
+from dsl.text.formatter import formatted
+from dsl.text.parser import MAX_BYTES, decode, parse
+from dsl.text.syntax import Statement
+from dsl.text.table import tokens
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "specs").rglob("*.dsc"))
 FIXTURES = [*SHIPPED, *sorted((ROOT / "tests" / "ui").rglob("*.dsc"))]
 

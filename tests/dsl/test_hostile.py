@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsl.diagnostics import Diagnostic, render_all
 from dsl.load import check
-from dsl.parser import MAX_DEPTH, MAX_MISTAKES, decode, parse
-from dsl.source import Source
-from dsl.syntax import Attribute
+from dsl.messages.diagnostics import Diagnostic, render_all
+from dsl.messages.source import Source
+from dsl.text.parser import MAX_DEPTH, MAX_MISTAKES, decode, parse
+from dsl.text.syntax import Attribute
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
-BASE = (Path(__file__).parent.parent / "ui" / "lib" / "base.dsc").read_text("utf-8")
+SPECS = Path(__file__).parents[2] / "specs"
+BASE = (Path(__file__).parents[1] / "ui" / "lib" / "base.dsc").read_text("utf-8")
 SECONDS = 30.0  # of the processor: it takes 1.5 on an idle core; what grows as the square would take hours
 
 BOMBS = {

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.decide import lower_spec
+from compiler.pipeline import lower_spec
 from compiler.predict.memory_state import device_of, proven_memories
 from dsl.load import check, load
 from dsl.rules.resources import state_fits_each_kind
 from dsl.schema import Device, Machine, More, Spec
 from tests.dsl.test_conflicts import TEXT, UI, Numbers, allowed, applied, keys_of, matches
-from tests.training.specs import spec as small_spec
+from tests.runtime.step.specs import spec as small_spec
 
 # ---------------------------------------------------------------- memory
 

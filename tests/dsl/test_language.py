@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dsl import ramp
-from dsl.diagnostics import SpecError
+from dsl.closed_forms import ramp
 from dsl.load import check, load, resolve
+from dsl.messages.diagnostics import SpecError
 from dsl.rules import train_refusals
 from dsl.schema import Dense, Moe, Phase, RatePhase, Spec, Tile, TrainTokenizer, value_at
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
-BASE = Path(__file__).parent.parent / "ui" / "lib" / "base.dsc"
+SPECS = Path(__file__).parents[2] / "specs"
+BASE = Path(__file__).parents[1] / "ui" / "lib" / "base.dsc"
 
 
 def read(tmp_path: Path, text: str, *overrides: str, run: str | None = None, **files: str) -> Spec:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dsl.diagnostics import SpecError
 from dsl.load import load
+from dsl.messages.diagnostics import SpecError
 from dsl.schema import Dense, Gqa, Mla, Model, Moe
 from tests import copies
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
+SPECS = Path(__file__).parents[2] / "specs"
 GQA = "attention gqa { heads = 4, kv_heads = 2, head_dim = hidden / 4, qk_norm = true, rope { theta = 10_000 } }"
 
 

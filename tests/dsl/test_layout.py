@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.layout import LayoutError, expanded, layout_of, stages_of_layout
+from dsl.facts.layout import LayoutError, expanded, layout_of, stages_of_layout
 
 
 @st.composite

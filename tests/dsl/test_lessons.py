@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from dsl.codes import CODES
-from dsl.diagnostics import Diagnostic
-from dsl.lessons import FILE, Example, lesson, read
 from dsl.load import analyse, refusals
+from dsl.messages.diagnostics import Diagnostic
+from dsl.reference.lessons import FILE, Example, lesson, read
+from dsl.rules.codes import CODES
 from tests import copies
 
 ROOT = Path(__file__).parents[2]
-LESSONS = ROOT / "dsl" / "lessons"
+LESSONS = ROOT / "dsl" / "reference" / "lessons"
 MOST_LINES = 4  # that differ between the wrong and the right example
 
 

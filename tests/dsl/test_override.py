@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from compiler.cli import command_parser
+from compiler.cli.main import command_parser
 from dsl.canonical import canonical
-from dsl.diagnostics import SpecError
 from dsl.leaves import leaves
 from dsl.load import load
+from dsl.messages.diagnostics import SpecError
 from dsl.schema import BUILT_IN, Dense, Gqa, Moe, Spec
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 BASE = (ROOT / "tests" / "ui" / "lib" / "base.dsc").read_text("utf-8")
 STEP = 16 * 128  # tokens
 

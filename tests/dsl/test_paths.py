@@ -38,7 +38,7 @@ NO_PATHS = {
     "metrics.jsonl",
 }
 NO_PATHS |= {f"schedule.{figure}" for figure in ("bubble", "micro_batches", "stages", "steps")}
-PUBLISHED = "compiler/weights/"  # names of published tensors and files begin with `model.` too
+PUBLISHED = "compiler/tools/weights/"  # names of published tensors and files begin with `model.` too
 # Identifiers in dsl/conflict that are no keys: choices, words of a batch, a unit, and what stands for any name.
 NO_KEYS = {"dualpipe", "zbv", "auto", "byte", "from", "to", "any"}
 

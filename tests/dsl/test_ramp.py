@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.closed_forms.ramp import num_sizes, ramp
 from dsl.load import check
-from dsl.ramp import num_sizes, ramp
 from dsl.schema import Batch
 from tests import copies
 

@@ -13,22 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from compiler.cli import COMMANDS, main
-from compiler.reference import commands_page
+from compiler.cli.main import COMMANDS, main
+from compiler.cli.reference import commands_page
 from dsl import schema
-from dsl.codes import CODES, RETIRED
-from dsl.devices import FIELDS as PEAK_FIELDS
-from dsl.lessons import FILE, lesson
+from dsl.facts.devices import FIELDS as PEAK_FIELDS
 from dsl.load import check
 from dsl.reference import Block, blocks, find, keys, plain, suggestions, text_of
 from dsl.reference.keys import codes_of
+from dsl.reference.lessons import FILE, lesson
 from dsl.reference.pages import errors_page, keys_page, units_page
 from dsl.reference.topics import GROUPS, names_of_topics, sample
 from dsl.reference.words import BATCH, FAMILIES, WORDS, Word, family
 from dsl.resolve.derive import DEFAULTS
-from dsl.resolve.fields import fields_of, keys_of
 from dsl.rules import REFUSALS, RULES
+from dsl.rules.codes import CODES, RETIRED
 from dsl.schema import Choices, Derived, Node, Spec
+from dsl.schema.fields import fields_of, keys_of
 from tests import copies
 from tests.dsl.test_lessons import said
 

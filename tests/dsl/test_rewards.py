@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dsl import schema
 from dsl.canonical import canonical
-from dsl.formatter import formatted
 from dsl.load import load
-from dsl.source import Source
+from dsl.messages.source import Source
+from dsl.text.formatter import formatted
 from tests import copies
 from tests.dsl.test_roundtrip import names, reread, small, texts
 from tests.specs.shipped import SPECS

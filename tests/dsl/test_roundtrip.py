@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from dsl import schema
 from dsl.canonical import canonical
-from dsl.diagnostics import SpecError
-from dsl.formatter import formatted
+from dsl.closed_forms.ramp import of
+from dsl.closed_forms.stages import fewest_stages_of_rank
 from dsl.load import analyse, load
-from dsl.parser import decode
-from dsl.ramp import of
-from dsl.source import Source
-from dsl.stages import fewest_stages_of_rank
+from dsl.messages.diagnostics import SpecError
+from dsl.messages.source import Source
+from dsl.text.formatter import formatted
+from dsl.text.parser import decode
 from tests.specs.shipped import NAMES, path_of
 
 Draw = st.DrawFn

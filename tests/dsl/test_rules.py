@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from compiler.plan import make_plan
+from compiler.plan.plan import make_plan
 from dsl import schema
 from dsl.load import check, load
-from dsl.resolve.fields import fields_of
 from dsl.rules import JOINT, JOINT_CODES, RULES
 from dsl.rules.finding import Rule, nearest_divisor
 from dsl.rules.rewards import _unreadable
 from dsl.schema import Node, Spec
+from dsl.schema.fields import fields_of
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
+SPECS = Path(__file__).parents[2] / "specs"
 
 
 class Recorder:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 SPEC = "specs/deepseek-v3.dsc"
 # lark makes the parser's table when the grammar changes; the plugin loader comes with pydantic's validators (30 ms)
 NEVER = {"torch", "numpy", "triton", "rich", "jinja2", "networkx", "lark", "pydantic.plugin._loader"}
@@ -24,7 +24,7 @@ NEVER = {"torch", "numpy", "triton", "rich", "jinja2", "networkx", "lark", "pyda
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_command_on_text_loads_little(command: list[str], never: set[str]) -> None:
-    code = f"import sys\nfrom compiler.cli import main\nprint(main({command}))\nprint(*sys.modules)"
+    code = f"import sys\nfrom compiler.cli.main import main\nprint(main({command}))\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     *_, status, modules = done.stdout.splitlines()
     assert status == "0"

@@ -10,13 +10,13 @@ import pytest
 from lark import Lark
 from lark.exceptions import UnexpectedInput
 
-from dsl import make_table
-from dsl.source import Source
-from dsl.syntax import Statement
-from dsl.table import END, Parser, Token, UnexpectedError, load, tokens
-from dsl.tree import Builder
+from dsl.messages.source import Source
+from dsl.text import make_table
+from dsl.text.syntax import Statement
+from dsl.text.table import END, Parser, Token, UnexpectedError, load, tokens
+from dsl.text.tree import Builder
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 TEXTS = [path.read_text("utf-8") for path in sorted((ROOT / "specs").rglob("*.dsc"))]
 
 
@@ -58,7 +58,7 @@ def lark() -> Lark:
 
 
 def test_the_table_is_current() -> None:
-    assert make_table.TABLE.read_text("utf-8") == make_table.made(), "run `python -m dsl.make_table`"
+    assert make_table.TABLE.read_text("utf-8") == make_table.made(), "run `python -m dsl.text.make_table`"
 
 
 def test_the_grammar_has_no_name_that_looks_like_a_terminal() -> None:

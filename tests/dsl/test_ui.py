@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dsl.chosen import find
-from dsl.codes import CODES
-from dsl.diagnostics import SpecError, render_all
 from dsl.load import analyse, refusals, resolve
-from dsl.parser import MAX_BYTES, MAX_WORDS
+from dsl.messages.diagnostics import SpecError, render_all
+from dsl.resolve.chosen import find
+from dsl.rules.codes import CODES
+from dsl.text.parser import MAX_BYTES, MAX_WORDS
 
-UI = Path(__file__).parent.parent / "ui"
+UI = Path(__file__).parents[1] / "ui"
 NAMES = sorted(path.stem for path in UI.glob("*.dsc"))
 MADE = {
     "made_empty": b"",

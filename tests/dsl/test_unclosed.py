@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dsl.edits import apply, edit_of
 from dsl.load import analyse
-from dsl.parser import parse
-from dsl.source import Source
+from dsl.messages.source import Source
+from dsl.text.edits import apply, edit_of
+from dsl.text.parser import parse
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.dsc"))

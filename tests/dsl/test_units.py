@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl import units
+from dsl.facts import units
 
 BYTE, RATE, FLOPS = (("byte", 1),), (("byte", 1), ("s", -1)), (("flop", 1), ("s", -1))
 

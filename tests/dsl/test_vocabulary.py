@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from dsl import vocabulary
-from dsl.edits import apply, edit_of
+from dsl.facts import vocabulary
 from dsl.load import analyse
+from dsl.messages.source import Source
+from dsl.messages.spelling import edits, nearest
 from dsl.reference import find, keys
 from dsl.reference.keys import plain
 from dsl.resolve.meant import OF_GROUPED
 from dsl.schema import Compressed, Gqa, Mla
-from dsl.source import Source
-from dsl.spelling import edits, nearest
+from dsl.text.edits import apply, edit_of
 
-BASE = (Path(__file__).parent.parent / "ui" / "lib" / "base.dsc").read_text("utf-8")
+BASE = (Path(__file__).parents[1] / "ui" / "lib" / "base.dsc").read_text("utf-8")
 PLACES = {plain(path) for path in keys()}
 DEGREES = ("pipeline", "expert", "data", "tensor", "context", "zero")
 

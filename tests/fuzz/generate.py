@@ -14,13 +14,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from dsl.choices import OPEN
-from dsl.resolve.fields import FieldType, fields_of, keys_of
 from dsl.schema import Node, Spec
-from dsl.syntax import NAMED
-from dsl.table import tokens
+from dsl.schema.choices import OPEN
+from dsl.schema.fields import FieldType, fields_of, keys_of
+from dsl.text.syntax import NAMED
+from dsl.text.table import tokens
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 LIB = ROOT / "tests" / "ui" / "lib"
 BASE = (LIB / "base.dsc").read_text("utf-8")
 REWARDED = (LIB / "rewards.dsc").read_text("utf-8").replace('import "base.dsc"\n', BASE)

@@ -17,14 +17,14 @@ from typing import Any
 from zlib import crc32
 
 from dsl.canonical import canonical
-from dsl.codes import CODES
-from dsl.diagnostics import Diagnostic, SpecError, render_all
-from dsl.formatter import formatted
 from dsl.load import analyse
-from dsl.parser import decode, parse
+from dsl.messages.diagnostics import Diagnostic, SpecError, render_all
+from dsl.messages.source import Source
+from dsl.rules.codes import CODES
 from dsl.schema import Node, Spec
-from dsl.source import Source
-from dsl.table import tokens
+from dsl.text.formatter import formatted
+from dsl.text.parser import decode, parse
+from dsl.text.table import tokens
 from tests.fuzz.generate import Input
 
 CALLS = 10_000_000  # of functions in Python, for one input; the largest seen takes 3.4 million (seed 6546)

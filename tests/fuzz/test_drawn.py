@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
 
-from dsl.parser import parse
-from dsl.resolve.fields import FieldType, fields_of, keys_of
+from dsl.messages.source import Source
 from dsl.schema import (
     Batch,
     Dense,
@@ -24,8 +23,9 @@ from dsl.schema import (
     Train,
     TrainTokenizer,
 )
-from dsl.source import Source
-from dsl.syntax import NAMED, Attribute, Block
+from dsl.schema.fields import FieldType, fields_of, keys_of
+from dsl.text.parser import parse
+from dsl.text.syntax import NAMED, Attribute, Block
 from tests.fuzz.generate import KINDS
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from compiler.build import all_bodies
-from compiler.decide import lower_spec
+from compiler.emit.emission import all_bodies
 from compiler.emit.stage_modules import StageModules
 from compiler.ir import Body, Instruction
-from compiler.plan import make_plan
-from dsl.diagnostics import Diagnostic
+from compiler.pipeline import lower_spec
+from compiler.plan.plan import make_plan
 from dsl.load import analyse
-from dsl.parser import decode
+from dsl.messages.diagnostics import Diagnostic
+from dsl.messages.source import Source
 from dsl.schema import Spec
-from dsl.source import Source
+from dsl.text.parser import decode
 from tests.fuzz.generate import Input, generated
 
 INPUTS = 50  # seeds of a case of the test

@@ -14,7 +14,7 @@ from tests.fuzz.generate import KINDS, from_json, generated
 from tests.fuzz.judge import judged
 from tests.fuzz.run import FOUND
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 COUNT = 1_000
 
 
@@ -63,7 +63,7 @@ def test_the_judge_finds_a_slow_and_a_large_and_a_crashing_reader(tmp_path: Path
     for name, code in mutants.items():
         program = (
             "import sys\nfrom tests.fuzz import judge, run\n"
-            "import dsl.parser as syntax\nimport dsl.resolve.files as files\n"
+            "import dsl.text.parser as syntax\nimport dsl.resolve.files as files\n"
             f"{code}\nreal = judge.judged\ndef warm(given):\n    run.judged = late\n    return real(given)\n"
             "def late(given):\n    files.parse = parse\n    return real(given)\nrun.judged = warm\n"
             f"sys.argv = ['run', '--count', '1', '--start', '1', '--keep', {str(tmp_path / name)!r}]\n"

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.build import compile_spec, write_build
+from compiler.pipeline import compile_spec
+from compiler.tools.report.page import build_pages
+from compiler.emit.folder import write_build
 from dsl.load import load
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +44,7 @@ def other_versions() -> list[str]:
 @pytest.mark.skipif(bool(other_versions()), reason="goldens are of the versions in constraints.txt")
 @pytest.mark.parametrize("name", SPECS)
 def test_build_is_the_golden_one(name: str, tmp_path: Path, bless: bool) -> None:
-    write_build(tmp_path / name, compile_spec(load(ROOT / "specs" / f"{name}.dsc")).files)
+    write_build(tmp_path / name, compile_spec(load(ROOT / "specs" / f"{name}.dsc"), pages=build_pages).files)
     if bless:
         shutil.rmtree(GOLDEN / name, ignore_errors=True)
         shutil.copytree(tmp_path / name, GOLDEN / name)
@@ -56,7 +58,7 @@ def compiled(cwd: Path, spec: Path | str, seed: int, locale: str, zone: str, uma
     """The build of a spec, compiled in a process with these surroundings."""
     cwd.mkdir(parents=True)
     environment = os.environ | {"PYTHONHASHSEED": str(seed), "LC_ALL": locale, "TZ": zone, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-m", "compiler.cli", "compile", str(spec), "-o", "out"]
+    command = [sys.executable, "-P", "-m", "compiler.cli.main", "compile", str(spec), "-o", "out"]
     subprocess.run(command, cwd=cwd, env=environment, umask=umask, check=True, capture_output=True)
     return files(cwd / "out")
 
@@ -66,7 +68,7 @@ def test_bytes_in_other_surroundings(tmp_path: Path, seed: int, record_property:
     cwd = tmp_path.joinpath(*["deep"] * seed, "a folder with blanks")
     locale, zone = ("C", "C.UTF-8", "POSIX")[seed % 3], ("UTC", "Asia/Tokyo", "America/Caracas")[seed // 2]
     built = compiled(cwd, ROOT / "specs" / "tiny.dsc", seed, locale, zone, umask=(0o000, 0o077)[seed % 2])
-    write_build(tmp_path / "here", compile_spec(load(ROOT / "specs" / "tiny.dsc")).files)
+    write_build(tmp_path / "here", compile_spec(load(ROOT / "specs" / "tiny.dsc"), pages=build_pages).files)
     assert {path: data for path, data in built.items() if not path.startswith("cache/")} == files(tmp_path / "here")
     record_property("builds", 1)
 

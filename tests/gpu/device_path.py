@@ -15,15 +15,15 @@ from pathlib import Path
 
 import torch
 
-from runtime.build import Build
+from runtime.build.build import Build
 from runtime.comm.connect import Endpoint
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
-from runtime.trainer import Trainer
+from runtime.step.trainer import Trainer
 from tests.gpu.pretend import DEVICE, Kind, pretended
 from tests.gpu.pretend_nccl import nccl
-from tests.training.samples import RandomSamples, steady_weight
+from tests.runtime.step.samples import RandomSamples, steady_weight
 
 WITHIN = ("recv ", "counts ", "dispatch ", "combine ")  # what a rank does within a call of its program
 BLOCKING = ("host waits", "blocking copy")

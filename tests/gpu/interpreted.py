@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-import tests.kernels.interpreted  # noqa: F401  its watch over what programs touch, and its rounding
+import tests.compiler.emit.kernels.interpreted  # noqa: F401  its watch over what programs touch, and its rounding
 from benchmarks.gpu.checks import check
 from benchmarks.gpu.sizes import Make
 from benchmarks.gpu.split import quantising_copy

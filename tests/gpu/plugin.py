@@ -1,4 +1,5 @@
-"""The interpreter's checks of kernels, run on a GPU: `python -m pytest -p tests.gpu.plugin tests/kernels`.
+"""The interpreter's checks of kernels, run on a GPU: `python -m pytest -p tests.gpu.plugin
+tests/compiler/emit/kernels`.
 
 Every test that asks for the fixture `interpret` is run, and no other; its check runs in this process, on CUDA tensors,
 with the kernels compiled, within the very bounds that hold in the interpreter. Left out are the tests of the
@@ -18,9 +19,9 @@ from typing import Any
 
 import pytest
 
-CHECKS = "tests.kernels.interpreted"
-DESCRIBED = "tests.kernels.shapes"
-OF_THE_INTERPRETER = ("tests.kernels.faulty",)  # and whatever else needs its watch
+CHECKS = "tests.compiler.emit.kernels.interpreted"
+DESCRIBED = "tests.compiler.emit.kernels.shapes"
+OF_THE_INTERPRETER = ("tests.compiler.emit.kernels.faulty",)  # and whatever else needs its watch
 
 
 def pytest_configure() -> None:

@@ -26,7 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from runtime import kernels, optimizers, quantised
+from runtime.build import kernels
+from runtime.state import optimizers, quantised
 
 # launch: of a kernel · copy: the host goes on · blocking copy: from the host, which waits · host waits: for the device
 # group call, stream waits: pretend_nccl.py
@@ -215,7 +216,7 @@ def on_stream(_: Stream) -> Iterator[None]:
 
 
 def on_cuda(_: str, file: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Stands for `on_cuda` of runtime/kernels.py: the reference op, seen as a launch of its kernel."""
+    """Stands for `on_cuda` of runtime/build/kernels.py: the reference op, seen as a launch of its kernel."""
 
     @functools.wraps(otherwise)
     def op(*args: Any, **kwargs: Any) -> Any:

@@ -16,17 +16,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runtime import snapshot
-from runtime.build import Build
+from runtime.build.build import Build
 from runtime.checkpoint.publish import Part
 from runtime.comm.connect import Endpoint, Transport
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
 from runtime.ops import product
-from runtime.trainer import Trainer
+from runtime.state import snapshot
+from runtime.step.trainer import Trainer
 from tests.gpu.pretend import DEVICE, pretended
-from tests.training.samples import RandomSamples, weight
+from tests.runtime.step.samples import RandomSamples, weight
 
 METRICS = ("loss", "mtp_loss", "sequence_loss", "grad_norm", "imbalance")
 

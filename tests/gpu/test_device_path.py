@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import pytest
 
-from compiler.build import compile_spec, write_build
+from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
+from compiler.pipeline import compile_spec
 from dsl.schema import BUILT_IN, Dense, Device, HeadDim, Machine, Mla, Rope, Spec
 from runtime.contract import Plan
-from tests.training.processes import run_module
-from tests.training.specs import MOE, model, spec
+from tests.runtime.step.processes import run_module
+from tests.runtime.step.specs import MOE, model, spec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "device_path"
 # Peaks of a device whose rows are padded: to multiples of 8 in BF16, of 128 in blocks of FP8.

@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compiler.build import compile_spec, write_build
+from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
-from runtime.device import BACKENDS, choose, take
+from compiler.pipeline import compile_spec
+from runtime.observe.device import BACKENDS, choose, take
 from tests.gpu.pretend import DEVICE, pretended
-from tests.training.processes import run_module
-from tests.training.specs import spec, with_host_state
+from tests.runtime.step.processes import run_module
+from tests.runtime.step.specs import spec, with_host_state
 
 
 def test_a_tensor_of_the_cpu_meets_none_of_a_device() -> None:

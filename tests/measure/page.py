@@ -49,8 +49,8 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def folder_of(test: str) -> str:
-    """The folder of a test or a fixture, right below tests."""
-    return "/".join(test.split("::")[0].split("/")[:2]) or "tests"
+    """The folder of a test or a fixture."""
+    return test.partition("::")[0].rpartition("/")[0] or "tests"
 
 
 def tables(found: dict[str, Any]) -> str:

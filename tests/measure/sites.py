@@ -56,8 +56,8 @@ class Mutant(NamedTuple):
 
     @property
     def package(self) -> str:
-        """The folder of the file, at most two levels deep."""
-        return "/".join(self.file.split("/")[:-1][:2])
+        """The folder of the file, at most three levels deep."""
+        return "/".join(self.file.split("/")[:-1][:3])
 
     def apply(self, source: bytes) -> bytes:
         return source[: self.begin] + self.text.encode() + source[self.end :]

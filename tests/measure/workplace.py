@@ -23,7 +23,7 @@ def make(root: Path, copy: Path) -> Path:
         check=True,
     )
     names = [name for name in listed.stdout.decode().split("\0") if name and (root / name).is_file()]
-    for name in [*names, *(path.relative_to(root).as_posix() for path in (root / "runtime/native").glob("*.so"))]:
+    for name in [*names, *(path.relative_to(root).as_posix() for path in (root / "runtime/ops/native").glob("*.so"))]:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, copy / name)
     for words in (["init", "--quiet"], ["add", "--all"]):  # tests that copy the project ask git for its files

@@ -6,7 +6,7 @@ import pytest
 
 from compiler.emit.segment_cache import Segments
 from tests.reliability.struck import Ground
-from tests.runs.place import Place
+from tests.runtime.run.place import Place
 
 
 @pytest.fixture(scope="package")

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from runtime import snapshot
 from runtime.checkpoint import durable_files
-from runtime.executor import Executor
 from runtime.launch.heartbeat import Board
+from runtime.state import snapshot
+from runtime.step.executor import Executor
 from tests.progress import children
 
 VARIABLE = "FAULT"

@@ -59,12 +59,12 @@ class Row:
 
 
 KILLS, FAULTS = "tests/reliability/test_kills.py", "tests/reliability/test_faults.py"
-HEALTH = "tests/runs/test_health.py"
+HEALTH = "tests/runtime/run/test_health.py"
 SURROUNDINGS = "tests/reliability/test_surroundings.py"
-SAVES, BACKGROUND = "tests/runs/test_saves.py", "tests/runtime/test_background_saves.py"
+SAVES, BACKGROUND = "tests/runtime/run/test_saves.py", "tests/runtime/test_background_saves.py"
 CHECKPOINT, DISK = "tests/runtime/test_checkpoint.py", "tests/runtime/test_checkpoint_faults.py"
-LAUNCH, FAILURES = "tests/runtime/test_launch.py", "tests/runs/test_failures.py"
-SIGNALS, RESUME = "tests/runtime/test_launch_signals.py", "tests/runs/test_resume.py"
+LAUNCH, FAILURES = "tests/runtime/test_launch.py", "tests/runtime/run/test_failures.py"
+SIGNALS, RESUME = "tests/runtime/test_launch_signals.py", "tests/runtime/run/test_resume.py"
 
 ROWS = (
     Row(
@@ -190,10 +190,10 @@ ROWS = (
         "{rejected.total:,.0f} of {different.total:,.0f} rejected; {accepted.total:,.0f} of {equivalent.total:,.0f}"
         " equivalent ones accepted",
         {},
-        "tests/proof/test_mutants.py",
+        "tests/compiler/program/proof/test_mutants.py",
         (
             Program(
-                "tests.proof.census",
+                "tests.compiler.program.proof.census",
                 ("--count", "2100"),
                 r"in all: (?P<different>\d+) end otherwise, (?P<rejected>\d+) of them rejected; (?P<equivalent>\d+) end"
                 r" alike, (?P<accepted>\d+) of them",
@@ -228,7 +228,7 @@ ROWS = (
                 "test_a_checkpoint_that_is_a_link_is_refused",
                 "test_a_bad_name_is_refused_before_anything_is_written",
             ),
-            "tests/weights/test_hostile.py": ("test_it_is_refused",),
+            "tests/compiler/tools/weights/test_hostile.py": ("test_it_is_refused",),
         },
         f"{CHECKPOINT}::test_a_hostile",
         holds=lambda f: f["cases"].total >= 150,
@@ -285,7 +285,7 @@ ROWS = (
                 "test_logs_on_a_full_disk",
                 "test_a_disk_that_is_full_for_a_while",
             ),
-            "tests/runs/test_commands.py": ("test_training_does_not_depend_on_who_reads",),
+            "tests/runtime/run/test_commands.py": ("test_training_does_not_depend_on_who_reads",),
             "tests/runtime/test_metrics.py": (
                 "test_rows_that_a_full_disk_refused_are_written_when_it_has_room",
                 "test_rows_that_the_system_refused_are_written_when_it_takes_them",

@@ -11,8 +11,8 @@ from typing import Any
 from unittest import mock
 
 from tests.reliability.injected import Fault, Note
-from tests.runs.place import FOUR_RANKS, Place, Running, bits, saved, untimed
 from tests.runtime.processes import listening, open_files, wait_for
+from tests.runtime.run.place import FOUR_RANKS, Place, Running, bits, saved, untimed
 
 STEPS = 9
 WORLD = 4

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.build import compile_spec
 from compiler.emit.segment_cache import Segments
-from dsl.diagnostics import SpecError, render_all
+from compiler.pipeline import compile_spec
 from dsl.load import load
-from runtime.build_files import BuildError, read
+from dsl.messages.diagnostics import SpecError, render_all
+from runtime.build.files import BuildError, read
 from tests import copies
-from tests.runs.place import ONE_RANK, spec_text
+from tests.runtime.run.place import ONE_RANK, spec_text
 from tests.watched import watch
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ from datetime import datetime
 
 import pytest
 
-from runtime.lines import read_rows
+from runtime.system.lines import read_rows
 from tests.reliability.injected import FAULTS
 from tests.reliability.struck import HANG_TIMEOUT_S, Ground
-from tests.runs.place import untimed
+from tests.runtime.run.place import untimed
 
 RANK = 2
 FAILS = {  # what happens → what is said

@@ -12,8 +12,8 @@ import pytest
 
 from tests import progress
 from tests.reliability.struck import STEPS, Ground, events
-from tests.runs.place import DSC, ended, rows
-from tests.runs.test_saves import small_disk
+from tests.runtime.run.place import DSC, ended, rows
+from tests.runtime.run.test_saves import small_disk
 
 CLOCK = Path(__file__).with_name("clock.c")
 RANK = 0

@@ -24,12 +24,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from runtime.build import Build
+from runtime.build.build import Build
 from runtime.comm import host, memory
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.trainer import Trainer
-from tests.training.samples import RandomSamples
+from runtime.step.trainer import Trainer
+from tests.runtime.step.samples import RandomSamples
 
 BEFORE = 2  # steps
 

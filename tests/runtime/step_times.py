@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.build import Build
+from runtime.build.build import Build
 from runtime.launch.heartbeat import Board
-from runtime.trainer import Trainer
-from tests.training.ledger import main
-from tests.training.samples import RandomSamples
+from runtime.step.trainer import Trainer
+from tests.runtime.step.ledger import main
+from tests.runtime.step.samples import RandomSamples
 
 STEPS = 5
 SLOW = (2, 3)  # a rank, and the step in which its first body takes long

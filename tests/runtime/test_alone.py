@@ -17,22 +17,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime import begin, build_files, optimizer, positions, prepare, run_copy, train, witness
-from runtime import loop as loop_of_ranks
-from runtime.begin import Options
+from runtime.build import files as build_files
+from runtime.build import run_copy
 from runtime.contract import NodeKind
 from runtime.contract.programs import Collective
 from runtime.contract.recipe import Checkpoints
+from runtime.data import __main__ as prepare
+from runtime.data.__main__ import data_of_checkpoints
 from runtime.data.order import Order
-from runtime.executor import Executor
-from runtime.loop import Loop
-from runtime.outcome import ReportedError
-from runtime.prepare import data_of_checkpoints
-from runtime.preparing import UsageError
-from runtime.rollout.policy import Policy
-from runtime.slots import Slots
-from runtime.state import build_state
-from runtime.trainer import Trainer
+from runtime.data.process import UsageError
+from runtime.observe.slots import Slots
+from runtime.rl.policy import Policy
+from runtime.run import begin, positions, train, witness
+from runtime.run import loop as loop_of_ranks
+from runtime.run.begin import Options
+from runtime.run.loop import Loop
+from runtime.state import optimizer
+from runtime.state.state import build_state
+from runtime.step.executor import Executor
+from runtime.step.trainer import Trainer
+from runtime.system.outcome import ReportedError
 from tests.runtime.plans import small_plan
 
 

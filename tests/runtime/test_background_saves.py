@@ -20,16 +20,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime import snapshot
 from runtime.checkpoint import durable_files, publish
 from runtime.checkpoint.publish import CheckpointError, Part, load
 from runtime.contract.recipe import Checkpoints
-from runtime.events import Events
-from runtime.health.judge import Recent
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.saves import Saves
-from runtime.trainer import Trainer
+from runtime.observe.events import Events
+from runtime.observe.health.judge import Recent
+from runtime.run.saves import Saves
+from runtime.state import snapshot
+from runtime.step.trainer import Trainer
 from tests.runtime.faulty_files import NO_SPACE, Calls
 
 

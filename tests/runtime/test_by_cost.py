@@ -14,8 +14,8 @@ from runtime.data.order import Order
 from runtime.data.row_shards import RowWriter
 from runtime.data.samples import RowSamples, Samples
 from runtime.data.shards import Writer
-from runtime.micro_batches import by_cost
-from tests.training.samples import RandomSamples
+from runtime.step.micro_batches import by_cost
+from tests.runtime.step.samples import RandomSamples
 
 SOURCE = RandomSamples(50, 12)
 Numbers = npt.NDArray[np.int64]

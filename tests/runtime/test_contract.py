@@ -12,7 +12,7 @@ import pytest
 
 from runtime.contract import Certificate, DataRequest, KernelList, Manifest, Mesh, Plan, Program
 from runtime.contract.mesh import Columns, columns_with
-from runtime.strict_json import FormError, pretty, tree
+from runtime.system.strict_json import FormError, pretty, tree
 from tests.runtime.plans import small_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"

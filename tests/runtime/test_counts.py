@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from compiler.build import compile_spec, write_build
+from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
+from compiler.pipeline import compile_spec
 from dsl.load import load
 from dsl.schema import Spec
-from runtime.native import library
-from tests.training.processes import run_module
-from tests.training.specs import spec as small
+from runtime.ops.native import library
+from tests.runtime.step.processes import run_module
+from tests.runtime.step.specs import spec as small
 
 SPECS = Path(__file__).parents[2] / "specs"
 GOLDEN = Path(__file__).parent / "counts.json"

@@ -14,9 +14,9 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard, Panel, RowPanel
 
-from compiler.cli import main
-from runtime.watch.dashboard import ALERTS
-from runtime.watch.series import SERIES
+from compiler.cli.main import main
+from runtime.observe.watch.dashboard import ALERTS
+from runtime.observe.watch.series import SERIES
 
 NAMES = {series.name for series in SERIES}
 UNITS = ("seconds", "bytes", "ratio", "total", "info")

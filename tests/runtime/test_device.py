@@ -10,7 +10,7 @@ import torch
 from runtime.comm import communicator
 from runtime.comm.communicator import Communicator, most_ctas
 from runtime.comm.transport import Channel
-from runtime.device import choose, divide, take
+from runtime.observe.device import choose, divide, take
 
 
 @pytest.mark.parametrize(("devices", "world", "kind"), [(0, 1, "cpu"), (1, 1, "cuda"), (3, 4, "cpu"), (8, 4, "cuda")])

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from runtime import lines
-from runtime.events import Events
+from runtime.observe.events import Events
+from runtime.system import lines
 
 LINES = 200
 

@@ -20,7 +20,7 @@ from runtime.ops.permute import permute
 from runtime.ops.unpermute import unpermute
 from tests.gpu.pretend import DEVICE, Pretend, pretended
 from tests.runtime import exchanges, node_exchanges
-from tests.training.processes import run_module
+from tests.runtime.step.processes import run_module
 
 counts = st.integers(1, 4).flatmap(
     lambda experts: st.lists(st.lists(st.integers(0, 20), min_size=experts, max_size=experts), min_size=1, max_size=4)

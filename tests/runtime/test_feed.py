@@ -11,15 +11,16 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from compiler.build import compile_spec, write_build
+from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
+from compiler.pipeline import compile_spec
 from dsl.load import load
-from runtime.build import Build
-from runtime.feed import Feed
+from runtime.build.build import Build
 from runtime.launch.heartbeat import Board
-from runtime.micro_batches import MicroBatches
-from runtime.trainer import Trainer
-from tests.training.samples import RandomSamples
+from runtime.step.feed import Feed
+from runtime.step.micro_batches import MicroBatches
+from runtime.step.trainer import Trainer
+from tests.runtime.step.samples import RandomSamples
 
 TINY = Path(__file__).parents[2] / "specs" / "tiny.dsc"
 VALIDATED = ["train.validate.every=2", "train.validate.batches=1", "data.validation=5%"]

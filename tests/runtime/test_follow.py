@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from runtime.events import Events
-from runtime.metrics import Metrics
-from runtime.watch.follow import Follower, Item
-from runtime.watch.run_state import State
+from runtime.observe.events import Events
+from runtime.observe.metrics import Metrics
+from runtime.observe.watch.follow import Follower, Item
+from runtime.observe.watch.run_state import State
 
 
 class Rows:

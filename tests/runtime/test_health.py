@@ -22,12 +22,12 @@ from runtime.checkpoint.shard_manifest import Manifest
 from runtime.comm.transport import Sums
 from runtime.contract.recipe import Health, Spike
 from runtime.data.order import Order
-from runtime.health import record, rerun
-from runtime.health.judge import BadStepError, Recent, Trained, Verdict, judge
-from runtime.health.replicas import Difference, compare, fingerprint
-from runtime.health.watch import Watch
-from runtime.position import Position
-from runtime.state import State, build_state
+from runtime.data.position import Position
+from runtime.observe.health import record, rerun
+from runtime.observe.health.judge import BadStepError, Recent, Trained, Verdict, judge
+from runtime.observe.health.replicas import Difference, compare, fingerprint
+from runtime.observe.health.watch import Watch
+from runtime.state.state import State, build_state
 from tests.runtime.plans import small_plan
 
 CPU = torch.device("cpu")
@@ -116,7 +116,7 @@ def test_what_is_remembered_reads_back() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_any_flipped_bit_changes_a_fingerprint(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every bit of the first and last elements of each chunk, and random ones between."""
-    monkeypatch.setattr("runtime.health.replicas._CHUNK", 64)
+    monkeypatch.setattr("runtime.observe.health.replicas._CHUNK", 64)
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(150, generator=generator).to(dtype)
     bits, before = values.view(torch.uint8), fingerprint(values)
@@ -214,7 +214,7 @@ def test_what_one_rank_owns_is_not_compared() -> None:
 
 
 def test_many_numbers_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.health.replicas._MOST_AT_ONCE", 4)
+    monkeypatch.setattr("runtime.observe.health.replicas._MOST_AT_ONCE", 4)
     plan = plan_of()
     states = [build_state(plan, rank, CPU) for rank in range(4)]
     assert compared(states, plan) == ([], 3), "ten numbers: of the weights of all, of two, and of the bias"

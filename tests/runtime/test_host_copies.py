@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from compiler.emit.stage_modules import statement
-from compiler.lower.lowering import copy_instructions
-from runtime.actions import Action
-from runtime.host_copies import HostCopies
+from compiler.program.lower.lowering import copy_instructions
+from runtime.contract.actions import Action
+from runtime.step.host_copies import HostCopies
 from tests.gpu.pretend import DEVICE, Pretend, pretended
 
 

@@ -20,7 +20,7 @@ from runtime.launch.launcher import launch
 from runtime.launch.rank_process import _LogFile
 from runtime.launch.rank_watch import Stillness, Supervision
 from runtime.launch.run_lock import RunFolderBusyError
-from runtime.outcome import Outcome
+from runtime.system.outcome import Outcome
 from tests.progress import PATIENCE_S, children
 from tests.runtime.hangs import from_then_on
 from tests.runtime.processes import block, is_gone, listeners, state, wait_for

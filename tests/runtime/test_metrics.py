@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime import lines
-from runtime.lines import Lines, read_rows, utc_now
-from runtime.metrics import Metrics, check_metrics
+from runtime.observe.metrics import Metrics, check_metrics
+from runtime.system import lines
+from runtime.system.lines import Lines, read_rows, utc_now
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(path: Path, 
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from runtime.lines import Lines
+from runtime.system.lines import Lines
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 lines = Lines(Path(sys.argv[1]), 0, print)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from runtime.contract import Metrics
-from runtime.sinks import mlflow
-from runtime.sinks.sink import Opened, Point
-from runtime.watch.follow import Item
-from runtime.watch.run_state import State
+from runtime.observe.sinks import mlflow
+from runtime.observe.sinks.sink import Opened, Point
+from runtime.observe.watch.follow import Item
+from runtime.observe.watch.run_state import State
 
 
 def row(step: int) -> Item:

@@ -12,23 +12,24 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compiler.decide import lower_spec
 from compiler.emit.build_files import contract_plan
+from compiler.pipeline import lower_spec
 from compiler.predict.memory_state import rank_states, update_scratch
-from dsl.memory import HOST_PART, HOST_SLOTS
+from dsl.closed_forms.memory import HOST_PART, HOST_SLOTS
 from dsl.schema import Spec
-from runtime import contract, optimizer
-from runtime.average import MovingAverage
-from runtime.kernels import Op
-from runtime.offload import Staging, Update
-from runtime.optimizers import reference_update
-from runtime.optimizers.adamw import adamw
-from runtime.optimizers.muon import muon
-from runtime.state import State, build_state
+from runtime import contract
+from runtime.build.kernels import Op
+from runtime.state import optimizer
+from runtime.state.average import MovingAverage
+from runtime.state.offload import Staging, Update
+from runtime.state.optimizers import reference_update
+from runtime.state.optimizers.adamw import adamw
+from runtime.state.optimizers.muon import muon
+from runtime.state.state import State, build_state
 from tests.gpu.pretend import DEVICE, Pretend, pretended
-from tests.training.specs import spec as small_spec
-from tests.training.specs import with_host_state
-from tests.training.test_muon import with_muon
+from tests.runtime.step.specs import spec as small_spec
+from tests.runtime.step.specs import with_host_state
+from tests.runtime.step.test_muon import with_muon
 
 CPU = torch.device("cpu")
 PART = 1000  # elements: buckets have some 20,000

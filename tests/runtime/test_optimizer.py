@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.optimizer import NORM_ROW, square_sum
-from runtime.optimizers import update_of
-from runtime.optimizers.adamw import adamw
+from runtime.state.optimizer import NORM_ROW, square_sum
+from runtime.state.optimizers import update_of
+from runtime.state.optimizers.adamw import adamw
 
 
 @pytest.mark.parametrize("elements", [0, 1, NORM_ROW - 1, NORM_ROW, 5 * NORM_ROW + 3])

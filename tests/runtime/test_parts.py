@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.processes import run_module
+from tests.runtime.step.processes import run_module
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsl.ramp import ramp
+from dsl.closed_forms.ramp import ramp
 from dsl.schema import Batch
+from runtime.contract.rate import batch_at, last_step, tokens_after
 from runtime.data.order import Order
 from runtime.data.permutation import permuted, unpermuted
-from runtime.position import Position
-from runtime.rate import batch_at, last_step, tokens_after
+from runtime.data.position import Position
 
 TOKENS = 1000  # of the text
 

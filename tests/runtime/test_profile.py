@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 
-from compiler.build import compile_spec, write_build
-from compiler.decide import lower_spec
+from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
-from compiler.report.profile import write_run_profile
-from compiler.report.profile_text import text
+from compiler.pipeline import compile_spec, lower_spec
+from compiler.tools.report.profile import write_run_profile
+from compiler.tools.report.profile_text import text
 from dsl.load import load
-from runtime import optimizer, profile
-from runtime.build import Build
+from runtime.build.build import Build
 from runtime.comm import collective, memory
 from runtime.launch.heartbeat import Board
-from runtime.profile import WARM_UP, Key, Overhead, Profile, Row, Stopwatch, without_overhead
-from runtime.trainer import Trainer
-from tests.runs.place import FOUR_RANKS, ONE_RANK, Place
-from tests.training.samples import RandomSamples
+from runtime.run import profile
+from runtime.run.profile import WARM_UP, Key, Overhead, Profile, Row, Stopwatch, without_overhead
+from runtime.state import optimizer
+from runtime.step.trainer import Trainer
+from tests.runtime.run.place import FOUR_RANKS, ONE_RANK, Place
+from tests.runtime.step.samples import RandomSamples
 
 TINY = Path(__file__).parents[2] / "specs" / "tiny.dsc"
 MICRO_BATCHES = 4

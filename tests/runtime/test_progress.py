@@ -15,8 +15,8 @@ import pytest
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
-from runtime.metrics import Metrics
-from runtime.progress import LIVE_EVERY_S, PLAIN_EVERY_S, Progress
+from runtime.observe.metrics import Metrics
+from runtime.observe.progress import LIVE_EVERY_S, PLAIN_EVERY_S, Progress
 
 
 class Clock:

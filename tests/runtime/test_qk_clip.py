@@ -11,8 +11,8 @@ import torch
 from runtime import contract
 from runtime.contract.plan import ClippedAttention, Rows
 from runtime.contract.slices import Slice
-from runtime.qk_clip import clip_rows, factors_of
-from runtime.state import build_state
+from runtime.state.qk_clip import clip_rows, factors_of
+from runtime.state.state import build_state
 from tests.runtime.plans import small_plan
 
 ROWS, COLUMNS = 8, 5

@@ -23,21 +23,21 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from runtime import run_copy
+from runtime.build import run_copy
 from runtime.contract import Link, Metrics, Watch
-from runtime.events import Events
-from runtime.sinks import __main__ as exporters
-from runtime.sinks import beside
-from runtime.sinks import worker as workers
-from runtime.sinks.otel import OpenTelemetry
-from runtime.sinks.prometheus import Prometheus
-from runtime.sinks.sink import Opened, Point, Sink, numbers
-from runtime.sinks.tensorboard import TensorBoard
-from runtime.sinks.worker import Exports, Worker
-from runtime.strict_json import tree
-from runtime.watch.follow import Item
-from runtime.watch.run_state import State
-from runtime.watch.series import SERIES
+from runtime.observe.events import Events
+from runtime.observe.sinks import __main__ as exporters
+from runtime.observe.sinks import beside
+from runtime.observe.sinks import worker as workers
+from runtime.observe.sinks.otel import OpenTelemetry
+from runtime.observe.sinks.prometheus import Prometheus
+from runtime.observe.sinks.sink import Opened, Point, Sink, numbers
+from runtime.observe.sinks.tensorboard import TensorBoard
+from runtime.observe.sinks.worker import Exports, Worker
+from runtime.observe.watch.follow import Item
+from runtime.observe.watch.run_state import State
+from runtime.observe.watch.series import SERIES
+from runtime.system.strict_json import tree
 from tests.progress import PATIENCE_S
 from tests.runtime.processes import wait_for
 

@@ -21,7 +21,7 @@ from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
-from runtime.outcome import Outcome
+from runtime.system.outcome import Outcome
 from tests.progress import PATIENCE_S
 from tests.runtime.processes import wait_for
 

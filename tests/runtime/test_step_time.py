@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from compiler.build import compile_spec, write_build
+from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
-from runtime.step_time import COMMUNICATION, NUMBERS, OF_ROLLOUTS, PARTS, Part, StepTime, takes
+from compiler.pipeline import compile_spec
+from runtime.step.step_time import COMMUNICATION, NUMBERS, OF_ROLLOUTS, PARTS, Part, StepTime, takes
+from tests.runtime.step.processes import run_module
+from tests.runtime.step.specs import spec as small
 from tests.runtime.step_times import SLOW, SLOW_S, STEPS
-from tests.training.processes import run_module
-from tests.training.specs import spec as small
 
 RANKS = 3
 

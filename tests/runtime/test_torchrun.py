@@ -27,7 +27,7 @@ from runtime.launch.run_lock import lock_folder
 from runtime.launch.torchrun import RefusedError, attach
 from runtime.launch.torchrun_meet import Place
 from runtime.launch.torchrun_says import Beat, Peer
-from runtime.outcome import EXIT_RETRY
+from runtime.system.outcome import EXIT_RETRY
 from tests.runtime.hangs import from_then_on
 from tests.runtime.processes import Fork, block, forked, listeners, wait_for
 

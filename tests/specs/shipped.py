@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from compiler.decide import Lowered, lower_spec
-from dsl.chosen import phases_in, runs_in
+from compiler.pipeline import lower_spec
+from compiler.program.lowered import Lowered
 from dsl.load import load
+from dsl.resolve.chosen import phases_in, runs_in
 from dsl.schema import Spec
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"

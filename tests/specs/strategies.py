@@ -6,6 +6,7 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
+from dsl.closed_forms.stages import fewest_stages_of_rank
 from dsl.schema import (
     BUILT_IN,
     Balance,
@@ -39,7 +40,6 @@ from dsl.schema import (
     YarnScaling,
 )
 from dsl.schema.model import Act
-from dsl.stages import fewest_stages_of_rank
 from tests.specs.shipped import shipped
 
 ALWAYS = (Phase(value=0.001),)

@@ -1,7 +1,7 @@
 """Parameters and FLOPs: the published ones exactly, and in closed form what the layers declare and compute.
 
-`dsl/counts.py` counts in closed form what `counted` sums over layers, and `in_closed_form` what `flops_per_token` sums
-over their ops. A layer that is changed alone fails here.
+`dsl/closed_forms/counts.py` counts in closed form what `counted` sums over layers, and `in_closed_form` what
+`flops_per_token` sums over their ops. A layer that is changed alone fails here.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from hypothesis import given, settings
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from compiler import layers
 from compiler.ir import Param, Segment
-from compiler.layers import Place, gqa
+from compiler.model import layers
+from compiler.model.layers import Place, gqa
 from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import counted
 from compiler.plan.parameters import parameters as laid_out
 from compiler.predict.prediction import Flops
-from dsl import counts
+from dsl.closed_forms import counts
 from dsl.schema import Compressed, DeltaNet, Dense, Gqa, Model, Moe, Spec
 from tests.specs.counted import flops_of
 from tests.specs.shipped import RUNS, shipped

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from dsl import counts
-from dsl.resolve.fields import FieldType, fields_of
+from dsl.closed_forms import counts
 from dsl.schema import (
     Clamp,
     Compressed,
@@ -39,6 +38,7 @@ from dsl.schema import (
     Rope,
     YarnScaling,
 )
+from dsl.schema.fields import FieldType, fields_of
 from tests.reference.config import Config
 from tests.reference.delta import delta_rule
 from tests.reference.model import Reference
@@ -58,7 +58,7 @@ NOT_COUNTED = {
     "rounds", "eps", "choice",
 }  # fmt: skip
 ONE_VALUE = {("Mtp", "depth"), ("Phase", "until_tokens")}  # one block of MTP is trained so far; ends are none or some
-# What they have is known when they are traced: tests/modules counts it.
+# What they have is known when they are traced: tests/compiler/model/modules counts it.
 TRACED: set[type[Node]] = {Custom, CustomAttention}
 
 

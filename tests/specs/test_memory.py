@@ -9,19 +9,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from compiler.build import compile_spec, write_build
-from compiler.decide import Lowered, lower_spec
+from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
 from compiler.ir import Plan
+from compiler.pipeline import compile_spec, lower_spec
 from compiler.plan.row_counts import balanced_rows
-from compiler.proof import prove
-from dsl.memory import ITEMSIZE, lower_bound
+from compiler.program.lowered import Lowered
+from compiler.program.proof import prove
+from dsl.closed_forms.memory import ITEMSIZE, lower_bound
 from dsl.schema import Spec
-from runtime.build import Build
-from runtime.state import build_state
+from runtime.build.build import Build
+from runtime.state.state import build_state
+from tests.runtime.step.specs import spec as small_spec
 from tests.specs.shipped import RUNS, planned, shipped
 from tests.specs.strategies import specs
-from tests.training.specs import spec as small_spec
 
 
 def held_by_rank(spec: Spec, plan: Plan) -> Counter[int]:

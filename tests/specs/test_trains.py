@@ -29,7 +29,7 @@ def trained(name: str, folder: Path, *words: str) -> list[dict[str, Any]]:
         shutil.copy(Path(sysconfig.get_paths()["stdlib"]) / f"{module}.py", corpus)
     command = ["train", str(SPECS / f"{name}.dsc"), "--data", str(folder), "--out", "run", *words]
     command += ["-s", f"data.source={corpus}/*.py", "-s", "data.tokenizer=train(300)"]
-    done = forks.run("compiler.cli", command, folder)
+    done = forks.run("compiler.cli.main", command, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
 
@@ -66,7 +66,7 @@ def test_a_run_that_fine_tunes_and_one_of_rewards_train(tmp_path: Path) -> None:
     rows = {}
     for run in ("r1_sft", "r1"):
         words = ["train", f"r1-tiny.dsc:{run}", "--steps", str(STEPS), "-s", 'train.initial="runs/r1_sft"']
-        done = forks.run("compiler.cli", words[: None if run == "r1" else -2], tmp_path)
+        done = forks.run("compiler.cli.main", words[: None if run == "r1" else -2], tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         rows[run] = [json.loads(line) for line in (tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()]
     assert rows["r1_sft"][0]["loss"] == pytest.approx(math.log(20), abs=0.3)

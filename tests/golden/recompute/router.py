@@ -5,7 +5,7 @@
 
 import torch
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import (
     add_rmsnorm,
     linear_wide,

@@ -1,7 +1,7 @@
 # constructed by dsc: segment shared, T=256 D=256, float32
 # recompute: rmsnorm, swiglu
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import linear, linear_dgrad, linear_wgrad_, rmsnorm, swiglu, swiglu_dgrad
 
 rmsnorm = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from runtime.tile_queue import tile_queue
+from runtime.ops.tile_queue import tile_queue
 
 E, N, K = 8, 192, 128
 PROGRAMS = 132  # persistent: as many as there are SMs for compute

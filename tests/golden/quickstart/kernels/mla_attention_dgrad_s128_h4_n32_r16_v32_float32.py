@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from runtime.ops.causal import angles
-from runtime.tile_queue import tile_queue
+from runtime.ops.tile_queue import tile_queue
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 S, H, GROUP = 128, 4, 1

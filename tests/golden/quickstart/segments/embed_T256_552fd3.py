@@ -1,7 +1,7 @@
 # constructed by dsc: segment embed, T=256, float32
 # from spec.resolved:62: vocab = 4096
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import embedding, embedding_wgrad_
 
 embedding = on_cuda(__file__, 'embedding_d192_float32', embedding)

@@ -2,7 +2,7 @@
 # from spec.resolved:84: layers 1..3
 # R: rows received, any number
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import gated_swiglu, gated_swiglu_dgrad, grouped_linear, grouped_linear_dgrad, grouped_linear_wgrad_
 
 gated_swiglu = on_cuda(__file__, 'swiglu_i128_float32', gated_swiglu)

@@ -4,7 +4,7 @@
 
 import torch
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import rmsnorm, rmsnorm_dgrad, rmsnorm_wgrad_
 
 rmsnorm = on_cuda(__file__, 'rmsnorm_d192_float32', rmsnorm)

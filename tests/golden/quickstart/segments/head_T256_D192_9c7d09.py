@@ -1,7 +1,7 @@
 # constructed by dsc: segment head, T=256 D=192, float32
 # from spec.resolved:62: vocab = 4096
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import cross_entropy, cross_entropy_dgrad, linear, linear_dgrad, linear_wgrad_
 
 cross_entropy = on_cuda(__file__, 'cross_entropy_v4096_float32', cross_entropy)

@@ -2,7 +2,7 @@
 # from spec.resolved:84: layers 1..3
 # top_k=4
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import unpermute_add, unpermute_dgrad
 
 unpermute_add = on_cuda(__file__, 'unpermute_k4_d192_float32', unpermute_add)

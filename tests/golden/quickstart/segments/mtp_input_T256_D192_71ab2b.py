@@ -4,7 +4,7 @@
 
 import torch
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import (
     embedding,
     embedding_wgrad_,

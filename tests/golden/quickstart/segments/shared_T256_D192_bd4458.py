@@ -1,7 +1,7 @@
 # constructed by dsc: segment shared, T=256 D=192, float32
 # from spec.resolved:84: layers 1..3
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import linear, linear_dgrad, linear_wgrad_, swiglu, swiglu_dgrad
 
 swiglu = on_cuda(__file__, 'swiglu_i128_float32', swiglu)

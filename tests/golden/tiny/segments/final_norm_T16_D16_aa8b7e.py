@@ -2,7 +2,7 @@
 # from spec.resolved:89: mtp
 # eps=1e-06 copies=1
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import rmsnorm, rmsnorm_dgrad, rmsnorm_wgrad_
 
 rmsnorm = on_cuda(__file__, 'rmsnorm_d16_float32', rmsnorm)

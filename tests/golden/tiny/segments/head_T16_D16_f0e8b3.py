@@ -1,7 +1,7 @@
 # constructed by dsc: segment head, T=16 D=16, float32
 # from spec.resolved:50: vocab = 512
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import cross_entropy, cross_entropy_dgrad, linear, linear_dgrad, linear_wgrad_
 
 cross_entropy = on_cuda(__file__, 'cross_entropy_v512_float32', cross_entropy)

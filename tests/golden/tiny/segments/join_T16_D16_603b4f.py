@@ -2,7 +2,7 @@
 # from spec.resolved:72: layers 1..1
 # top_k=2
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import unpermute_add, unpermute_dgrad
 
 unpermute_add = on_cuda(__file__, 'unpermute_k2_d16_float32', unpermute_add)

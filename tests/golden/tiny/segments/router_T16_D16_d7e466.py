@@ -3,7 +3,7 @@
 # eps=1e-06 biased=True softmax=False groups=2 top_groups=1 top_k=2 normalize=True scale=2.5 sequence=16 shared=True
 # balance=False
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import (
     add_rmsnorm,
     linear_wide,

@@ -1,7 +1,7 @@
 # constructed by dsc: segment shared, T=16 D=16, float32
 # from spec.resolved:72: layers 1..1
 
-from runtime.kernels import on_cuda
+from runtime.build.kernels import on_cuda
 from runtime.ops import linear, linear_dgrad, linear_wgrad_, swiglu, swiglu_dgrad
 
 swiglu = on_cuda(__file__, 'swiglu_i16_float32', swiglu)

@@ -1,0 +1,147 @@
+"""`dsc calibrate [SPEC[:RUN]] -o rates.json`: measure what this machine achieves, for plans to go by.
+
+dsc calibrate -o rates.json                          at the shapes of a small model, about half a minute
+dsc calibrate train.dsc -o rates.json                at those of the spec; then: cluster { rates = "rates.json" }
+dsc calibrate train.dsc --trace t.json -o rates.json  class factors from one traced layer, nothing is measured
+
+Exit codes: 0 done · 2 the spec, the trace or the command line is wrong · others: those of the processes that measure
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, say, wrong
+from compiler.cli.commands.output_files import refuse_output, write
+from compiler.ir import Plan
+from compiler.machine.rates import RateError, Table, read_table, shipped_table, shipped_tables
+from compiler.machine.rates.calibration import job, table_of, tasks_of
+from compiler.machine.rates.table import Device
+from compiler.plan.plan import make_plan
+from compiler.plan.spec_rates import rates_of, table_for
+from compiler.predict.choose import Chosen
+from compiler.tools.templates import SHIPPED
+from dsl.canonical import quoted
+from dsl.messages.diagnostics import plural
+from dsl.resolve.files import collect
+from dsl.schema import Spec
+
+BUDGET_S = 20.0  # of the ops; transfers take some seconds
+MEASURED_ON = "quickstart.dsc"  # without a spec
+FAR = "../../"  # from the spec's folder: an absolute path reads better
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_spec_arguments(parser, f"a spec file, or SPEC:RUN; default: the {MEASURED_ON} that comes with dsc")
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help="the rate table to write")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="a traced layer of the spec, docs/rates.md")
+    parser.add_argument(
+        "--table", metavar="TABLE", help="with --trace: the table to correct, a file or a name; default: the device's"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, or take a trace; write the table."""
+    if args.table and not args.trace:
+        return wrong("--table is for --trace", "without a trace, everything is measured")
+    default = next(folder / MEASURED_ON for folder in SHIPPED if (folder / MEASURED_ON).exists())
+    try:
+        refuse_output(args.out, args.spec, args.trace, args.table)  # before the work
+    except OSError as error:
+        return _unwritten(args.out, error)
+    chosen = load_spec(args.spec or str(default), args.set)
+    if chosen is None:
+        return EXIT_SPEC
+    plan = make_plan(chosen.spec)
+    try:
+        result = _traced(args, chosen.spec, plan) if args.trace else _measured(args.device, chosen.spec, plan)
+    except RateError as error:
+        return wrong(str(error))
+    if isinstance(result, int):
+        return result
+    try:
+        write(args.out, result.to_json().encode())
+    except OSError as error:
+        return _unwritten(args.out, error)
+    print(f"{args.out}: {plural(len(result.rows), 'row')}, {plural(len(result.factors), 'class factor')}")
+    print(f"plan with it:  {_edit(chosen, args)}")
+    return 0
+
+
+def _unwritten(out: Path, error: OSError) -> int:
+    return wrong(f"{out} cannot be written: {error.strerror}")
+
+
+def _edit(chosen: Chosen, args: argparse.Namespace) -> str:
+    """The line that goes by the table: a path in a spec starts at the file that it is written in, that of the cluster.
+
+    Absolute where that is far away, and where no spec was named: it will be written in one that is not known.
+    """
+    out, name = os.path.realpath(args.out), chosen.spec.cluster.name
+    if not args.spec:
+        return f"cluster … {{ rates = {quoted(out)} }}"
+    file = collect(str(chosen.path)).blocks["cluster", name].head.source.name
+    near = os.path.relpath(out, Path(file).resolve().parent)
+    path = out if near.startswith(FAR) else near
+    where = f"  in {file}" if file != os.path.normpath(chosen.path) else ""
+    return f"cluster {name} {{ rates = {quoted(path)} }}{where}"
+
+
+def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
+    from compiler.predict.traced_layer import calibrated, read_trace, uncalibrated
+
+    name = args.table or table_for(spec.cluster.node.device)
+    table = shipped_table(name) if name in shipped_tables() else read_table(Path(name))
+    trace = read_trace(args.trace)
+    scaled = calibrated(table, trace, spec, plan, plan.cuts)
+    if kept := uncalibrated(scaled, spec, plan, plan.cuts):
+        say(
+            f"note: the trace does not name, or its layer {trace.layer} does not run, {', '.join(kept)}: these stay as "
+            f"table {table.name[:40]} has them"
+        )
+    return scaled
+
+
+def _measured(device: str, spec: Spec, plan: Plan) -> Table | int:
+    """The table of this machine, or the exit code of the processes that measure."""
+    from compiler.plan.row_counts import balanced_rows
+
+    tasks, large = tasks_of(plan, rates_of(spec, "cpu"), balanced_rows(spec))
+    if large:
+        say(f"calibrate: left out as too large for this: {plural(large, 'op')}")
+    if not tasks:
+        raise RateError("every op of this spec is too large to measure here: take a smaller model")
+    cores = len(os.sched_getaffinity(0))
+    processes = min(cores, spec.cluster.node.devices) if device == "cpu" else 1
+    with tempfile.TemporaryDirectory(prefix="dsc-calibrate-", ignore_cleanup_errors=True) as folder:
+        question, answer = Path(folder, "job.json"), Path(folder, "measured.json")
+        transfers = 2 if device == "cpu" else 0
+        question.write_text(json.dumps(job(tasks, device, processes, transfers, BUDGET_S)), "utf-8")
+        command = [sys.executable, "-P", "-m", "runtime.observe.calibrate", str(question), str(answer)]
+        code = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode
+        if code:
+            return code if code > 0 else 128 - code
+        found = json.loads(answer.read_text("utf-8"))
+    name = found["device"] if device == "cuda" else _processor()
+    on = Device(name=name, cores=cores if device == "cpu" else None)
+    return table_of(found, tasks, on, f"measured on {name}, {cores} cores", time.strftime("%Y-%m-%d"))
+
+
+def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
+    """The public name of this machine's processor."""
+    try:
+        lines = info.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next((name[:200] for name in names if name), platform.machine() or "CPU")

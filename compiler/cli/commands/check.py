@@ -1,0 +1,311 @@
+"""`dsc check [SPEC[:RUN] …] [-s key=value]`: are specs right? Everything wrong with them at once; nothing is run.
+
+dsc check                          the one spec of this folder
+dsc check specs/*.dsc              several; a file without a run is checked as a library
+dsc check spec.dsc:ablation -s parallel.pipeline=8
+dsc check --format github          annotations of a pull request; --format json: docs/json.md
+
+Where the source of the data matches no file here, a warning says so: the text may be elsewhere (`dsc train --data`).
+
+Exit codes: 0 everything is right (warnings do not count) · 2 something is wrong
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compiler.cli.commands.common import EXIT_SPEC, add_overrides, human, say, wrong
+from compiler.plan.read_files import mistakes_of
+from dsl.closed_forms.counts import parameters
+from dsl.load import Analysis, View, analyse, refusals
+from dsl.messages.diagnostics import Diagnostic, Edit, Note, SpecError, given, giver, plural, visible
+from dsl.messages.source import Source
+from dsl.resolve.chosen import find, split
+from dsl.resolve.files import content_of, read
+
+JSON_VERSION = 1
+OF_DATA = frozenset(
+    {"D0101", "D0102", "D0104", "D0105", "D0106"}
+)  # what is said of text that is not here, and may be elsewhere
+MAX_ROUNDS = 10  # of --fix: a corrected word may let another mistake be seen
+MAX_TRIED = 50  # corrections of one round, each of which is tried on the specs, at some 30 ms
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is known of one SPEC argument."""
+
+    spec: str  # as it was asked for
+    diagnostics: tuple[Diagnostic, ...]
+    views: tuple[View, ...] = ()  # the runs, or the blocks of a library
+
+    @property
+    def is_right(self) -> bool:
+        return not any(item.severity == "error" for item in self.diagnostics)
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        return tuple(view.spec.name for view in self.views if hasattr(view.spec, "name"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    text = "spec files, or SPEC:RUN for one run of a file; default: the spec in the current folder"
+    parser.add_argument("specs", nargs="*", metavar="SPEC", help=text)
+    add_overrides(parser)
+    text = "text, json (docs/json.md) or github, annotations for a workflow; default: text"
+    parser.add_argument("--format", choices=("text", "json", "github"), default="text", help=text)
+    text = "correct misspelt words in the files named, where there is one word that was meant"
+    parser.add_argument("--fix", action="store_true", help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, and print what was found in the format asked for."""
+    try:
+        specs = args.specs or [str(find())]
+    except SpecError as error:
+        return _print(args.format, [Checked("", error.diagnostics)])
+    if args.fix:
+        fault = _fix(specs, args.set)
+        if fault:
+            return wrong(fault)
+    return _print(args.format, [examine(spec, args.set) for spec in dict.fromkeys(specs)])
+
+
+def examine(spec: str, overrides: Sequence[str]) -> Checked:
+    """Everything wrong with a spec; if nothing is, what `dsc train` would refuse, as warnings."""
+    file, run = split(spec)
+    analysis = analyse(file, run, overrides)
+    if wrong := analysis.diagnostics or mistakes_of(analysis, file):
+        return Checked(spec, wrong, analysis.views)
+    return Checked(spec, (*refusals(analysis), *_of_data(analysis, file)), analysis.views)
+
+
+def _of_data(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
+    """Sources of data that match nothing here, as warnings."""
+    runs = [view for view in analysis.views if hasattr(view.spec, "train")]
+    if all({*view.spec.data.patterns.values()} == {"python_stdlib"} for view in runs):
+        return ()
+    from compiler.tools import data_source  # only specs with text of their own wait for it
+
+    found = (each for view in runs for each in data_source.warnings(view.spec, view.context.origins, Path(file).parent))
+    return tuple(dict.fromkeys(found))
+
+
+def _print(how: str, results: list[Checked]) -> int:
+    items = list(dict.fromkeys(item for result in results for item in result.diagnostics))  # imports are shared
+    PRINTERS[how](results, items)
+    return 0 if all(result.is_right for result in results) else EXIT_SPEC
+
+
+# ---------------------------------------------------------------- text
+
+
+def _as_text(results: list[Checked], items: list[Diagnostic]) -> None:
+    """Mistakes to stderr; to stdout what is right, and what train would refuse of it."""
+    errors = [item for item in items if item.severity == "error"]
+    say("\n\n".join(str(item) for item in errors))
+    for result in results:
+        if result.is_right:
+            print(f"{visible(result.spec)}: right{_contents(result)}")
+            elsewhere = [item for item in result.diagnostics if item.code in OF_DATA]
+            refused = [item for item in result.diagnostics if item.code not in OF_DATA]
+            if refused:
+                which = f"run {result.runs[0]} is" if len(result.runs) == 1 else "some runs are"
+                print(f"\n{which} right, and cannot be compiled and trained yet:\n")
+                say("\n\n".join(str(item) for item in refused), sys.stdout)
+            if elsewhere:
+                print()
+                say("\n\n".join(str(item) for item in elsewhere), sys.stdout)
+    if errors:
+        say(f"\n{_totals(results, items)}")
+
+
+def _contents(result: Checked) -> str:
+    """`: run pretrain, model deepseek_v3 with 671.0B parameters`."""
+    models = {}
+    for view in result.views:
+        model = getattr(view.spec, "model", None)
+        if model is not None:
+            count = parameters(model)
+            active = f", {human(count.active)} active" if count.active < count.total else ""
+            in_mtp = f", {human(count.mtp)} more of MTP" if count.mtp else ""
+            named = ", ".join(dict.fromkeys(visible(part.module) for _, part in model.customs))
+            beside = f" beside those of {named}" if named else ""  # nothing of it is run to count them
+            models[model.name] = f"{visible(model.name)} with {human(count.total)} parameters{active}{in_mtp}{beside}"
+    runs = [f"run{'s' if len(result.runs) > 1 else ''} {', '.join(result.runs)}"] if result.runs else []
+    parts = [*runs, *([f"model{'s' if len(models) > 1 else ''} {', '.join(models.values())}"] if models else [])]
+    return f": {'; '.join(parts)}" if parts else ""
+
+
+def _totals(results: list[Checked], items: Iterable[Diagnostic]) -> str:
+    """`3 errors in 2 of 5 specs`."""
+    errors = sum(item.severity == "error" for item in items)
+    num_wrong = sum(not result.is_right for result in results)
+    return plural(errors, "error") + (f" in {num_wrong} of {plural(len(results), 'spec')}" if len(results) > 1 else "")
+
+
+# ---------------------------------------------------------------- json
+
+
+def _as_json(results: list[Checked], items: list[Diagnostic]) -> None:
+    import json
+
+    print(json.dumps(document(results, items), indent=2, ensure_ascii=False))
+
+
+def document(results: Sequence[Checked], items: Sequence[Diagnostic]) -> dict[str, Any]:
+    """The document that docs/json.md describes."""
+    from dsl.text.as_json import diagnostic_value  # only who asks for it waits for it
+
+    return {
+        "version": JSON_VERSION,
+        "specs": [
+            {"spec": result.spec, "right": result.is_right, "runs": list(result.runs), "models": _models(result)}
+            for result in results
+            if result.spec
+        ],
+        "diagnostics": [diagnostic_value(item) for item in items],
+        "errors": sum(item.severity == "error" for item in items),
+        "warnings": sum(item.severity == "warning" for item in items),
+    }
+
+
+def _models(result: Checked) -> list[dict[str, Any]]:
+    """The models of a spec that is right, each once, with its numbers of parameters."""
+    if not result.is_right:
+        return []
+    models = {view.spec.model.name: view.spec.model for view in result.views if getattr(view.spec, "model", None)}
+    counts = {name: parameters(model) for name, model in models.items()}
+    return [
+        {"name": name, "parameters": each.total, "active": each.active, "mtp": each.mtp}
+        for name, each in counts.items()
+    ]
+
+
+# ---------------------------------------------------------------- github
+
+
+def _as_github(results: list[Checked], items: list[Diagnostic]) -> None:
+    """One workflow command for each message on stdout, the totals on stderr."""
+    for item in items:
+        print(annotation(item))
+    say(_totals(results, items))
+
+
+def annotation(item: Diagnostic) -> str:
+    """A message as a workflow command: `::error file=a.dsc,line=7,…,title=E0201::…`."""
+    values: dict[str, object] = {}
+    if item.span is not None and item.span.source.name != "-s":
+        span = item.span
+        end_line, end_column = span.source.position(span.end)
+        values = {"file": span.source.name, "line": span.line, "endLine": end_line}
+        if end_line == span.line:  # columns are those of one line
+            values |= {"col": span.column, "endColumn": end_column}
+    values["title"] = item.code
+    notes = [f"note: {note.message}{_places(note)}" for note in item.notes]
+    hints = [f"hint: {item.hint}"] if item.hint else _ways_out(item)
+    text = "\n".join([item.message, *hints, *notes])
+    properties = ",".join(f"{key}={_property(str(value))}" for key, value in values.items())
+    return f"::{item.severity} {properties}::{_data(text)}"
+
+
+def _places(note: Note) -> str:
+    places = [str(note.span)] if note.span else [f"`{given(place)}` {place}" for place in note.places]
+    return f" ({', '.join(places)})" if places else ""
+
+
+def _ways_out(item: Diagnostic) -> list[str]:
+    """The edits that would resolve a conflict, one resolution a line."""
+    ways = item.conflict.resolutions if item.conflict else ()
+    each = [", ".join(f"write `{giver(edit.span)}{edit.text}` ({edit.span})" for edit in edits) for edits in ways]
+    return [f"{'or' if index else 'hint'}: {text}" for index, text in enumerate(each)]
+
+
+def _data(text: str) -> str:
+    """Escaped as the runner reads it: https://docs.github.com/actions → workflow commands."""
+    lines = (visible(line) for line in text.split("\n"))
+    return "%0A".join(line.replace("%", "%25").replace("\r", "%0D") for line in lines)
+
+
+def _property(text: str) -> str:
+    escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return escaped.replace(":", "%3A").replace(",", "%2C")
+
+
+PRINTERS = {"text": _as_text, "json": _as_json, "github": _as_github}
+
+
+# ---------------------------------------------------------------- --fix
+
+
+def _fix(specs: Sequence[str], overrides: Sequence[str]) -> str:
+    """Correct spellings in the files that were named, and say each. Returns what went wrong with a file."""
+    from compiler.cli.commands.output_files import replace
+    from dsl.text.edits import apply, corrects_spelling, edit_of
+
+    files = {os.path.realpath(split(spec)[0]): split(spec)[0] for spec in specs}  # however they are called
+    for _ in range(MAX_ROUNDS):
+        items = _found(specs, overrides, {})
+        edits = [edit for item in items if corrects_spelling(item) and (edit := edit_of(item))]
+        edits = _mending(_once(edit for edit in edits if _file(edit) in files), specs, overrides, items)
+        if not edits:
+            break
+        for name in dict.fromkeys(edit.span.source.name for edit in edits):
+            mine = [edit for edit in edits if edit.span.source.name == name]
+            text = apply(mine[0].span.source.text, mine)
+            path = Path(files[_file(mine[0])])
+            mark = "\ufeff" if content_of(str(path))[0].startswith(b"\xef\xbb\xbf") else ""
+            try:
+                replace(path, (mark + text).encode())
+            except OSError as error:
+                return f"{name} cannot be written: {error.strerror}"
+            for edit in mine:
+                say(visible(f"fixed {edit.span}: `{edit.span.text}` → `{edit.text}`"))
+    return ""
+
+
+def _file(edit: Edit) -> str:
+    return os.path.realpath(edit.span.source.name)
+
+
+def _once(edits: Iterable[Edit]) -> list[Edit]:
+    """Edits of files that are each edited under one name, should they be read under several."""
+    names: dict[str, str] = {}
+    return [edit for edit in edits if names.setdefault(_file(edit), edit.span.source.name) == edit.span.source.name]
+
+
+def _mending(
+    edits: Sequence[Edit], specs: Sequence[str], overrides: Sequence[str], items: Sequence[Diagnostic]
+) -> list[Edit]:
+    """Corrections that leave fewer mistakes and bring no new one; each is tried together with those before it."""
+    from dsl.text.edits import apply, is_mended
+
+    kept: list[Edit] = []
+    for edit in edits[:MAX_TRIED]:
+        by_source: dict[Source, list[Edit]] = {}
+        for each in (*kept, edit):
+            by_source.setdefault(each.span.source, []).append(each)
+        texts = {source.name: apply(source.text, mine) for source, mine in by_source.items()}
+        after = _found(specs, overrides, texts)
+        if is_mended(items, after):
+            kept.append(edit)
+            items = after
+    return kept
+
+
+def _found(specs: Sequence[str], overrides: Sequence[str], texts: Mapping[str, str]) -> list[Diagnostic]:
+    """What is wrong with specs, where some files have other texts."""
+
+    def reader(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
+        name = os.path.normpath(path)
+        return (Source(name, texts[name]), ()) if name in texts else read(path)
+
+    found = (analyse(*split(spec), overrides, reader).diagnostics for spec in specs)
+    return list(dict.fromkeys(item for each in found for item in each))

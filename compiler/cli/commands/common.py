@@ -1,0 +1,253 @@
+"""What the commands share: the arguments that choose a spec, loading it with every mistake reported, and saying so."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain, repeat
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
+from typing import TYPE_CHECKING, TextIO
+
+from dsl.messages.diagnostics import Diagnostic, SpecError, render_all, visible
+
+if TYPE_CHECKING:
+    from compiler.machine.rates import Table
+    from compiler.predict.choose import Chosen
+    from dsl.schema import Spec  # with pydantic, which commands without a schema need not wait for
+
+EXIT_DIFFERS = 1  # a check found that files differ
+EXIT_SPEC = 2  # the spec or the command line is wrong
+FAILURE_VERSION = 1  # of the JSON, docs/json.md
+WAITS_S = (2.0, 10.0)  # of who reads a log, before a line on what is being done, and before the next
+EXIT_BUG = 3  # an error of dsc itself: a schedule that its own proof refuses
+
+# How lines of a message look on a terminal; `render` makes them.
+COLOURS = (
+    (r"^(error(\[\w+\])?)(?=:)", "1;31"),
+    (r"^(warning(\[\w+\])?)(?=:)", "1;33"),
+    (r"^ *(-->|:::) .*", "34"),
+    (r"^ *\| *\^+$", "31"),
+    (r"^ *= \w+(?=:)", "36"),
+)
+
+
+def add_spec_arguments(parser: argparse.ArgumentParser, text: str = "") -> None:
+    """SPEC and -s."""
+    text = text or "a spec file, or SPEC:RUN where it holds several runs; default: the spec in the current folder"
+    parser.add_argument("spec", nargs="?", metavar="SPEC", help=text)
+    add_overrides(parser)
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """-s."""
+    parser.add_argument(
+        "-s",
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key or a `let`: -s parallel.pipeline=8, -s width=64; the rate, or one phase of it, counted "
+        "from 0: -s 'train.rate=warmup 20 steps to 1e-3, cosine to 1e-4', -s 'train.rate.0=warmup 20 steps to 1e-3'",
+    )
+
+
+def load_spec(
+    argument: str | None, overrides: list[str], how: str = "text", table: Table | None = None
+) -> Chosen | None:
+    """The chosen spec; None after its mistakes have been printed, to stdout too where the format is json.
+
+    `table`: of rates, in the place of the one that the spec names.
+    """
+    from compiler.predict.choose import choose
+
+    try:
+        found = choose(argument, overrides, table, progress("plan"))
+    except SpecError as error:
+        refused(error.diagnostics, how)
+        return None
+    say_other_phases(found.argument, found.spec)
+    return found
+
+
+def say_other_phases(argument: str, spec: Spec) -> None:
+    """Say which phases there are beside the first, where a run was named and the first is meant."""
+    from dsl.resolve.chosen import phases_in, split
+
+    if spec.train.within is not None:
+        file, run = split(argument)
+        first, *others = phases_in(file, run)
+        if others:
+            listed = ", ".join(f"{file}:{name}" for name in others)
+            say(f"note: this is the first phase of {first}; its others are {listed}")
+
+
+def load_phases(
+    argument: str | None, overrides: list[str], how: str = "text", table: Table | None = None
+) -> list[Chosen] | None:
+    """The phases of the chosen run, of most runs one; None after the mistakes of all have been printed."""
+    try:
+        return phases_of(argument, overrides, table)
+    except SpecError as error:
+        refused(error.diagnostics, how)
+        return None
+
+
+def phases_of(argument: str | None, overrides: list[str], table: Table | None = None) -> list[Chosen]:
+    """The phases of the chosen run, of most runs one; SpecError with the mistakes of all."""
+    from compiler.predict.choose import Chosen, choose
+    from dsl.resolve.chosen import find, phases_in, split
+
+    file, run = split(str(find()) if argument is None else argument)
+    names = phases_in(file, run)
+    if len(names) < 2:
+        found = choose(argument, overrides, table, progress("plan"))
+        say_other_phases(found.argument, found.spec)
+        return [found]
+    phases, mistakes = list[Chosen](), dict[Diagnostic, None]()
+    for number in range(1, len(names) + 1):
+        try:
+            phases.append(choose(f"{file}:{names[0]}.{number}", overrides, table, progress("plan")))
+        except SpecError as error:
+            mistakes |= dict.fromkeys(error.diagnostics)
+    if mistakes:
+        raise SpecError([*mistakes])
+    return phases
+
+
+def refused(diagnostics: Sequence[Diagnostic], how: str = "text") -> int:
+    """Say what is wrong with specs; the exit code."""
+    say(render_all(tuple(diagnostics)))
+    if how == "json":
+        _print_failure(None, None, diagnostics)
+    return EXIT_SPEC
+
+
+def _print_failure(message: str | None, hint: str | None, diagnostics: Sequence[Diagnostic]) -> None:
+    """The document of docs/json.md for what did not come about."""
+    import json
+
+    from dsl.text.as_json import diagnostic_value
+
+    listed = [diagnostic_value(item) for item in diagnostics]
+    document = {"version": FAILURE_VERSION, "error": message, "hint": hint or None, "diagnostics": listed}
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def is_refused(chosen: Chosen) -> bool:
+    """Whether a right spec is one that does not run yet; why is then on stderr."""
+    from compiler.predict.choose import refusals_of
+
+    refusals = refusals_of(chosen)
+    if refusals:
+        say(render_all(tuple(replace(item, severity="error") for item in refusals)))
+    return bool(refusals)
+
+
+def wrong(message: str, hint: str = "", how: str = "text") -> int:
+    """Say what is wrong with the command line, to stdout too where the format is json; the exit code."""
+    say(f"error: {visible(message)}" + (f"\n = hint: {visible(hint)}" if hint else ""))
+    if how == "json":
+        _print_failure(message, hint, ())
+    return EXIT_SPEC
+
+
+def is_missing(folder: Path) -> bool:
+    """Whether a run folder does not exist, which is printed. Other errors of the path are left to whoever reads it."""
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        wrong(f"there is no folder {folder}", "`dsc train` writes the folder of a run: runs/<run>, or that of --out")
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+def reason(error: Exception) -> str:
+    """What an exception says, without the number of a system's error."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+# ---------------------------------------------------------------- text
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print messages, to stderr if nothing else is said: coloured where a person reads them, see no-color.org."""
+    stream = sys.stderr if stream is None else stream
+    if text and stream is not None:  # None: closed by who started us
+        try:
+            print(_coloured(text) if _shows_colours(stream) else text, file=stream, flush=True)
+        except OSError:  # a full disk: what is said beside the work does not change how it ended
+            if stream is not sys.stderr:
+                raise
+            sys.stderr = None  # or it would be tried again at the end
+
+
+def progress(command: str, waits_s: Sequence[float] = WAITS_S) -> Callable[[str], None]:
+    """A function that shows what is being done; its caller passes "" when nothing is being done any more.
+
+    A terminal shows it in place of the last text. Elsewhere it is a line, printed only when the work takes long, and
+    again from time to time.
+    """
+    if sys.stderr is not None and sys.stderr.isatty():
+        return lambda text: print(
+            f"\r\x1b[K{text and f'{command}: {text}'}", end="", file=sys.stderr, flush=True
+        )  # fmt: skip
+    return _Log(command, waits_s).tell
+
+
+class _Log:
+    """A thread that prints the last text, because a single step of the work may take long."""
+
+    def __init__(self, command: str, waits_s: Sequence[float]) -> None:
+        self._command, self._waits_s = command, waits_s
+        self._current = ("", 0.0)  # and when
+        self._over = Event()
+        self._thread: Thread | None = None
+
+    def tell(self, text: str) -> None:
+        if text != self._current[0]:
+            self._current = (text, monotonic())
+        if text and self._thread is None:
+            self._over.clear()
+            self._thread = Thread(target=self._say, daemon=True)
+            self._thread.start()
+        elif not text and self._thread is not None:
+            self._over.set()
+            self._thread.join()
+            self._thread = None
+
+    def _say(self) -> None:
+        said: tuple[str, float] | None = None
+        for wait_s in chain(self._waits_s, repeat(self._waits_s[-1])):
+            if self._over.wait(wait_s):
+                return
+            text, since = current = self._current
+            say(f"{self._command}: {text}" + (f", for {monotonic() - since:.0f} s so far" if current == said else ""))
+            said = current
+
+
+def _shows_colours(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _coloured(text: str) -> str:
+    for pattern, colour in COLOURS:
+        text = re.sub(pattern, f"\x1b[{colour}m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
+    return text
+
+
+def human(number: float) -> str:
+    """A count to four digits: `671.0B`, `7.421M`, `512`."""
+    for scale, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= scale:
+            return f"{number / scale:.{3 if number < 10 * scale else 2 if number < 100 * scale else 1}f}{suffix}"
+    return f"{number:g}"

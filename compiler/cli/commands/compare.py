@@ -1,0 +1,143 @@
+"""`dsc compare RUN RUN… [--format text|json|html] [-o FILE]`: several runs beside each other.
+
+dsc compare runs/base runs/ablation                  what each came to, and in what their specs differ
+dsc compare runs/* --format html -o compared.html    with curves over tokens, time and steps, on one page
+dsc compare runs/* --format json                     for programs, docs/json.md
+
+A run that is still trained may be compared: its rows so far are.
+
+Exit codes: 0 compared · 2 a folder holds no run, or the command line is wrong
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.cli.commands.common import EXIT_SPEC, is_missing, reason, wrong
+from compiler.cli.commands.output_files import put, refuse_output
+from dsl.messages.diagnostics import visible
+
+if TYPE_CHECKING:
+    from compiler.tools.report.compared import Compared
+
+VERSION = 1  # of the JSON, docs/json.md
+MOST = 64  # runs: more curves are not told apart
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument(
+        "runs", metavar="RUN", type=Path, nargs="+", help="run folder, written by dsc train or torchrun"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "html"),
+        default="text",
+        help="text, json (docs/json.md) or html, a page with curves; default: text",
+    )
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file, not to stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the comparison."""
+    folders = list({os.path.realpath(folder): folder for folder in args.runs}.values())
+    if len(folders) < 2:
+        return wrong("one run alone has no comparison", "name another, or use dsc report RUN", args.format)
+    if len(folders) > MOST:
+        return wrong(f"{len(folders)} runs are more than the {MOST} that can be told apart", "name fewer", args.format)
+    if any([is_missing(folder) for folder in folders]):
+        return EXIT_SPEC
+    from compiler.tools.report.compared import compare, names_of, read_run
+
+    try:
+        if args.out is not None:
+            refuse_output(args.out, *(folder / "metrics.jsonl" for folder in folders))
+    except OSError as error:
+        return _unwritten(args, error)
+    found, mistakes = [], []
+    for folder, name in zip(folders, names_of(folders), strict=True):
+        try:
+            found.append(read_run(folder, name))
+        except (OSError, ValueError) as error:
+            mistakes.append(f"{folder} holds no run that can be compared: {reason(error)}")
+    if mistakes:
+        return [wrong(each, how=args.format if each is mistakes[-1] else "text") for each in mistakes][-1]
+    try:
+        put(RENDERERS[args.format](compare(found)), args.out)
+    except OSError as error:
+        if args.out is None:
+            raise
+        return _unwritten(args, error)
+    return 0
+
+
+def _unwritten(args: argparse.Namespace, error: OSError) -> int:
+    return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
+
+
+def _html(compared: Compared) -> str:
+    from compiler.tools.report.compare_page import compare_html  # with jinja2
+
+    return compare_html(compared)
+
+
+def table(compared: Compared) -> str:
+    """Return the figures of runs, a line each."""
+    from compiler.tools.report.compare_page import view_of
+
+    view, names = view_of(compared), [run.name for run in compared.runs]
+    return aligned(["run", *view.heads], [[name, *row] for name, row in zip(names, view.table, strict=True)])
+
+
+def _text(compared: Compared) -> str:
+    from compiler.tools.report.compare_page import view_of
+
+    view, names = view_of(compared), [run.name for run in compared.runs]
+    parts = [table(compared)]
+    if compared.common_tokens is not None:
+        parts.append(f"Losses are means of the last 10 steps; equal tokens are the first {compared.common_tokens:,}.")
+    if compared.differences:
+        parts.append(aligned(["key", *names], [[each.path, *each.values] for each in compared.differences]))
+    elif not compared.unread:
+        parts.append("Their specs have no difference.")
+    return "\n\n".join([*parts, *view.notes]) + "\n"
+
+
+def aligned(heads: list[str], rows: list[list[str]]) -> str:
+    """Columns as wide as their longest cell, the first to the left and the others to the right."""
+    cells = [[visible(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def document(compared: Compared) -> dict[str, Any]:
+    """The document that docs/json.md describes."""
+    return {
+        "version": VERSION,
+        "common_tokens": compared.common_tokens,
+        "runs": [
+            {"name": run.name, "folder": str(run.folder), "damaged_rows": run.damaged, **asdict(figures)}
+            for run, figures in zip(compared.runs, compared.figures, strict=True)
+        ],
+        "differences": [{"path": each.path, "values": list(each.values)} for each in compared.differences],
+        "without_spec": list(compared.unread),
+    }
+
+
+def _json(compared: Compared) -> str:
+    return json.dumps(document(compared), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+RENDERERS = {"text": _text, "json": _json, "html": _html}

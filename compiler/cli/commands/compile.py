@@ -1,0 +1,151 @@
+"""`dsc compile [SPEC[:RUN]] [-o BUILD]`: a spec becomes a build folder.
+
+dsc compile                        the one spec of this folder → build/<run>
+dsc compile spec.dsc:ablation -o build/wide -s model.hidden=512
+dsc compile spec.dsc --cache ~/.cache/dsc
+dsc compile spec.dsc --on 2x8      for 2 nodes of 8 devices, with as much of the plan as they allow
+
+Segments that were traced before, and orders that were searched for, are taken from BUILD/cache, or from the folder of
+--cache, which builds share. Each phase of a run is a build of its own: build/<run>, build/<run>.<phase>.
+
+Exit codes: 0 done · 2 the spec is wrong or does not train yet · 3 an error of dsc: its proof refuses a program · 75 the
+disk is full: try again later
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.cli.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_phases, progress, say
+from compiler.emit.folder import check_place, write_build
+from compiler.predict.choose import Chosen
+from runtime.build.files import CACHE
+from runtime.contract.options import run_name
+from runtime.system.outcome import refusal_code
+
+if TYPE_CHECKING:
+    from compiler.pipeline import Build
+    from dsl.schema import Spec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_spec_arguments(parser)
+    parser.add_argument(
+        "-o", "--out", metavar="BUILD", type=Path, help="build folder; default: build/<run>, or build/<run>.<phase>"
+    )
+    parser.add_argument(
+        "--on", metavar="NxD", type=_devices, help="for N nodes of D devices, instead of the cluster of the spec"
+    )
+    caches = parser.add_mutually_exclusive_group()
+    add_cache(caches)
+    caches.add_argument("--no-cache", action="store_true", help="trace and search for everything, and keep nothing")
+    parser.add_argument("--digest-to", metavar="FD", type=int, help=argparse.SUPPRESS)  # of dsc train
+    parser.set_defaults(at_once=True)  # the process ends with its last line: cli.main
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile each phase of the run; 0, or 2 with every mistake of the spec on stderr."""
+    phases = load_phases(args.spec, args.set)
+    if phases is not None and args.on is not None:
+        phases = _on(args, phases)
+    if phases is None or any([is_refused(each) for each in phases]):
+        return EXIT_SPEC
+    for phase in phases:
+        name = phase.spec.name
+        suffix = name.removeprefix(run_name(name)) if len(phases) > 1 else ""
+        out = Path("build") / name if args.out is None else args.out.parent / f"{args.out.name}{suffix}"
+        if code := _compile(args, phase.spec, out):
+            return code
+    return 0
+
+
+def _devices(text: str) -> tuple[int, int]:
+    """`2x8` → (2, 8)."""
+    found = re.fullmatch("([1-9][0-9]{0,6})x([1-9][0-9]{0,6})", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not nodes x devices, as in `2x8`")
+    return int(found[1]), int(found[2])
+
+
+def _on(args: argparse.Namespace, phases: Sequence[Chosen]) -> list[Chosen] | None:
+    """The phases on other devices; None after it was said why not."""
+    from compiler.predict.refit import RefitError, refitted
+    from dsl.load import alternatives, variants
+
+    first, (nodes, devices) = phases[0], args.on
+
+    def can_be(more: tuple[str, ...]) -> bool:
+        return next(alternatives(first.argument, None, [*args.set, *more]), None) is not None
+
+    try:
+        overrides = refitted(first.spec, nodes, devices, variants(first.argument, None, args.set), can_be)
+    except RefitError as error:
+        say(f"error: --on {nodes}x{devices}: {error}")
+        return None
+    say("on these devices: " + " ".join(f"-s {override}" for override in overrides))
+    return load_phases(args.spec, [*args.set, *overrides])
+
+
+def _compile(args: argparse.Namespace, spec: Spec, out: Path) -> int:
+    """Compile a run, or one phase of it, into a build folder; the exit code."""
+    from compiler.emit.segment_cache import Segments
+    from compiler.pipeline import compile_spec  # a right spec alone waits for it
+    from compiler.plan.actions.order_cache import Orders
+    from compiler.program.proof import ProofError
+    from compiler.tools.report.page import build_pages
+
+    tell = progress("compile")
+    inside = out / CACHE
+    cache = None if args.no_cache else args.cache or inside
+    try:
+        check_place(out)  # before the work
+        if args.cache is not None and args.cache.exists() and not args.cache.is_dir():
+            raise NotADirectoryError(f"{args.cache} is a file: choose a folder with --cache")
+        build = compile_spec(spec, tell, Segments(cache), Orders(cache), build_pages)
+        entries = [(f"{CACHE}/{name}", text) for name, text in build.entries if cache == inside]
+        write_build(out, (*build.files, *entries))
+    except ProofError as error:
+        say(f"error: {error}")
+        return EXIT_BUG
+    except OSError as error:
+        say(f"error: {f'{out} cannot be written: {error.strerror}' if error.strerror else error}")
+        return refusal_code(error)
+    finally:
+        tell("")
+    print(build.summary, end="", flush=True)
+    if build.warning:
+        say(f"warning: {build.warning}")
+    if args.cache is not None:
+        _store(args.cache, build)
+    if args.digest_to is not None:
+        os.write(args.digest_to, build.digest.encode())
+    else:
+        print(f"digest: {build.digest}")
+    print(f"build: {out}")
+    return 0
+
+
+def add_cache(parser: argparse._ActionsContainer) -> None:
+    """Add the option --cache."""
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        type=Path,
+        help="keep traced segments and found orders here, and data that dsc train prepared, for any build or run",
+    )
+
+
+def _store(folder: Path, build: Build) -> None:
+    """Store what the build found in a cache; where that cannot be written, the build is there all the same."""
+    from compiler.files.cache import store
+
+    try:
+        store(folder, build.entries)
+    except OSError as error:
+        say(f"warning: {folder} keeps nothing: {error.strerror or error}")

@@ -1,0 +1,247 @@
+"""`dsc data prepare`: prepare the data of a run before it starts, in several processes, where `dsc train` finds it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from compiler.cli.commands.common import human, progress, say
+from runtime.system.outcome import printable
+
+if TYPE_CHECKING:
+    from dsl.schema import Data, Spec
+    from runtime.data.prepare import Prepared
+
+JSON_VERSION = 1  # docs/json.md
+COUNTS = ("documents", "tokens", "bytes")
+MOST_EPOCHS = 4  # up to which text that is read again is about as good as new text (arXiv 2305.16264)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a split of a source holds; documents, tokens and bytes of its text.
+
+    `epochs`: how often the run reads it, in the mean over its tokens; None where it is not trained on, or is rows.
+    """
+
+    source: str
+    split: str
+    documents: int
+    tokens: int
+    bytes: int
+    epochs: float | None
+
+
+class Pace:
+    """How fast a phase goes through a source. A source that follows has another total, or less of it is done."""
+
+    def __init__(self) -> None:
+        self._begun_s, self._done, self._total = monotonic(), 0, 0
+
+    def left_s(self, done: int, total: int) -> float | None:
+        """Seconds to the end of the source; None at its beginning and its end."""
+        if done < self._done or total != self._total:
+            self._begun_s = monotonic()
+        self._done, self._total = done, total
+        return (monotonic() - self._begun_s) * (total - done) / done if 0 < done < total else None
+
+
+def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
+    """Prepare the data of a spec in the cache of `dsc train`. Raises DataError and OSError."""
+    from compiler.emit.recipe import data_request
+    from runtime.data.blended import prepare_shared
+    from runtime.data.prepare import PHASES
+
+    tell, said, paces = progress("data"), set[str](), {phase: Pace() for phase in ("filter", "encode")}
+
+    def show(phase: str, done: int, total: int) -> None:
+        left_s = paces[phase].left_s(done, total) if phase in paces else None
+        rest = "" if left_s is None else f", {left_s:.0f} s to go"
+        tell(f"{PHASES[phase]} {100 * done // max(total, 1)}%{rest}")
+
+    def note(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            tell("")
+            say(f"data: {printable(text)}")
+
+    jobs = args.jobs or len(os.sched_getaffinity(0))
+    cache = args.cache / "data" if args.cache else Path("build/.data")
+    try:
+        return prepare_shared(data_request(spec), folder, cache, show, note, jobs)
+    finally:
+        tell("")
+
+
+def check_prefix(prefix: Path, spec: Spec) -> None:
+    """Raise DataError where Megatron's files cannot be written under a prefix, or cannot say what the data is."""
+    from runtime.data.errors import DataError
+
+    if spec.data.fim or any(each.fim for each in spec.data.sources):
+        raise DataError(
+            "--megatron: `fim` arranges documents where they are read, and files would not have it: -s fim=0"
+        )
+    if spec.data.chat is not None:
+        raise DataError("--megatron: Megatron's files do not say which tokens of a conversation the loss is on")
+    if spec.data.prompts is not None:
+        raise DataError("--megatron: Megatron's files do not hold the answers of prompts")
+    if not prefix.parent.is_dir():
+        raise DataError(f"--megatron {prefix}: there is no folder {prefix.parent}")
+    if not prefix.name or prefix.is_dir():
+        raise DataError(f"--megatron {prefix}: this is a folder; name the beginning of the files: {prefix / 'text'}")
+
+
+def write_megatron(prepared: Prepared, prefix: Path) -> list[Path]:
+    """Copy the shards of prepared data, which have Megatron's format, to `PREFIX.train.bin` and so on.
+
+    A file appears whole or not at all, .idx behind .bin; files of these names are replaced. Splits without documents
+    are left out. Returns the paths. Raises DataError where data is in such files already.
+    """
+    from runtime.data.errors import DataError
+
+    if sources := prepared.meta.get("token_files"):
+        named = ", ".join(filter(None, sources))
+        raise DataError(f"--megatron: the data{named and f' of {named}'} is in Megatron's files already")
+    written = []
+    with TemporaryDirectory(prefix=".megatron-", dir=prefix.parent, ignore_cleanup_errors=True) as aside:
+        for path in sorted(prepared.folder.glob("*.bin")):
+            if path.stat().st_size:
+                for file in (path, path.with_suffix(".idx")):
+                    copy, target = Path(aside) / file.name, prefix.with_name(f"{prefix.name}.{file.name}")
+                    copyfile(file, copy)  # and no link: who edits the copy leaves the prepared data as it is
+                    copy.replace(target)
+                    written.append(target)
+    return written
+
+
+def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[Row]:
+    """What each source holds, training and validation, and how often the `phases` of the run read it."""
+    data = phases[0].data
+    sources: Mapping[str, Any] = prepared.meta.get("sources") or {"": prepared.meta["splits"]}
+    for name in _names(data):
+        for split, counts in sources[name].items():
+            if not counts["documents"] and split != "train":
+                continue
+            epochs = None
+            if split == "train" and data.chat is None and data.prompts is None and counts["tokens"]:
+                epochs = _epochs_of(name, counts["tokens"], phases)
+            documents, tokens, num_bytes = (counts[each] for each in COUNTS)
+            yield Row(name or f"{data.source}", split, documents, tokens, num_bytes, epochs)
+
+
+def _names(data: Data) -> list[str]:
+    """The sources in the order of the spec, "" where there is one: meta.json has them in that of the alphabet."""
+    return [each.name for each in data.sources] or [""]
+
+
+def _filtered(prepared: Prepared, data: Data) -> dict[str, Mapping[str, Any]]:
+    """What filters left out, by the sources that have some."""
+    found = prepared.meta.get("filters", {})
+    return {name: found[name] for name in _names(data) if name in found}
+
+
+def _epochs_of(source: str, tokens: int, phases: Sequence[Spec]) -> float | None:
+    """How often the phases read a source that has so many tokens; None where it is shorter than one sample."""
+    from runtime.data.order import windows_in
+
+    longest = _longest(phases)
+    read = windows_in(tokens, longest) * longest
+    return sum(_tokens_of(source, phase) for phase in phases) / read if read else None
+
+
+def _longest(phases: Sequence[Spec]) -> int:
+    """The longest sequence of a run: the text lies in pieces of it."""
+    return max(phase.train.within.longest if phase.train.within else phase.train.sequence for phase in phases)
+
+
+def unusable(prepared: Prepared, phases: Sequence[Spec]) -> str:
+    """Why `dsc train` refuses to train the phases on prepared data, "" where it does not: no split may be shorter than
+    one sample."""
+    from runtime.contract import EXTRA_TOKENS
+    from runtime.data.errors import DataError
+    from runtime.data.samples import RowSamples, too_short
+
+    data, validating = phases[0].data, [each.train.sequence for each in phases if each.train.validate]
+    needed = {"train": _longest(phases)} | ({"validation": max(validating)} if validating else {})
+    if data.prompts is not None:
+        return ""
+    if data.chat is None:
+        return too_short(prepared.meta, {split: tokens + EXTRA_TOKENS for split, tokens in needed.items()})
+    try:
+        for split, sequence in needed.items():
+            RowSamples(prepared.folder, split, sequence, seed=0, long=data.chat.long)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def _tokens_of(source: str, phase: Spec) -> float:
+    """Tokens of a source that a phase trains on; "" is all of its data."""
+    weights = {each.name: each.weight for each in phase.data.sources}
+    return phase.train.tokens * (weights[source] / sum(weights.values()) if source else 1)
+
+
+def document(prepared: Prepared, phases: Sequence[Spec], written: Sequence[Path] = ()) -> dict[str, Any]:
+    """The JSON of docs/json.md."""
+    data = phases[0].data
+    source = f"{data.source}"
+    return {
+        "version": JSON_VERSION,
+        "folder": str(prepared.folder),
+        "reused": prepared.reused,
+        "tokenizer": {name: prepared.meta["tokenizer"][name] for name in ("sha256", "vocab")},
+        "sources": [vars(row) for row in rows(prepared, phases)],
+        "skipped": dict(prepared.meta["skipped"]),
+        "filters": [{"source": name or source, **facts} for name, facts in _filtered(prepared, data).items()],
+        "megatron": [str(path) for path in written],
+    }
+
+
+def text(prepared: Prepared, phases: Sequence[Spec]) -> str:
+    """What was prepared, a line for each source and split."""
+    from runtime.data.filters import said
+
+    found = list(rows(prepared, phases))
+    total = [sum(getattr(row, each) for row in found) for each in COUNTS]
+    cells = [["source", "split", *COUNTS, "epochs"]]
+    cells += [
+        [printable(row.source), row.split, *(f"{getattr(row, each):,}" for each in COUNTS), _epochs(row)]
+        for row in found
+    ]
+    cells += [["in all", "", *(f"{each:,}" for each in total), ""]] if len(found) > 1 else []
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(pairs)).rstrip()
+        for pairs in (list(zip(row, widths, strict=True)) for row in cells)
+    ]
+    filtered = [f"{name}{name and ': '}{said(facts)}" for name, facts in _filtered(prepared, phases[0].data).items()]
+    done = "was there already" if prepared.reused else "prepared"
+    return "\n".join([*lines, *filtered, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
+
+
+def _epochs(row: Row) -> str:
+    return "" if row.epochs is None else f"{row.epochs:.3g}" if row.epochs < 1000 else f"{row.epochs:,.0f}"
+
+
+def show(args: argparse.Namespace, prepared: Prepared, phases: Sequence[Spec], written: Sequence[Path]) -> None:
+    """Print what was prepared. Warn of text that the run cannot be trained on, or reads again and again."""
+    if args.format == "json":
+        print(json.dumps(document(prepared, phases, written), ensure_ascii=False, indent=2))
+    else:
+        print("\n".join([text(prepared, phases), *(f"written: {printable(str(path))}" for path in written)]))
+    if reason := unusable(prepared, phases):
+        say(f"warning: `dsc train` will refuse this data: {printable(reason)}")
+    for row in rows(prepared, phases):
+        if row.epochs is not None and row.epochs > MOST_EPOCHS:
+            say(
+                f"warning: {printable(row.source)} is read {row.epochs:,.1f} times; beyond {MOST_EPOCHS} text teaches "
+                "less and less (arXiv 2305.16264)\n = hint: train on fewer tokens, or give it more text"
+            )

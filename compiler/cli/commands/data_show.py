@@ -1,0 +1,330 @@
+"""`dsc data show`: a row, window or sequence of the prepared data of a run, as tokens, and what becomes of all rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from compiler.cli.commands.common import progress
+from dsl.messages.diagnostics import visible
+
+if TYPE_CHECKING:
+    from dsl.schema import Spec, Train
+    from runtime.contract import DataRequest
+    from runtime.data.samples import Fate
+
+JSON_VERSION = 1
+COLOURED, BRACKETS, ASCII = ("\x1b[32m", "\x1b[0m"), ("⟦", "⟧"), ("[[", "]]")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a row. `text`: U+FFFD where it is a part of a character only; None without a tokenizer."""
+
+    id: int
+    text: str | None
+    loss: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens beside each other, the loss on all of them or none: their text, whole characters but at its ends;
+    without a tokenizer their ids."""
+
+    text: str
+    loss: bool
+    used: bool
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A row of a split, or a window of its text. `used`: how many of its tokens are trained on."""
+
+    split: str
+    row: int
+    rows: int
+    tokens: tuple[Token, ...]
+    runs: tuple[Run, ...]
+    used: int
+    fate: Fate
+    facts: Mapping[str, int] | None  # of all rows; None: of text
+    unaligned: int  # rows whose prompt has other tokens by itself
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A row, or a document or part of one, in a sequence. `first`: the place of its first token there. `tokens`: in the
+    order of their positions, which count from 0."""
+
+    row: int
+    first: int
+    tokens: tuple[Token, ...]
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class ShownSequence:
+    """A sequence of documents of which none sees another. `facts`, `notes`: of all rows of the split."""
+
+    split: str
+    sequence: int
+    sequences: int
+    documents: tuple[Document, ...]
+    padding: int
+    facts: Mapping[str, int] | None
+    notes: tuple[str, ...]
+
+
+def show(args: argparse.Namespace, found: Shown | ShownSequence) -> None:
+    """Print what was found."""
+    if args.format == "json":
+        print(json.dumps(document(found), ensure_ascii=False, indent=2))
+        return
+    from compiler.tools.picture.formats import screen_of
+
+    screen = screen_of(sys.stdout)
+    marks = COLOURED if screen.colours else ASCII if screen.ascii else BRACKETS
+    print("\n".join(lines(found, marks) if isinstance(found, Shown) else sequence_lines(found, marks)))
+
+
+def shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Shown | ShownSequence:
+    """The row or sequence that is asked for. Raises DataError where there is none."""
+    from compiler.emit.recipe import data_request
+    from runtime.data.blended import prepare_data
+    from runtime.data.errors import DataError
+    from runtime.data.prepare import PHASES
+    from runtime.data.tokenizer_files import TOKENIZER
+
+    tell = progress("data")
+    request = data_request(spec)
+    kept = args.cache / "data" if args.cache else Path("build/.data")
+    cache = kept if args.cache or kept.is_dir() else None
+    try:
+        found = prepare_data(request, folder, out, lambda phase, done, total: tell(PHASES[phase]), cache=cache)
+    finally:
+        tell("")
+    file = found.folder / TOKENIZER
+    bpe = Tokenizer.from_file(str(file)) if file.is_file() else None  # none of ids whose spec has `end_id` alone
+    if args.sequence is not None and args.row is not None:
+        raise DataError("--row and --sequence: name one of them")
+    if args.sequence is not None:
+        return _sequence(args, request, found.folder, spec.train, bpe)
+    rows = _conversations if request.data.chat else _prompts if request.data.prompts else _windows
+    num_rows, row = rows(request, found.folder, args.split, spec.train, _source(args.of, request))
+    number = args.row or 0
+    if not 0 <= number < num_rows:
+        last = f", 0 to {num_rows - 1:,}" if num_rows else ""
+        raise DataError(f"--row {number}: the {args.split} split has {num_rows:,} rows{last}")
+    ids, about = row(number)
+    unaligned = found.meta["chat"]["unaligned"] if request.data.chat else 0
+    tokens, runs = _tokens(bpe, ids, about["used"] or len(ids))
+    return Shown(args.split, number, num_rows, tokens, runs, unaligned=unaligned, **about)
+
+
+def _source(name: str | None, request: DataRequest) -> str:
+    """The source that is looked at, "" where there is one. Raises DataError for a name that none has."""
+    from runtime.data.errors import DataError
+
+    names = [each.name for each in request.data.sources]
+    if name is not None and name not in names:
+        raise DataError(f"--of {name}: {'the sources are ' + ', '.join(names) if names else 'there is one source'}")
+    return name or next(iter(names), "")
+
+
+def _tokens(bpe: Tokenizer | None, ids: Sequence[int], used: int) -> tuple[tuple[Token, ...], tuple[Run, ...]]:
+    """Tokens and their runs. An id below 0 is ~id of a token without loss; those from `used` on are not trained on."""
+
+    def decoded(part: Sequence[int]) -> str:
+        plain = [i if i >= 0 else ~i for i in part]
+        if bpe is None:
+            return "".join(f"{i} " for i in plain)
+        return str(bpe.decode(plain, skip_special_tokens=False))
+
+    tokens = tuple(Token(i if i >= 0 else ~i, None if bpe is None else decoded([i]), i >= 0) for i in ids)
+    parts = groupby(enumerate(ids), lambda item: (item[1] >= 0, item[0] < used))
+    return tokens, tuple(Run(decoded([i for _, i in part]), *which) for which, part in parts)
+
+
+def document(shown: Shown | ShownSequence) -> dict[str, Any]:
+    """The document that docs/json.md describes."""
+    found = {"version": JSON_VERSION} | asdict(shown)
+    for part in found.get("documents", [found]):
+        del part["runs"]
+    return found
+
+
+Rows = tuple[int, Callable[[int], tuple[list[int], dict[str, Any]]]]  # how many, and ids of one with what is said of it
+
+
+def _conversations(request: DataRequest, folder: Path, split: str, train: Train, _: str) -> Rows:
+    from runtime.data.samples import Survey
+
+    assert request.data.chat is not None
+    survey = Survey(folder, split, train.sequence, request.data.chat.long, pack=request.data.chat.pack)
+
+    def row(index: int) -> tuple[list[int], dict[str, Any]]:
+        ids, fate = survey.reader.row(index).tolist(), survey.fate(index)
+        used = min(len(ids), train.sequence) if fate in ("sample", "cut") else 0
+        return ids, {"used": used, "fate": fate, "facts": survey.facts, "notes": tuple(survey.notes())}
+
+    return survey.reader.num_rows, row
+
+
+def _prompts(_: DataRequest, folder: Path, split: str, train: Train, __: str) -> Rows:
+    from runtime.data.prompt_samples import Survey
+
+    assert train.grpo is not None, "a rule of specs: prompts are those of `grpo`"
+    survey = Survey(folder, split, train.grpo.prompt)
+
+    def row(number: int) -> tuple[list[int], dict[str, Any]]:
+        ids, is_drawn = [~i for i in survey.reader.ids(number).tolist()], number in survey.numbers
+        notes = (f"columns: {json.dumps(survey.reader.row(number)['columns'], ensure_ascii=False)}", *survey.notes())
+        used, fate = (len(ids), "sample") if is_drawn else (0, "dropped")
+        return ids, {"used": used, "fate": fate, "facts": survey.facts, "notes": notes}
+
+    return survey.reader.num_prompts, row
+
+
+def _num_windows(tokens: int, split: str, train: Train) -> int:
+    """How many windows of a text of so many tokens the run reads."""
+    from runtime.data.order import windows_in
+
+    longest = train.within.longest if train.within and split == "train" else None
+    return windows_in(tokens, train.sequence, longest)
+
+
+def _windows(request: DataRequest, folder: Path, split: str, train: Train, source: str) -> Rows:
+    from runtime.data.streams import open_split
+
+    reader = open_split(folder, split, source)
+
+    def row(index: int) -> tuple[list[int], dict[str, Any]]:
+        first = index * train.sequence
+        ids = reader.tokens(first, first + train.sequence).tolist()
+        return ids, {"used": len(ids), "fate": "sample", "facts": None, "notes": ()}
+
+    return _num_windows(reader.num_tokens, split, train), row
+
+
+# ---------------------------------------------------------------- a sequence
+
+
+def _sequence(
+    args: argparse.Namespace, request: DataRequest, folder: Path, train: Train, bpe: Tokenizer | None
+) -> ShownSequence:
+    """The sequence that is asked for. Raises DataError where there is none, or where its documents are not apart."""
+    from runtime.data.errors import DataError
+
+    if request.data.prompts is not None:
+        raise DataError(f"--sequence {args.sequence}: a prompt is in no sequence with others: --row {args.sequence}")
+    if not request.data.masks_documents:
+        keys = "`pack = true` in `chat`" if request.data.chat else "`documents = masked`"
+        raise DataError(f"--sequence {args.sequence}: no sequence has documents that are kept apart; {keys} makes them")
+    of = _packs if request.data.chat else _masked
+    num, parts, facts, notes = of(request, folder, args.split, train, _source(args.of, request))
+    if not 0 <= args.sequence < num:
+        last = f", 0 to {num - 1:,}" if num else ""
+        raise DataError(f"--sequence {args.sequence}: the {args.split} split has {num:,} sequences{last}")
+    documents, first = [], 0
+    for row, ids in parts(args.sequence):
+        documents.append(Document(row, first, *_tokens(bpe, ids, len(ids))))
+        first += len(ids)
+    return ShownSequence(args.split, args.sequence, num, tuple(documents), train.sequence - first, facts, notes)
+
+
+Parts = Callable[[int], Iterable[tuple[int, list[int]]]]  # of a sequence: each document with its ids, ~id without loss
+Sequences = tuple[int, Parts, Mapping[str, int] | None, tuple[str, ...]]  # how many, facts and notes of all rows
+
+
+def _packs(request: DataRequest, folder: Path, split: str, train: Train, _: str) -> Sequences:
+    from runtime.data.samples import Survey
+
+    assert request.data.chat is not None
+    survey = Survey(folder, split, train.sequence, request.data.chat.long, pack=True)
+    packs = survey.packs
+    assert packs is not None
+
+    def parts(index: int) -> Iterator[tuple[int, list[int]]]:
+        for row in packs.rows(index).tolist():
+            first, *rest = survey.reader.row(row, train.sequence).tolist()
+            yield row, [min(first, ~first), *rest]  # nothing is before the first token that could predict it
+
+    return len(packs), parts, survey.facts, tuple(survey.notes())
+
+
+def _masked(request: DataRequest, folder: Path, split: str, train: Train, source: str) -> Sequences:
+    from runtime.data.streams import open_split
+
+    reader = open_split(folder, split, source)
+
+    def parts(index: int) -> Iterator[tuple[int, list[int]]]:
+        first, end = index * train.sequence, (index + 1) * train.sequence
+        document = int(reader.starts.searchsorted(first, "right")) - 1
+        while first < end:
+            begin, until = int(reader.starts[document]), min(end, int(reader.starts[document + 1]))
+            ids = reader.tokens(first, until).tolist()
+            if ids:  # a document in a file of token ids may be empty
+                yield document, [~ids[0], *ids[1:]] if begin == first else ids
+            document, first = document + 1, until
+
+    return _num_windows(reader.num_tokens, split, train), parts, None, ()
+
+
+# ---------------------------------------------------------------- text
+
+
+def sequence_lines(shown: ShownSequence, marks: tuple[str, str]) -> Iterator[str]:
+    """The documents of a sequence with `marks` around what the loss is on, each under its place and positions."""
+    tokens = [token for part in shown.documents for token in part.tokens]
+    yield (
+        f"{shown.split} sequence {shown.sequence:,} of {shown.sequences:,}: {len(shown.documents):,} documents, "
+        f"{len(tokens):,} tokens, {sum(token.loss for token in tokens):,} with loss, {shown.padding:,} of padding"
+    )
+    for part in shown.documents:
+        yield ""
+        yield f"-- row {part.row:,} from token {part.first:,} on, positions 0 to {len(part.tokens) - 1:,} --"
+        yield _marked(part.runs, marks)
+    if shown.notes:
+        yield ""
+    yield from shown.notes
+
+
+def lines(shown: Shown, marks: tuple[str, str]) -> Iterator[str]:
+    """The row with `marks` around what the loss is on, and what becomes of it and of all rows."""
+    total, loss = len(shown.tokens), sum(token.loss for token in shown.tokens)
+    yield f"{shown.split} row {shown.row:,} of {shown.rows:,}: {total:,} tokens, {loss:,} with loss{_fate(shown)}"
+    yield ""
+    yield _marked((run for run in shown.runs if run.used), marks)
+    if 0 < shown.used < total:
+        yield f"-- cut here: {total - shown.used:,} tokens are not trained on --"
+        yield _marked((run for run in shown.runs if not run.used), marks)
+    if shown.notes:
+        yield ""
+    yield from shown.notes
+
+
+def _fate(shown: Shown) -> str:
+    return {
+        "sample": "",
+        "cut": f", cut at {shown.used:,}",
+        "dropped": "; it is too long and left out",
+        "without_loss": "; it has no loss in a sequence and is left out",
+    }[shown.fate]
+
+
+def _marked(runs: Iterable[Run], marks: tuple[str, str]) -> str:
+    begin, end = marks
+    return "".join(f"{begin}{_printable(run.text)}{end}" if run.loss else _printable(run.text) for run in runs)
+
+
+def _printable(text: str) -> str:
+    return "\n".join(map(visible, text.split("\n")))

@@ -1,0 +1,190 @@
+"""`dsc diff A [B] [-s key=value]`: what differs between two specs, and what follows from it.
+
+dsc diff old.dsc new.dsc
+dsc diff spec.dsc:base spec.dsc:ablation
+dsc diff spec.dsc -s parallel.pipeline=8   what an override changes; with B, -s is for B
+
+Two runs with phases are compared phase by phase. Comments, order, formatting and the names of runs, models, clusters
+and precisions are no difference.
+
+Exit codes: 0 no difference · 1 the specs differ · 2 a spec or the command line is wrong
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compiler.cli.commands.common import EXIT_DIFFERS, add_overrides, human, refused, say_other_phases, wrong
+from compiler.plan.read_files import with_files
+from compiler.tools.difference import Change, Difference, Fact, Move, difference
+from dsl.load import Resolved, resolve
+from dsl.messages.diagnostics import Diagnostic, SpecError, in_order, visible
+from dsl.resolve.chosen import phases_in, split
+from dsl.resolve.phases import SEPARATOR
+
+_Phases = Mapping[str, str]
+
+JSON_VERSION = 1
+ABSENT = "—"
+TITLES = {
+    "parameters": "parameters",
+    "memory": "memory of the fullest device, at least",
+    "layers": "layers",
+    "schedule": "schedule",
+}
+NAMES = {
+    "schedule.micro_batches": "micro-batches",
+    "schedule.batch_sizes": "batch sizes",
+    "schedule.bubble": "bubble, F = I = W",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("before", metavar="A", help="a spec file, or SPEC:RUN")
+    parser.add_argument("after", nargs="?", metavar="B", help="the other one; default: A, with -s")
+    add_overrides(parser)
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="text or json (docs/json.md); default: text"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the difference; 0 if there is none, 1 if there is."""
+    if args.after is None and not args.set:
+        return wrong(
+            "one spec alone has no difference", "name another, or override a key: -s parallel.pipeline=8", args.format
+        )
+    names = (args.before, args.after or args.before)
+    try:
+        phases = [_phases(name) for name in names]
+        if min(map(len, phases)) > 1:
+            return _run_phases(args, names, *phases)
+        differs = _differs(names, args.set, says_others=True)
+    except SpecError as error:
+        sources = [item.span.source for item in error.diagnostics if item.span]
+        return refused(in_order(error.diagnostics, sources), args.format)
+    print(
+        json.dumps(document(names, differs), indent=2, ensure_ascii=False) if args.format == "json" else text(differs)
+    )
+    return 0 if differs.is_none else EXIT_DIFFERS
+
+
+def _phases(name: str) -> dict[str, str]:
+    """What chooses each phase by its name, "" of the first; of a run without phases, and of one phase: one."""
+    file, run = split(name)
+    return {each.partition(SEPARATOR)[2]: f"{file}:{each}" for each in phases_in(file, run)} or {"": name}
+
+
+def _differs(names: Sequence[str], overrides: list[str], *, says_others: bool = False) -> Difference:
+    """The difference of two specs, the second with overrides. SpecError with the mistakes of both."""
+    resolved: list[Resolved] = []
+    mistakes: list[Diagnostic] = []
+    for name, own in zip(names, ([], overrides), strict=True):
+        try:
+            found = resolve(name, overrides=own)
+            folder = Path(split(name)[0]).parent
+            resolved.append(replace(found, spec=with_files(found.spec, found.origins, folder, found.opened)))
+        except SpecError as error:
+            mistakes += error.diagnostics
+    if mistakes:
+        raise SpecError(mistakes)
+    for name, each in zip(names, resolved, strict=True):
+        if says_others:
+            say_other_phases(name, each.spec)
+    return difference(*resolved)
+
+
+def _run_phases(args: argparse.Namespace, names: tuple[str, str], before: _Phases, after: _Phases) -> int:
+    """Print the difference of the phases of one name, and which phases only one of two runs has."""
+    found = {each: _differs((before[each], after[each]), args.set) for each in before if each in after}
+    lone = {"only_before": [each for each in before if each not in after]}
+    lone["only_after"] = [each for each in after if each not in before]
+    equal = not any(lone.values()) and all(each.is_none for each in found.values())
+    if args.format == "json":
+        phases = [document((before[each], after[each]), differs) for each, differs in found.items()]
+        head = {"version": JSON_VERSION, "before": names[0], "after": names[1], "equal": equal}
+        print(json.dumps({**head, "phases": phases, **lone}, indent=2, ensure_ascii=False))
+    elif equal:
+        print("no difference")
+    else:
+        parts = [f"{_title(each)}\n\n{text(differs)}" for each, differs in found.items() if not differs.is_none]
+        parts += [f"{_title(each)}: only in {names[0]}" for each in lone["only_before"]]
+        print("\n\n".join(parts + [f"{_title(each)}: only in {names[1]}" for each in lone["only_after"]]))
+    return 0 if equal else EXIT_DIFFERS
+
+
+def _title(phase: str) -> str:
+    return f"phase {phase}" if phase else "first phase"
+
+
+# ---------------------------------------------------------------- text
+
+
+def text(found: Difference) -> str:
+    """The difference for people: blocks, then what follows."""
+    if found.is_none:
+        return "no difference"
+    blocks = dict.fromkeys(change.path.partition(".")[0] for change in found.values)
+    rows = {block: [_row(c) for c in found.values if c.path.partition(".")[0] == block] for block in blocks}
+    for prefix, title in TITLES.items():
+        facts = [_fact(fact) for fact in found.facts if fact.name.partition(".")[0] == prefix]
+        facts = [row for row in facts if row not in rows.get(prefix, ())]
+        rows |= {title: [*rows.get(title, ()), *facts]} if facts else {}
+    rows |= {"stages": [_move(move) for move in found.moves]} if found.moves else {}
+    width = max(len(name) for part in rows.values() for name, _ in part)
+    return "\n\n".join(
+        "\n".join((title, *(f"  {name:<{width}}  {change}" for name, change in part))) for title, part in rows.items()
+    )
+
+
+def _row(change: Change) -> tuple[str, str]:
+    _, _, key = change.path.partition(".")
+    note = "  (derived)" if change.derived else ""
+    return key or change.path, visible(f"{change.before or ABSENT} → {change.after or ABSENT}{note}")
+
+
+def _fact(fact: Fact) -> tuple[str, str]:
+    name = NAMES.get(fact.name, fact.name.partition(".")[2])
+    return name, f"{_number(fact.before, fact.unit)} → {_number(fact.after, fact.unit)}"
+
+
+def _number(value: int | float | str | None, unit: str) -> str:
+    if value is None:
+        return "not known"
+    if isinstance(value, str):
+        return value
+    if unit == "byte":
+        return f"{value / 1e9:.3f}GB" if value >= 1e7 else f"{value / 1e6:.3f}MB"
+    if unit == "share":
+        return f"{value:.1%}"
+    return human(value) if value >= 100_000 else f"{value:,}"
+
+
+def _move(move: Move) -> tuple[str, str]:
+    layers = f"layer {move.first}" if move.first == move.last else f"layers {move.first}..{move.last}"
+    return layers, f"stage {move.before} → stage {move.after}"
+
+
+# ---------------------------------------------------------------- json
+
+
+def document(names: Iterable[str], found: Difference) -> dict[str, Any]:
+    """The document that docs/json.md describes."""
+    before, after = names
+    return {
+        "version": JSON_VERSION,
+        "before": before,
+        "after": after,
+        "equal": found.is_none,
+        "values": [{"path": c.path, "before": c.before, "after": c.after, "derived": c.derived} for c in found.values],
+        "facts": [{"name": f.name, "before": f.before, "after": f.after, "unit": f.unit or None} for f in found.facts],
+        "moves": [
+            {"first_layer": m.first, "last_layer": m.last, "before": m.before, "after": m.after} for m in found.moves
+        ],
+    }

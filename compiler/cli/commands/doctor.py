@@ -1,0 +1,36 @@
+"""`dsc doctor [BUILD]`: whether this node is ready for a run, and what to mend.
+
+dsc doctor                          devices, drivers, memory, disk, limits, network, clock, the rates of links
+dsc doctor build/pretrain           the same, beside what the plan needs of a node
+srun --ntasks-per-node=1 dsc doctor build/pretrain --format json
+
+No check takes more than some seconds; what does not answer is reported. Nothing is changed.
+
+Exit codes: 0 nothing is wrong, warnings aside · 1 an error was found · 2 the build cannot be read
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from compiler.cli.commands.train_processes import call
+from compiler.tools.launch.options import number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("build", metavar="BUILD", nargs="?", type=Path, help="build that is to run here")
+    parser.add_argument(
+        "--out", metavar="RUN", type=Path, help="run folder, whose disk is looked at; default: runs/<run>"
+    )
+    port = number(1024, 65535, "a port")
+    parser.add_argument("--port", type=port, default=29400, help="port of the first node; default: 29400")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, in a process of the runtime; its exit code."""
+    command = ["runtime.observe.doctor", "--port", str(args.port), "--format", args.format]
+    command += ["--out", str(args.out)] if args.out is not None else []
+    return call([*command, "--", *([str(args.build)] if args.build is not None else [])])

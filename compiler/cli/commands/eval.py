@@ -1,0 +1,168 @@
+"""`dsc eval MODEL [--tokens FILE | --text GLOB]`: the loss of a trained model.
+
+dsc eval runs/quickstart                         on the text that the run held out
+dsc eval runs/quickstart --text 'notes/*.md'     on other text, in the tokens of the run
+dsc eval runs/quickstart@100 --tokens ids.npy    of the checkpoint of step 100, on token ids
+dsc eval Qwen3-0.6B --text 'notes/*.md'          a published model, see `dsc import hf`
+
+The loss is the mean cross entropy of the next token in nats. The model is computed in this process, in the dtype of the
+run's activations; with --ranks spec by the program of the run, on as many ranks as it was trained on.
+
+Exit codes: 0 done · 1 a rank failed · 2 the run, the checkpoint, the tokens or the command line is wrong · 3 hung
+"""
+
+# torch is imported when a model is to be computed, and not before.
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.cli.commands.common import progress, refused, say, wrong
+from dsl.messages.diagnostics import SpecError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from compiler.tools.inference.evaluation import Ids, Loss
+    from compiler.tools.inference.sources import Source
+
+JSON_VERSION = 1
+DTYPES = ("fp64", "fp32", "bf16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_model_arguments(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--tokens", metavar="FILE", type=Path, help="token ids: integers in a .npy file")
+    what.add_argument(
+        "--text", metavar="GLOB", help="text, as in a spec's `data.source`; default: what the run held out"
+    )
+    parser.add_argument(
+        "--ranks", choices=("one", "spec"), default="one", help="spec: on the ranks of the run's spec; default: one"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """What names a trained model, for `dsc generate` too."""
+    parser.add_argument(
+        "source",
+        metavar="MODEL",
+        help="a run, RUN@STEP, the folder of a checkpoint, a spec whose run begins with weights, or the folder of a "
+        "published model (config.json and its weights)",
+    )
+    parser.add_argument("--spec", metavar="SPEC", help="spec of a checkpoint that is outside of its run")
+    parser.add_argument("--tokenizer", metavar="FILE", type=Path, help="a tokenizer.json; default: the run's")
+    parser.add_argument("--average", action="store_true", help="the moving average of the weights (`ema` of the spec)")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype to compute in; default: that of the run's activations")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the loss; 0, or 2 where something that was given cannot be used."""
+    from compiler.tools.inference.faults import InferenceError
+
+    try:
+        return _run(args)
+    except SpecError as error:
+        return refused(error.diagnostics, args.format)
+    except InferenceError as error:
+        return wrong(str(error), error.hint, args.format)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from compiler.cli.commands.model_source import opened
+
+    with opened(args.source, args.spec) as source:
+        return _measured(args, source)
+
+
+def _measured(args: argparse.Namespace, source: Source) -> int:
+    from compiler.tools.inference import token_streams
+    from compiler.tools.inference.evaluation import Loss
+
+    show = progress("eval")
+    vocab = source.spec.model.vocab
+    if args.text is not None:
+        path = token_streams.required(args.tokenizer or source.tokenizer)
+        streams = token_streams.of_text(args.text, path, vocab, show)
+    else:
+        named = _tokenizer(args.tokenizer, source)
+        if args.tokens is not None:
+            streams = token_streams.of_file(args.tokens, vocab, named)
+        else:
+            streams = token_streams.held_out(source.data, named, source.spec)
+    if args.ranks == "spec":
+        from compiler.cli.commands.eval_ranks import RanksFailedError, loss_on_ranks
+
+        if args.dtype:
+            return wrong("--ranks spec computes in the precision of the run", "leave --dtype out", args.format)
+        try:
+            found = loss_on_ranks(source, streams.ids, args.average, show)
+        except RanksFailedError as failed:
+            return failed.code
+    else:
+        found = _on_one_rank(args, source, streams.ids, show)
+    found = Loss(found.nats, found.tokens, streams.bytes)
+    print(json.dumps(document(args, source, found), indent=2) if args.format == "json" else text(source, found))
+    return 0
+
+
+def _tokenizer(named: Path | None, source: Source) -> Tokenizer | None:
+    """The tokenizer that says how many bytes token ids are; None where there is none. One of the source that cannot be
+    used is said, and one that was named raises InferenceError."""
+    from compiler.tools.inference.faults import InferenceError
+    from compiler.tools.inference.token_streams import read_tokenizer
+
+    if (path := named or source.tokenizer) is None:
+        return None
+    try:
+        return read_tokenizer(path, source.spec.model.vocab)
+    except InferenceError as error:
+        if named is not None:
+            raise
+        say(f"warning: bits per byte are not known: {error}")
+        return None
+
+
+def _on_one_rank(args: argparse.Namespace, source: Source, streams: Sequence[Ids], show: Callable[[str], None]) -> Loss:
+    from compiler.tools.inference.evaluation import loss_of
+    from compiler.tools.inference.loaded import divide_work, load_model
+
+    model = load_model(source, args.dtype or "", average=args.average, progress=show)
+    divide_work(model)
+    return loss_of(model, streams, show)
+
+
+def document(args: argparse.Namespace, source: Source, found: Loss) -> dict[str, object]:
+    """The document that docs/json.md describes."""
+    return {
+        "version": JSON_VERSION,
+        "loss": found.mean,
+        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte,
+        "tokens": found.tokens,
+        "bytes": found.bytes,
+        "checkpoint": source.name,
+        "step": source.checkpoint.step,
+        "average": args.average,
+        "dtype": args.dtype or source.spec.precision.compute,
+        "sequence": source.spec.train.sequence,
+        "ranks": source.spec.parallel.pipeline * source.spec.parallel.columns if args.ranks == "spec" else 1,
+    }
+
+
+def text(source: Source, found: Loss) -> str:
+    """The loss for people."""
+    rows = [("loss", f"{found.mean:.4f} nats a token")]
+    if found.perplexity is not None:
+        rows.append(("perplexity", f"{found.perplexity:.4g}"))
+    if found.bits_per_byte is not None:
+        rows.append(("bits per byte", f"{found.bits_per_byte:.4f} ({found.bytes:,} bytes)"))
+    rows.append(("tokens", f"{found.tokens:,}, in sequences of {source.spec.train.sequence:,}"))
+    rows.append(("checkpoint", source.name))
+    return "\n".join(f"{name:<13}  {value}" for name, value in rows)

@@ -1,0 +1,103 @@
+"""What `dsc export torchtitan`, `megatron-bridge` and `chakra` write: a plan, in the words of another system."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from compiler.cli.commands.common import EXIT_SPEC, load_spec, progress, reason, say, wrong
+from compiler.cli.commands.output_folder import new_folder
+from compiler.cli.commands.schedule_spec import Run, run_of
+from compiler.ir.stage_placement import BIDIRECTIONAL
+from compiler.tools.exporters import megatron_bridge, torchtitan
+from compiler.tools.exporters.ledger import Loss, comments
+from compiler.tools.exporters.planned import Exported, ExportError, Planned
+from dsl.facts.layout import stages_of_layout
+from dsl.facts.schedules import PLAIN
+from dsl.messages.diagnostics import plural, visible
+from dsl.schema import Spec
+from runtime.contract.actions import is_copy
+from runtime.system.outcome import refusal_code
+
+VERSION = 1  # of the JSON, docs/json.md
+MOST_NAMES = 4  # of files, in the last line
+EXPORTERS: dict[str, Callable[[Planned], Exported]] = {
+    "torchtitan": torchtitan.export,
+    "megatron-bridge": megatron_bridge.export,
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the folder, or say what keeps it from being written; the exit code."""
+    chosen = load_spec(args.source, args.set, args.format)
+    if chosen is None:
+        return EXIT_SPEC
+    try:
+        exported = _exported(args.system, chosen.spec)
+    except ExportError as error:
+        return wrong(str(error), error.hint, args.format)
+    changed = [loss for loss in exported.losses if loss.changes]
+    say("\n".join(map(visible, comments(exported.losses))))
+    if changed and not args.lossy:
+        if args.format == "json":
+            print(_as_json(args, (), exported.losses))
+        say(
+            f"error: {args.system} would compute something else: {plural(len(changed), 'value')} of the spec "
+            "changed\n = hint: change the spec, or write it all the same with --lossy"
+        )
+        return EXIT_SPEC
+    try:
+        with new_folder(args.out) as (new, put):
+            tell = progress("export")
+            for number, (name, content) in enumerate(exported.files.items()):
+                tell(f"files {number / len(exported.files):.0%}")
+                (new / name).write_bytes(content)
+            tell("")
+            put()
+    except FileExistsError as error:
+        return wrong(str(error), "name a new folder", args.format)
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else "the path is not valid"
+        wrong(f"{args.out} cannot be written: {why}", "", args.format)
+        return refusal_code(error) if isinstance(error, OSError) else EXIT_SPEC
+    if args.format == "json":
+        print(_as_json(args, sorted(exported.files), exported.losses))
+    names = list(exported.files)
+    shown = ", ".join(names) if len(names) <= MOST_NAMES else f"{names[0]} to {names[-1]}"
+    say(visible(f"wrote {args.out}: {shown}"))
+    return 0
+
+
+def _exported(system: str, spec: Spec) -> Exported:
+    """The files for a system. ExportError where it cannot have them."""
+    if system == "chakra":
+        from compiler.predict.predict import timed
+        from compiler.tools.exporters import chakra
+
+        chakra.needs_protobuf()  # before times are computed
+        return chakra.export(timed(spec))
+    return EXPORTERS[system](_planned(run_of(spec)))
+
+
+def _planned(run: Run) -> Planned:
+    """The plan of a run. Where its schedule has two copies of a stage, or copies to the host, 1F1B on the same stages
+    stands in, since neither of the other systems has such."""
+    spec, mtp = run.spec, run.spec.model.mtp
+    stages = stages_of_layout(run.layout, spec.model.num_layers, mtp.depth if mtp else 0)
+    schedule, replaced = run.schedule(progress("schedule")), ""
+    if schedule.stage_placement == BIDIRECTIONAL or any(is_copy(step) for steps in schedule.actions for step in steps):
+        from compiler.schedule import SCHEDULES
+
+        replaced = run.name or "a file"
+        plain = SCHEDULES[PLAIN] if len(stages) == run.num_ranks else None
+        if plain is None:
+            raise ExportError(f"{replaced} has copies to the host, which is not exported", "choose another schedule")
+        schedule = plain.generate(run.num_ranks, run.num_micro_batches)
+    return Planned(spec, schedule, stages, run.layout, replaced)
+
+
+def _as_json(args: argparse.Namespace, files: Sequence[str], losses: Sequence[Loss]) -> str:
+    value = {"version": VERSION, "to": args.system, "folder": str(args.out) if files else None, "files": list(files)}
+    return json.dumps(value | {"losses": [asdict(loss) for loss in losses]})

@@ -1,0 +1,114 @@
+"""What `dsc export hf` writes: a trained model as transformers, vLLM and others load it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from compiler.cli.commands.common import progress, reason, say, wrong
+from compiler.cli.commands.output_folder import new_folder
+from compiler.cli.commands.train_processes import ask
+from compiler.plan.initial_weights import once_published
+from compiler.tools.importers.huggingface import LATENT_EPS
+from compiler.tools.weights.adapter import CONFIG as ADAPTER_CONFIG
+from compiler.tools.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
+from compiler.tools.weights.adapter import Adapters, adapter_config, published_adapters
+from compiler.tools.weights.checkpoint import ModelError, check_tensors, model_of, published_name, sequence_of
+from compiler.tools.weights.config import NoFamilyError, Publication, publication, with_format
+from compiler.tools.weights.tokenizer import files_for
+from dsl.messages.diagnostics import visible
+from runtime.checkpoint.manifest_file import base_of, find_manifest
+from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
+from runtime.contract.weights import ONE, Export
+from runtime.data.errors import DataError
+from runtime.system.outcome import refusal_code
+from runtime.system.strict_json import pretty
+
+CONFIG = "config.json"
+NAME_BASE = "export them without --adapter, and write that folder as `base_model_name_or_path`"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the folder; the exit code."""
+    try:
+        folder, manifest = find_manifest(args.source)
+        model_type, context = once_published(manifest.meta)
+        context = max(context, sequence_of(manifest), 1)
+        model = model_of(manifest)
+        base = base_of(folder, manifest)
+        check_tensors(manifest, model, average=args.average, base=base[1] if base else None)
+        found = publication(model, context, model_type)
+        adapters = published_adapters(manifest, found.tensors, found.family) if args.adapter else None
+        if args.dtype == "fp8" and any(each.stacked for each in found.tensors):
+            raise ModelError(f"{found.model_type} has no weights in blocks of FP8: choose --dtype bf16")
+    except CheckpointError as error:
+        return wrong(str(error), "name a run, or a checkpoint of one")
+    except (ModelError, NoFamilyError) as error:
+        return wrong(f"{args.source}: {error}")
+    try:
+        if adapters is None:
+            return _write(args, folder, manifest, found, context)
+        loads = published_name(base[1]) if base else None
+        return _write(args, folder, manifest, found, context, (adapters, adapter_config(manifest, adapters, loads)))
+    except DataError as error:
+        return wrong(str(error), "correct that file of the tokenizer, or remove it")
+    except FileExistsError as error:
+        return wrong(str(error), "name a new folder")
+    except OSError as error:
+        wrong(f"{args.out} cannot be written: {reason(error)}")
+        return refusal_code(error)
+
+
+def _write(
+    args: argparse.Namespace,
+    folder: Path,
+    manifest: Manifest,
+    found: Publication,
+    context: int,
+    peft: tuple[Adapters, dict[str, Any]] | None = None,
+) -> int:
+    """Write everything beside DIR, then move it into place. `peft`: adapters alone, and their configuration."""
+    with new_folder(args.out) as (new, put):
+        files, end = files_for(folder, manifest.meta.get("tokenizer"), context)
+        tokens = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": None}  # a class may have others by default
+        config = with_format(found, args.dtype) | tokens
+        name, config = (ADAPTER_CONFIG, peft[1]) if peft else (CONFIG, config)
+        files = {name: (json.dumps(config, indent=2) + "\n").encode(), **files}
+        for name, content in files.items():
+            (new / name).write_bytes(content)
+        tensors = peft[0].tensors if peft else found.tensors
+        request = Export(str(folder.absolute()), str(new), tensors, args.dtype, args.average)
+        tell = progress("export")
+        code, result = ask(
+            ["runtime.state.huggingface", "export"], pretty(request), lambda text: tell(text and f"weights {text}")
+        )
+        if code:
+            return code
+        if peft:
+            (new / ONE).rename(new / ADAPTER_WEIGHTS)
+        put()
+    notes = _notes(found, has_tokenizer=len(files) > 1)
+    if peft and peft[1]["base_model_name_or_path"] is None:
+        notes.append(f"{ADAPTER_CONFIG} names no base model, as its weights were trained here: {NAME_BASE}")
+    for note in notes:
+        say(f"note: {note}")
+    size = f"{result['tensors']:,} tensors, {result['bytes']:,} bytes"
+    say(visible(f"wrote {args.out}: {found.model_type}, {size}, from {folder}"))
+    return 0
+
+
+def _notes(found: Publication, *, has_tokenizer: bool) -> list[str]:
+    """What to know of a publication."""
+    notes = []
+    if found.family.remote:
+        notes.append(f"transformers loads {found.model_type} with the code published beside such models alone")
+    if "kv_lora_rank" in found.config and found.config["rms_norm_eps"] != LATENT_EPS:
+        eps = found.config["rms_norm_eps"]
+        notes.append(
+            f"norm_eps is {eps:g} here; transformers takes {LATENT_EPS:g} in the norms of latents, whatever is said"
+        )
+    if not has_tokenizer:
+        notes.append("there is no tokenizer beside this checkpoint: none was written")
+    return notes

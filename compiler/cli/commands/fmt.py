@@ -1,0 +1,145 @@
+"""`dsc fmt [FILE|FOLDER …] [--check] [--diff]`, `dsc fmt -`: lay specs out; comments and line ends stay.
+
+Without a name, the specs of the current folder and of the folders in it are formatted. Everything is read first: where
+one file cannot be read, or is no spec, nothing is written.
+
+dsc fmt                            every spec in this folder and below
+dsc fmt --check specs              name what would change; --diff shows it
+dsc fmt - < spec.dsc               from stdin to stdout, as editors do
+
+Exit codes: 0 done · 1 with --check or --diff, a file would change · 2 a file cannot be formatted
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from compiler.cli.commands.common import EXIT_DIFFERS, EXIT_SPEC, say, wrong
+from compiler.cli.commands.output_files import refuse_replacing, replace
+from dsl.messages.diagnostics import Diagnostic, SpecError, render_all, visible
+from dsl.resolve.files import content_of
+from dsl.text.formatter import formatted
+from dsl.text.parser import MAX_BYTES, decode
+
+STDIN = "-"
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A file as it is and as it should be."""
+
+    path: str
+    content: bytes
+    text: str
+
+    @property
+    def differs(self) -> bool:
+        return self.content != self.text.encode()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    text = "spec files, and folders whose .dsc files are meant; - formats stdin to stdout; default: this folder"
+    parser.add_argument("paths", nargs="*", metavar="PATH", help=text)
+    parser.add_argument("--check", action="store_true", help="write nothing; name the files that would change")
+    parser.add_argument("--diff", action="store_true", help="write nothing; show what would change")
+
+
+def run(args: argparse.Namespace) -> int:
+    if STDIN in args.paths:
+        if args.paths != [STDIN] or args.check or args.diff:
+            return wrong("`-` stands alone", "write `dsc fmt - < spec.dsc`")
+        return _filter()
+    laid: list[Laid] = []
+    mistakes: list[Diagnostic] = []
+    for path in dict.fromkeys(_files(args.paths or ["."])):
+        try:
+            laid.append(_laid(path))
+        except SpecError as error:
+            mistakes += error.diagnostics
+    if mistakes:
+        return _refuse(mistakes)
+    different = [each for each in laid if each.differs]
+    if args.check or args.diff:
+        for each in different:
+            print(_diff(each) if args.diff else visible(each.path))
+        return EXIT_DIFFERS if different else 0
+    refused = [fault for each in different if (fault := _fault(refuse_replacing, each.path))]
+    if refused:
+        return _refuse(refused)
+    for each in different:
+        fault = _fault(partial(replace, content=each.text.encode()), each.path)
+        if fault:
+            return _refuse([fault])
+        print(f"formatted {visible(each.path)}")
+    return 0
+
+
+def _fault(write: Callable[[Path], None], path: str) -> Diagnostic | None:
+    """What keeps a file from being written."""
+    try:
+        write(Path(path))
+    except OSError as error:
+        return Diagnostic("E0101", f"{path} cannot be written: {error.strerror}")
+    return None
+
+
+def _refuse(mistakes: list[Diagnostic]) -> int:
+    say(render_all(tuple(mistakes)))
+    return EXIT_SPEC
+
+
+def _filter() -> int:
+    """stdin to stdout."""
+    try:
+        text = _text("stdin", sys.stdin.buffer.read(MAX_BYTES + 1))
+    except SpecError as error:
+        return _refuse(list(error.diagnostics))
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode())
+    return 0
+
+
+def _laid(path: str) -> Laid:
+    """A file and its formatted text. Raises SpecError. A link is refused: it would be replaced by a file."""
+    content, mistakes = content_of(path)
+    if not mistakes and Path(path).is_symlink():
+        mistakes = (Diagnostic("E0101", f"{path} is a symbolic link", hint="name the file it leads to"),)
+    if mistakes:
+        raise SpecError(mistakes)
+    return Laid(path, content, _text(os.path.normpath(path), content))
+
+
+def _text(name: str, content: bytes) -> str:
+    source, mistakes = decode(name, content)
+    if mistakes:
+        raise SpecError(mistakes)
+    return formatted(source)
+
+
+def _files(paths: list[str]) -> Iterator[str]:
+    """The files that some paths name: themselves, or the specs in a folder, links and hidden folders left out."""
+    for path in paths:
+        if not Path(path).is_dir():
+            yield path
+            continue
+        for folder, folders, names in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for file in (Path(folder, name) for name in sorted(names) if name.endswith(".dsc")):
+                if file.is_file() and not file.is_symlink():
+                    yield str(file)
+
+
+def _diff(each: Laid) -> str:
+    """What would change, as `diff -u` shows it. Control characters of the text do not reach the terminal."""
+    import difflib
+
+    before, after = (text.splitlines() for text in (each.content.decode("utf-8"), each.text))
+    lines = difflib.unified_diff(before, after, each.path, f"{each.path} formatted", lineterm="")
+    return "\n".join(visible(line) for line in lines)

@@ -1,0 +1,130 @@
+"""What imports of plans write: a spec from another system's configuration, and a ledger of its keys."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.cli.commands.common import EXIT_DIFFERS, refused, say, wrong
+from compiler.files.text import TextFileError, read_text
+from compiler.schedule.spec_schedule import MAX_BYTES
+from compiler.tools.importers import command_lines, key_files, megatron, torchtitan
+from compiler.tools.importers.plan_ledger import CHANGES, Entry
+from compiler.tools.importers.plan_text import Imported, Members
+from compiler.tools.importers.python_calls import returned
+from compiler.tools.importers.torchtitan import Beside
+from compiler.tools.importers.write import identifier
+from dsl.load import analyse
+from dsl.messages.diagnostics import Diagnostic, SpecError, plural, render_all, visible
+from dsl.messages.source import Source
+from dsl.resolve.files import read
+from dsl.text.formatter import formatted
+
+VERSION = 1  # of the JSON, docs/json.md
+Read = tuple[Imported, list[Diagnostic]]  # a spec, and what could not be read
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """The text of a spec, and the errors in it."""
+
+    text: str
+    errors: tuple[Diagnostic, ...]
+
+    def exit_code(self) -> int:
+        """Say the errors of a spec that is written now; the exit code."""
+        if not self.errors:
+            return 0
+        count = plural(len(self.errors), "error")
+        say(f"{render_all(self.errors)}\n\n{count} in the spec, which is written: edit it, and run `dsc check`")
+        return EXIT_DIFFERS
+
+
+def spec_of(args: argparse.Namespace, name: str) -> Spelled | None:
+    """The spec; None after what is wrong has been said."""
+    try:
+        variables = dict(each.split("=", 1) for each in args.define)
+    except ValueError:
+        wrong("-D takes NAME=VALUE", "write `-D TP=1`", args.format)
+        return None
+    try:
+        source, mistakes = read(str(args.path))
+        if mistakes:
+            raise SpecError(mistakes)
+        found, computed = READERS[args.system](args, name, source, variables)
+    except SpecError as error:
+        refused(error.diagnostics, args.format)
+        return None
+    text = formatted(Source(args.out, found.text)) if not found.mistakes else ""
+    changed = [entry for entry in found.ledger if entry.kind in CHANGES]
+    say(render_all((*computed, *found.mistakes)))
+    say("\n".join(visible(_line(entry)) for entry in found.ledger if entry.kind not in ("said", "no effect")))
+    is_refused = bool(found.mistakes or (changed and not args.lossy))
+    if args.format == "json":
+        value = {"version": VERSION, "from": args.system, "spec": None if is_refused else text}
+        print(json.dumps(value | {"keys": [_json(entry) for entry in found.ledger]}))
+    if is_refused:
+        hint = "" if found.mistakes else "; --lossy writes the spec with what it cannot express as comments"
+        say(f"\n{plural(len(found.mistakes) + len(changed), 'error')}{hint}")
+        return None
+    return Spelled(text, _errors(args.out, text))
+
+
+def _megatron(args: argparse.Namespace, name: str, source: Source, variables: dict[str, str]) -> Read:
+    """Read a configuration of Megatron, by the kind of its file."""
+    if args.path.suffix == ".py":
+        function, found, computed = returned(source, megatron.CONFIG, args.config)
+        members, name = megatron.from_recipe(found), args.name or identifier(function)
+    elif args.path.suffix in (".yaml", ".yml"):
+        members, computed = key_files.yaml_keys(source, variables)
+    else:
+        members, computed = command_lines.script(source, variables)
+    return megatron.imported(members, name, args.devices, args.vocab), computed
+
+
+def _torchtitan(args: argparse.Namespace, name: str, source: Source, _: dict[str, str]) -> Read:
+    """Read a configuration of torchtitan, by the kind of its file, with the schedule beside it."""
+    members: Members
+    computed: list[Diagnostic]
+    if args.path.suffix == ".toml":
+        members, computed = torchtitan.from_toml(key_files.toml_keys(source)), []
+    else:
+        function, members, computed = returned(source, torchtitan.CONFIG, args.config)
+        name = args.name or identifier(function)
+    return torchtitan.imported(members, name, args.devices, _beside(args.path, args.out)), computed
+
+
+READERS = {"megatron-bridge": _megatron, "torchtitan": _torchtitan}
+
+
+def _beside(path: Path, out: str) -> Beside:
+    """The files in the folder of a configuration and below, and how a spec at `out` names them."""
+
+    def text(name: str) -> str | None:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return None
+        try:
+            return read_text(path.parent / name, MAX_BYTES).replace("\r\n", "\n")
+        except TextFileError:
+            return None
+
+    folder = Path(out).parent if out.endswith(".dsc") else Path()
+    return Beside(text, lambda name: Path(os.path.relpath(path.parent / name, folder)).as_posix())
+
+
+def _errors(name: str, text: str) -> tuple[Diagnostic, ...]:
+    """What is wrong with a spec, such as a cluster that is too small for it: the cluster is one to begin with."""
+    analysis = analyse(name, reader=lambda path: (Source(path, text), ()))
+    return tuple(item for item in analysis.diagnostics if item.severity == "error")
+
+
+def _line(entry: Entry) -> str:
+    return f"{entry.place}: {entry}" if entry.place else str(entry)
+
+
+def _json(entry: Entry) -> dict[str, object]:
+    place = {"line": entry.place.line, "column": entry.place.column} if entry.place else {"line": None, "column": None}
+    return {"kind": entry.kind, "key": entry.key, "value": entry.value, "why": entry.why, **place}

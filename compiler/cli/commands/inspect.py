@@ -1,0 +1,176 @@
+"""`dsc inspect RUN`: what a run really did, beside what was planned: every action, its time and its error; and
+`dsc inspect BUILD --kernels`: what its ops run on, and which were fused into one.
+
+dsc inspect runs/quickstart                                 on the terminal
+dsc inspect runs/quickstart --format html -o timeline.html  to zoom into and hover over
+dsc inspect runs/quickstart --costs plan                    against what was predicted before the run
+dsc inspect runs/quickstart --write-costs here.json         then: dsc schedule … --costs here.json
+dsc inspect runs/long --phase 2                             a phase before the one that was trained last
+dsc inspect build/quickstart --kernels                      its kernels, and the bytes that fusing saves
+
+Exit codes: 0 done · 1 a rank ran another order than was planned · 2 the folder holds no traced run, or no build
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.cli.commands.common import EXIT_DIFFERS, EXIT_SPEC, is_missing, reason, refused, wrong
+from compiler.cli.commands.output_files import is_file, put, status, write
+from compiler.files.text import read_text
+from compiler.schedule.costs import MOST_BYTES, Costs, costs_of_json, shipped, shipped_names
+from compiler.schedule.schedule import Schedule
+from compiler.tools.picture.compared import measured_picture
+from compiler.tools.picture.formats import FORMATS, render, screen_of
+from compiler.tools.picture.recorded import (
+    Line,
+    Measured,
+    OrderError,
+    TraceError,
+    fitted,
+    json_of_costs,
+    measure,
+    num_micro_batches,
+    of_programs,
+    programs_of,
+    read_trace,
+)
+from dsl.messages.diagnostics import SpecError
+from runtime.build.run_copy import described
+
+if TYPE_CHECKING:
+    from compiler.cli.commands.schedule_spec import Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
+    parser.add_argument("--kernels", action="store_true", help="RUN is a build: list its kernels, and what was fused")
+    parser.add_argument("--program", metavar="NAME", help="default: that of most micro-batches, as train_8")
+    parser.add_argument(
+        "--phase", metavar="N", type=int, help="of a run with phases, from 1; default: the last trained"
+    )
+    parser.add_argument(
+        "--costs",
+        metavar="FILE",
+        help="plan with these costs, in ms, or `plan`: those predicted; default: those measured",
+    )
+    parser.add_argument("--format", choices=(*FORMATS, "json"), default="terminal", help="default: terminal")
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file")
+    parser.add_argument("--write-costs", metavar="FILE", type=Path, help="write the measured costs, for dsc schedule")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw the picture, or list the kernels; say on stderr what is wrong and return 1 or 2."""
+    if args.kernels:
+        return _kernels(args)
+    if args.format == "json":
+        return wrong("--format json is for --kernels: a run's trace is JSON already, in its folder trace/")
+    if is_missing(args.run_folder):
+        return EXIT_SPEC
+    if _is_build(args.run_folder):
+        return wrong(
+            f"{args.run_folder} is a build, which has no trace: name a run folder, as dsc train writes",
+            f"write `dsc inspect {args.run_folder} --kernels` for the kernels of a build",
+        )
+    place = described(args.run_folder, args.phase)
+    if args.phase is not None and place == args.run_folder:
+        return wrong(f"{args.run_folder} has trained no phase {args.phase}", "`phase` in its metrics.jsonl says which")
+    try:
+        run = _run(place)
+        trace = read_trace(args.run_folder, run.plan.mesh.world)
+        schedule, measured, left_out = _measured(of_programs(place, trace), run, args.program)
+        here = fitted(schedule, measured)
+        costs, source = _costs(args.costs, run) if args.costs else (here, "the costs measured in this run")
+        title = f"{args.run_folder.name}: {schedule.name}"
+        picture = measured_picture(title, schedule, costs, measured, source, left_out)
+        contents = render(picture, args.format)
+    except OrderError as error:
+        wrong(f"{args.run_folder}: {error}")
+        return EXIT_DIFFERS
+    except SpecError as error:
+        refused(error.diagnostics)
+        return wrong(f"{args.run_folder} cannot be inspected: its spec.resolved is damaged or missing")
+    except (OSError, ValueError) as error:
+        return wrong(f"{args.run_folder} cannot be inspected: {reason(error)}")
+    try:
+        if args.write_costs:
+            write(args.write_costs, json_of_costs(here).encode())
+        put(contents, args.out)
+    except OSError as error:
+        return _unwritten(args.out, error)
+    except ValueError as error:
+        return wrong(str(error))
+    return 0
+
+
+def _unwritten(out: Path | None, error: OSError) -> int:
+    """Says which file cannot be written; what befalls stdout is the caller's."""
+    if out is None and error.filename is None:
+        raise error
+    return wrong(f"{error.filename or out} cannot be written: {error.strerror}")
+
+
+def _is_build(folder: Path) -> bool:
+    """Whether a folder is one of dsc compile, and no run's."""
+    return is_file(folder / "manifest.json") and status(folder / "trace") is None
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    from compiler.cli.commands.inspect_kernels import FILE, read, runs_on_cpus, text, to_json
+    from runtime.build.files import BuildError
+
+    if args.format not in ("terminal", "json"):
+        return wrong(f"--kernels has no --format {args.format}: use terminal or json")
+    if args.program or args.costs or args.write_costs:
+        return wrong("--kernels lists a build: --program, --costs and --write-costs are for runs")
+    try:
+        found = read(args.run_folder)
+    except BuildError as error:
+        return wrong(str(error))
+    except ValueError:
+        return wrong(f"{args.run_folder} has no {FILE} that can be read: name a folder that this dsc compile wrote")
+    try:
+        if args.format == "json":
+            put(to_json(found), args.out)
+        else:
+            screen = screen_of(sys.stdout) if args.out is None and sys.stdout.isatty() else None
+            put(text(args.run_folder.resolve().name, found, screen, runs_on_cpus(args.run_folder)), args.out)
+    except OSError as error:
+        return _unwritten(args.out, error)
+    return 0
+
+
+def _run(folder: Path) -> Run:
+    from compiler.cli.commands.schedule_spec import run_of  # with pydantic
+    from compiler.plan.read_files import load_with_files
+
+    return run_of(load_with_files(folder / "spec.resolved"))
+
+
+def _measured(
+    found: tuple[list[dict[int, Line]], int], run: Run, program: str | None
+) -> tuple[Schedule, Measured, int]:
+    """The schedule, what was measured of it, and how many traced steps are of other programs.
+
+    `found`: the traced steps of the run's programs, and the number of the others.
+    """
+    trace, left_out = found
+    programs = programs_of(trace)
+    if not programs:
+        raise TraceError("no step was traced")
+    if program is not None and program not in programs:
+        raise TraceError(f"no program {program[:40]!r} was traced: use one of {', '.join(programs)}")
+    name = program or programs[-1]
+    schedule = run.scheduler().schedule(num_micro_batches(name))
+    return schedule, measure(schedule, trace, name), left_out
+
+
+def _costs(name: str, run: Run) -> tuple[Costs, str]:
+    """Costs, and where they come from."""
+    if name == "plan":
+        return run.costs(), "what the plan predicts"
+    return shipped(name) if name in shipped_names() else costs_of_json(read_text(Path(name), MOST_BYTES), name), name

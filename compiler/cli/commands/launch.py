@@ -1,0 +1,245 @@
+"""`dsc launch torchrun|slurm|kubernetes|skypilot BUILD …`: write the files that start a build on a cluster. Nothing is
+submitted.
+
+dsc launch torchrun build/pretrain                            a script to start on each node
+dsc launch slurm build/pretrain --time 24:00:00 --partition gpu
+dsc launch slurm build/pretrain --time 24:00:00 --image registry/dsc:1 --gres gpu:8 --sbatch reservation=week
+dsc launch kubernetes build/pretrain --image registry/dsc:1 --volume shared
+dsc launch skypilot build/pretrain --image registry/dsc:1 --volume shared --infra k8s
+dsc launch torchrun build/long build/long.to_128              the phases of a run, one after the other
+
+There is one task a node, which starts torchrun. A run that is asked to stop ends after a whole step, with a checkpoint,
+and the same files go on from it: docs/torchrun.md.
+
+Exit codes: 0 the files are written · 2 the build or the command line is wrong
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from compiler.cli.commands.common import reason, wrong
+from compiler.cli.commands.output_files import replace
+from compiler.tools.launch import options
+from compiler.tools.launch.files import LAUNCHERS, Files
+from compiler.tools.launch.job import Elastic, Job, LaunchError, Needs, needs_of_phases
+from runtime.contract.options import run_name
+from runtime.system.outcome import printable
+
+VERSION = 1  # of the JSON, docs/json.md
+DEFAULTS = {"lead": 300, "restarts": 0, "api": "jobset", "runtime": "torch-distributed"}
+DEFAULTS |= {"grace": 300, "resource": [], "gather": 30, "sbatch": [], "field": []}
+VOLUME = "/mnt/dsc"  # where the volume of a remote launcher is by default
+OFTEN = 100  # restarts of an elastic run: each node that leaves or returns takes one
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command. Those of one launcher have no default here, so that `run` sees which are given."""
+    add = parser.add_argument
+    add(
+        "launcher", choices=tuple(LAUNCHERS), help="; ".join(f"{name}: {each.what}" for name, each in LAUNCHERS.items())
+    )
+    what = "build folder, written by dsc compile; of a run with phases all, in their order"
+    add("builds", metavar="BUILD", type=Path, nargs="+", help=what)
+    add("--out", metavar="FOLDER", type=Path, help="folder for the files; default: launch/<run>")
+    add("--format", choices=("text", "json"), default="text", help="default: text")
+    add("--name", type=options.label, help="name of the job; default: that of the run")
+    add(
+        "--run-folder",
+        metavar="RUN",
+        help="run folder, which all nodes share; default: runs/<run>, here or on the volume",
+    )
+    add("--build-path", metavar="DIR", help="where nodes find the build; default: BUILD, or build/<run> on the volume")
+    add("--data", metavar="DIR", help="where nodes find the data; default: the current folder, or the volume")
+    add("--python", metavar="FILE", help="Python on the nodes; default: this one, or python3 in a container")
+    port = options.number(1024, 65535, "a port")
+    add(
+        "--port",
+        type=port,
+        default=29400,
+        help="a free port of the first node, and those that follow it, one for each further build; default: 29400",
+    )
+    add("--interface", type=options.interface, help="network interface by which nodes talk, as eth0")
+    add("--hca", type=options.interface, help="InfiniBand adapters for NCCL, as mlx5_0,mlx5_1")
+    add("--env", type=options.variable, metavar="NAME=VALUE", action="append", default=[], help="variable of all ranks")
+    add("--steps", type=options.number(1, 10**9, "a number of steps"), metavar="N", help="end after step N")
+    restarts = options.number(0, 1000, "a number of restarts")
+    what = f"start again up to N times after a failure; default: 0, with --elastic {OFTEN}"
+    add("--restarts", type=restarts, metavar="N", help=what)
+    elastic = parser.add_argument_group("torchrun and slurm").add_argument
+    nodes = options.number(1, 10**6, "a number of nodes")
+    what = "go on with the nodes that are left where others are lost, MIN of them at least; with all when they return"
+    elastic("--elastic", type=nodes, metavar="MIN", help=what)
+    seconds = options.number(1, 3600, "a number of seconds")
+    what = "with --elastic: wait S seconds for further nodes once MIN are there; default: 30"
+    elastic("--gather", type=seconds, metavar="S", help=what)
+
+    slurm = parser.add_argument_group("slurm").add_argument
+    slurm("--time", type=options.time_limit, help="time limit of a job, as 24:00:00")
+    lead = options.number(1, 65535, "a number of seconds")
+    slurm(
+        "--lead", type=lead, metavar="S", help="stop S seconds before the time limit: a step and a save; default: 300"
+    )
+    for name in ("partition", "account", "qos", "constraint"):
+        slurm(f"--{name}", help="as of sbatch; default: that of the cluster")
+    slurm("--gres", help="as of sbatch, as gpu:h100:8,nvme; default: as many GPUs as the build takes")
+    what = "a further option of sbatch, as reservation=maintained; may be given several times"
+    slurm("--sbatch", type=options.sbatch, metavar="NAME=VALUE", action="append", help=what)
+
+    image = parser.add_argument_group("slurm, kubernetes and skypilot").add_argument
+    what = "container image that has dsc; slurm: registry/name:tag or a .sqsh for Pyxis, a .sif for Apptainer"
+    image("--image", type=options.image, help=what)
+    what = f"where the volume is in a container, {VOLUME} by default; slurm: a further folder that the container has"
+    image("--mount", type=options.mount, metavar="DIR", help=what)
+
+    container = parser.add_argument_group("kubernetes and skypilot").add_argument
+    container("--volume", type=options.object_name, help="PersistentVolumeClaim, or volume of SkyPilot, for all nodes")
+    what = 'kubernetes: a field of pods, as nodeSelector={"pool": "a"}; skypilot: of resources, as use_spot=true'
+    container("--field", type=options.field, metavar="NAME=JSON", action="append", help=what)
+    container("--namespace", type=options.object_name, help="kubernetes: namespace; default: that of kubectl")
+    container("--api", choices=("jobset", "trainjob"), help="kubernetes: default: jobset")
+    container("--runtime", type=options.object_name, help="trainjob: its runtime; default: torch-distributed")
+    resource = options.resource
+    container("--resource", type=resource, metavar="NAME=COUNT", action="append", help="kubernetes: as rdma/ib=1")
+    grace = options.number(1, 10**6, "a number of seconds")
+    container("--grace", type=grace, metavar="S", help="jobset: seconds for a step and a save; default: 300")
+    container("--infra", help="skypilot: cloud or Kubernetes, as k8s; default: SkyPilot's choice")
+    container("--accelerator", help="skypilot: its name of the device; default: by the spec")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files; 0, or 2 with what is wrong on stderr."""
+    launcher = LAUNCHERS[args.launcher]
+    if (code := check_options(args)) is not None:
+        return code
+    try:
+        needs = needs_of_phases(args.builds)
+        name = run_name(needs[0].run) if len(needs) > 1 else needs[0].run
+        folder = Path(os.path.abspath(args.out or Path("launch") / name))  # noqa: PTH100 - links stay as they are
+        if any(folder.is_relative_to(build.resolve()) for build in args.builds):
+            return wrong(
+                f"{folder} is in the build: a build holds what was compiled alone", "name another --out", args.format
+            )
+        if len(needs) > 1 and args.build_path is not None:
+            return wrong("--build-path is of one build", "leave it out, or write the files of each phase", args.format)
+        if args.elastic is not None and (refusal := _no_elastic(args.elastic, needs)):
+            return wrong(*refusal, args.format)
+        job = _job(args, needs, is_remote=launcher.is_remote)
+        files = launcher.write(job, args, folder)
+    except LaunchError as error:
+        return wrong(str(error), error.hint, args.format)
+    try:
+        _write(folder, files)
+    except OSError as error:
+        return wrong(f"{folder} cannot be written: {reason(error)}", "name another folder with --out", args.format)
+    print(_as_json(args.launcher, job, folder, files) if args.format == "json" else _as_text(folder, files))
+    if (last := needs[-1]).phase < last.phases:
+        then = f"the files end with phase {last.phase} of {last.phases}: name the builds of the others behind it"
+        print(f"note: {then}", file=sys.stderr)
+    return 0
+
+
+def check_options(args: argparse.Namespace) -> int | None:
+    """Refuse options of other launchers, and ask for those that have no default; then fill the defaults in."""
+    launcher = LAUNCHERS[args.launcher]
+    for name in {name for each in LAUNCHERS.values() for name in each.takes} - {*launcher.takes}:
+        if getattr(args, name) is not None:
+            of = " and ".join(other for other, each in LAUNCHERS.items() if name in each.takes)
+            return wrong(f"--{name} is an option of {of}, not of {args.launcher}", "leave it out", args.format)
+    for name, what in (launcher.needs or {}).items():
+        if getattr(args, name) is None:
+            return wrong(f"{args.launcher} needs --{name}: {what}", f"add --{name}", args.format)
+    if args.api == "trainjob" and args.grace is not None:
+        return wrong("--grace is not for a TrainJob, whose runtime sets it", "leave it out", args.format)
+    if args.api == "trainjob" and args.restarts is not None:
+        return wrong("--restarts is not for a TrainJob, whose runtime sets it", "leave it out", args.format)
+    if args.api != "trainjob" and args.runtime is not None:
+        return wrong("--runtime is for a TrainJob", "add --api trainjob", args.format)
+    if args.elastic is None and args.gather is not None:
+        return wrong("--gather is of a run with --elastic", "leave it out, or add --elastic 1", args.format)
+    if args.elastic is not None and args.restarts is None:
+        args.restarts = OFTEN
+    if launcher.is_remote and args.mount is None:
+        args.mount = VOLUME
+    if args.mount is not None and args.image is None:
+        return wrong("--mount is of a container", "leave it out, or add --image", args.format)
+    for name, value in DEFAULTS.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return None
+
+
+def _no_elastic(least: int, needs: Sequence[Needs]) -> tuple[str, str] | None:
+    """Why a run of these builds cannot go on without lost nodes, and an edit; None where it can."""
+    if len(needs) > 1:
+        return "--elastic is of one build: a node that returns would begin with the first phase", "name one build"
+    if (nodes := needs[0].nodes) == 1:
+        return "--elastic is of several nodes, and the build is of one", "leave it out"
+    if least > nodes:
+        return f"--elastic {least} is more than the {nodes} nodes of the build", f"give 1 to {nodes}"
+    return None
+
+
+def _job(args: argparse.Namespace, needs: Sequence[Needs], *, is_remote: bool) -> Job:
+    """The job, its folders as nodes see them: on the volume, or where they are here."""
+    top = Path(args.mount) if is_remote else Path.cwd()
+    here = [
+        top / "build" / each.run if is_remote else build.absolute()
+        for each, build in zip(needs, args.builds, strict=True)
+    ]
+    builds = [args.build_path or str(build) for build in here]
+    name = run_name(needs[0].run)
+    environment = dict(args.env)
+    if args.interface is not None:
+        environment |= {"NCCL_SOCKET_IFNAME": args.interface, "GLOO_SOCKET_IFNAME": args.interface.lstrip("=")}
+    if args.hca is not None:
+        environment["NCCL_IB_HCA"] = args.hca
+    return Job(
+        needs=needs[0],
+        name=args.name or options.label_of(name),
+        builds=tuple(zip(builds, (each.digest for each in needs), strict=True)),
+        run=args.run_folder or str(top / "runs" / name),
+        data=args.data or str(top),
+        python=args.python or ("python3" if args.image is not None else sys.executable),
+        port=args.port,
+        environment=environment,
+        arguments=(("--steps", str(args.steps)),) if args.steps is not None else (),
+        elastic=None if args.elastic is None else Elastic(args.elastic, args.restarts, args.gather),
+    )
+
+
+def _write(folder: Path, files: Files) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in files.files:
+        path = folder / each.name
+        replace(path, each.text.encode())
+        if each.is_program:
+            path.chmod(path.stat().st_mode | 0o111)
+
+
+def _as_text(folder: Path, files: Files) -> str:
+    lines = [f"{folder / each.name}: {each.what}" for each in files.files]
+    return "\n".join(map(printable, [*lines, "start:", *(f"  {command}" for command in files.commands)]))
+
+
+def _as_json(launcher: str, job: Job, folder: Path, files: Files) -> str:
+    needs = job.needs
+    value = {
+        "version": VERSION,
+        "launcher": launcher,
+        "run": needs.run,
+        "builds": [digest for _, digest in job.builds],
+        "nodes": needs.nodes,
+        "ranks_per_node": needs.ranks_per_node,
+        "files": [
+            {"path": str(folder / each.name), "bytes": len(each.text.encode()), "what": each.what}
+            for each in files.files
+        ],
+        "commands": list(files.commands),
+    }
+    return json.dumps(value, indent=2, ensure_ascii=False)

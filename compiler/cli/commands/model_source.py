@@ -1,0 +1,37 @@
+"""The model that a command is given: what compiler/tools/inference/sources.py finds, or a folder of published
+weights."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+
+from compiler.cli.commands import import_
+from compiler.tools.inference.faults import InferenceError
+from compiler.tools.inference.sources import Source, find_source
+
+
+@contextmanager
+def opened(argument: str, spec: str | None) -> Iterator[Source]:
+    """What names a trained model, while it is read. Published weights are imported into a folder that is then removed.
+
+    Raises InferenceError or SpecError.
+    """
+    folder = Path(argument)
+    if not (folder / import_.CONFIG).is_file() or spec is not None:
+        yield find_source(argument, spec)
+        return
+    with tempfile.TemporaryDirectory(prefix="dsc-import-", ignore_cleanup_errors=True) as name:
+        out = Path(name) / "imported.dsc"
+        parser = argparse.ArgumentParser()
+        import_.add_arguments(parser)
+        with redirect_stdout(sys.stderr):
+            code = import_.run(parser.parse_args(["hf", str(folder), "-o", str(out)]))
+        if code:
+            raise InferenceError(f"{folder} cannot be imported", "what is wrong with it is said above")
+        yield replace(find_source(str(out)), published=argument)

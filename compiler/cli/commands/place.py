@@ -1,0 +1,152 @@
+"""`dsc place [RUN|LOAD] [SPEC[:RUN]] [-o FILE]`: which expert belongs on which device, from the load of a run.
+
+dsc place runs/pretrain                        its load.json and its spec: all layers, before and after
+dsc place runs/pretrain -o placement.json      also as a file to review, and to go on with at the next resume
+dsc place load.json spec.dsc --replicas 288    for serving: some experts twice, where that helps most
+dsc place --load load.json --replicas 288 --groups 8 --nodes 4 --devices 32 --format json
+
+A spec goes on with a placement by `parallel { placement = "placement.json" }`, docs/placement.md.
+
+Exit codes: 0 done · 2 the load, the spec or the command line is wrong
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from compiler.cli.commands.common import EXIT_SPEC, add_overrides, load_spec, progress, say, wrong
+from compiler.cli.commands.output_files import is_folder, refuse_output, refuse_replacing, replace
+from compiler.ir.expert_placement import to_text
+from compiler.plan.experts.layout import Floats, Layout, PlaceError
+from compiler.plan.experts.placement_file import read_load, same_length
+from compiler.plan.experts.report import Task, at_hand, document, file_layers, place_all
+from compiler.plan.spec_files import expert_placement_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("source", nargs="?", metavar="RUN|LOAD", help="a run folder, or the file of a load")
+    parser.add_argument("spec", nargs="?", metavar="SPEC", help="a spec file, or SPEC:RUN; default: that of the run")
+    add_overrides(parser)
+    parser.add_argument("--load", metavar="FILE", help='the file of a load: {"load": [[tokens of each expert], …]}')
+    parser.add_argument(
+        "--replicas", type=int, metavar="R", help="physical experts of a layer in all; default: one each"
+    )
+    parser.add_argument("--groups", type=int, metavar="G", help="groups of experts; default: the spec's, or 1")
+    parser.add_argument("--nodes", type=int, metavar="N", help="nodes; default: the spec's, or 1")
+    parser.add_argument("--devices", type=int, metavar="D", help="devices in all; default: the spec's expert ranks")
+    parser.add_argument(
+        "--group-rule",
+        choices=("auto", "keep", "ignore"),
+        default="auto",
+        help="groups on one node each: keep, ignore, or auto: where it costs at most 1%% of balance; default: auto",
+    )
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="also write the placement, and what moves")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="text or json (docs/json.md); default: text"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Place the experts of every layer, and print what that gives."""
+    try:
+        tasks = _tasks(args)
+        if tasks is None:
+            return EXIT_SPEC
+        if args.out is not None:
+            refuse_output(args.out, args.load, args.source, f"{args.source}/load.json", args.spec)  # before the work
+            refuse_replacing(args.out)
+        tell = progress("place")
+        try:
+            rows = place_all(tasks, args.group_rule, lambda done: tell(f"layer {done + 1} of {len(tasks)}"))
+        finally:
+            tell("")
+        if not any(row.load.any() for row in rows):
+            say("warning: no token was counted: every placement is as even as any other")
+        if args.out is not None:
+            replace(args.out, to_text(file_layers(rows)).encode())
+    except PlaceError as error:
+        return wrong(str(error), error.hint, args.format)
+    except OSError as error:
+        return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
+    if args.format == "json":
+        print(json.dumps(document(rows), allow_nan=False))
+        return 0
+    from compiler.tools.picture.formats import screen_of
+    from compiler.tools.report.experts_text import text  # with rich
+
+    print(text(rows, args.group_rule, args.out and str(args.out), screen_of(sys.stdout)), end="")
+    return 0
+
+
+# ---------------------------------------------------------------- what is asked for
+
+
+def _tasks(args: argparse.Namespace) -> list[Task] | None:
+    """The layers to place; None after the mistakes of a spec have been printed."""
+    for name in ("replicas", "groups", "nodes", "devices"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise PlaceError(f"--{name} {value}: at least 1")
+    if args.load is not None and args.spec is not None:
+        raise PlaceError("--load FILE takes the place of RUN: leave one of them out")
+    if args.load is not None and args.source is not None:
+        args.spec = args.source  # `dsc place --load FILE SPEC`
+    source = args.load or args.source
+    if source is None:
+        raise PlaceError("which load? Name a run folder, or the file of a load", "dsc place runs/pretrain")
+    path, spec = Path(source), args.spec
+    if is_folder(path):
+        spec = spec or str(path / "spec.resolved")
+        path = path / "load.json"
+        if not path.is_file():
+            raise PlaceError(
+                f"{path}: there is no such file",
+                f"{source} is no run of a model with experts, or has not reached a checkpoint, at which it is written",
+            )
+    loads = read_load(path)
+    return _of_flags(args, path, loads) if spec is None else _of_spec(args, path, loads, spec)
+
+
+def _of_flags(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...]) -> list[Task]:
+    if args.set:
+        raise PlaceError("-s changes a spec, and there is none", f"dsc place {path} SPEC -s …")
+    if args.devices is None:
+        raise PlaceError("--devices is missing: on how many devices in all?", "or name a spec: dsc place FILE SPEC")
+    experts = same_length(path, loads)
+    layout = Layout(experts, args.replicas or experts, args.groups or 1, args.nodes or 1, args.devices).check()
+    return [Task(str(index), load, layout, at_hand(layout)) for index, load in enumerate(loads)]
+
+
+def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], spec: str) -> list[Task] | None:
+    chosen = load_spec(spec, args.set, args.format)
+    if chosen is None:
+        return None
+    from compiler.plan.experts.spec_experts import layers_with_experts, layout_of, routing_of
+
+    layers = layers_with_experts(chosen.spec)
+    if len(layers) != len(loads):
+        raise PlaceError(
+            f"{path} has {len(loads)} layers, and the model of {spec} {len(layers)} with experts",
+            "the load is that of another model",
+        )
+    if args.devices is None and chosen.spec.parallel.expert == 1:
+        raise PlaceError("expert = 1: all experts are on every rank", "--devices D, or -s parallel.expert=D")
+    per_node: Mapping[str, int] = {}
+    if chosen.spec.cluster.more is not None:
+        from compiler.plan.expert_nodes import devices_of_nodes
+
+        per_node = devices_of_nodes(chosen.spec)
+    at_present = expert_placement_of(chosen.spec)
+    tasks = []
+    for (name, ffn), load in zip(layers, loads, strict=True):
+        if len(load) != ffn.experts:
+            raise PlaceError(f"{path} has {len(load)} experts in {name}, and the model {ffn.experts}")
+        given = (args.replicas, args.groups, args.nodes, args.devices)
+        layout = layout_of(chosen.spec, ffn, *given, per_node.get(name)).check()
+        before = at_hand(layout, at_present.layers[name] if at_present else None)
+        tasks.append(Task(name, load, layout, before, True, routing_of(chosen.spec, ffn)))
+    return tasks

@@ -1,0 +1,181 @@
+"""`dsc plan [SPEC[:RUN]] [-s key=value] [--rates FILE] [--format …]`: what a run takes, before it runs.
+
+dsc plan                                     the spec in the current folder
+dsc plan specs/deepseek-v3.dsc               time, money and memory of 2,048 devices, in a second on a laptop
+dsc plan spec.dsc -s parallel.pipeline=8     of another plan
+dsc plan spec.dsc --rates here.json          at the rates that dsc calibrate measured
+dsc plan spec.dsc --format json              for programs, docs/json.md
+dsc plan spec.dsc --format html -o plan.html placement, memory over time, network and schedule as pictures
+
+Of a run with phases each phase is planned, and the whole run is added up; SPEC:RUN.2 plans the second one alone.
+
+A spec that does not train yet has a plan too. Where it does not fit, edits that mend it are planned, and the fastest
+are shown. What is assumed is said at the end.
+
+Exit codes: 0 planned, whether or not it fits: programs read `memory.fits` of the JSON · 2 the spec or the command line
+is wrong
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_phases, progress, wrong
+from compiler.cli.commands.output_files import put, refuse_output
+from compiler.predict.choose import Chosen
+from compiler.tools.picture.drawing import Screen
+from compiler.tools.picture.formats import screen_of
+
+if TYPE_CHECKING:
+    from compiler.machine.rates import Table
+    from compiler.predict.predict import Timed
+    from compiler.predict.prediction import Prediction, RankMemory
+    from compiler.predict.why_shown import Why
+
+CACHE = Path("build/.data")  # where `dsc train` keeps what it prepares
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run, or a phase of it, with what it is predicted to take, and why it does not fit."""
+
+    chosen: Chosen
+    found: Timed
+    prediction: Prediction
+    why: Why | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_spec_arguments(parser)
+    parser.add_argument("--rates", metavar="FILE", help="a table of rates, or the name of one; default: the spec's")
+    parser.add_argument("--width", type=int, metavar="COLUMNS", help="of the text; default: as wide as the terminal")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "html"),
+        default="text",
+        help="text, json (docs/json.md) or html, a page with pictures; default: text",
+    )
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file, not to stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan."""
+    try:
+        if args.out is not None:
+            refuse_output(args.out, args.spec, args.rates)  # before the work
+    except OSError as error:
+        return _unwritten(args, error)
+    from compiler.machine.rates import RateError
+
+    try:
+        table = _table(args.rates) if args.rates is not None else None
+    except RateError as error:
+        return wrong(str(error), how=args.format)
+    phases = load_phases(args.spec, args.set, args.format, table)
+    if phases is None:
+        return EXIT_SPEC
+    if len(phases) > 1 and args.format == "html":
+        listed = ", ".join(f"`{each.argument}`" for each in phases)
+        return wrong("a page is of one phase, and this run has several", f"name one: {listed}")
+    planned = [_planned(args, each) for each in phases]
+    try:
+        put(RENDERERS[args.format](args, planned), args.out)
+    except OSError as error:
+        if args.out is None:
+            raise
+        return _unwritten(args, error)
+    return 0
+
+
+def _planned(args: argparse.Namespace, chosen: Chosen) -> Planned:
+    """Plan a run, or one phase of it."""
+    found, prediction = plan_of(chosen)
+    why = None if prediction.fits else _why(args, chosen, found, prediction.ranks)
+    return Planned(chosen, found, prediction, why)
+
+
+def plan_of(chosen: Chosen) -> tuple[Timed, Prediction]:
+    """A timed plan of a run, or of one phase of it, and what it is predicted to take."""
+    from compiler.cli.commands.plan_order import order_gain
+    from compiler.plan.plan import make_plan
+    from compiler.plan.rank_rates import rank_rates
+    from compiler.predict.predict import memories, predicted, timed_on
+    from compiler.program.lower import Lowering
+    from compiler.program.lower.scheduler import Scheduler
+
+    lowering = Lowering(make_plan(chosen.spec), rank_rates(chosen.spec))
+    found = timed_on(chosen.spec, lowering, Scheduler(chosen.spec, lowering).largest())
+    gain = order_gain(chosen.spec, lowering, found.schedule, chosen.path.parent, CACHE)
+    return found, replace(predicted(found, memories(found)), order_gain=gain)
+
+
+def _unwritten(args: argparse.Namespace, error: OSError) -> int:
+    return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
+
+
+def _why(args: argparse.Namespace, chosen: Chosen, found: Timed, ranks: Sequence[RankMemory]) -> Why:
+    """Why it does not fit, and the edits that mend it."""
+    from compiler.predict.why import ways_to_fit
+    from compiler.predict.why_shown import why_of
+    from dsl.load import variants
+
+    choice = chosen.ranking.best.choice if chosen.ranking else {}
+    legal = variants(chosen.argument, None, args.set, choice)
+    tell = progress("plan")
+    tell("it does not fit: looking for edits that mend it")
+    try:
+        ways = ways_to_fit(found, ranks, legal, chosen.origins, tuple(choice))
+    finally:
+        tell("")
+    return why_of(found, ranks, ways, chosen.origins)
+
+
+def _json(args: argparse.Namespace, planned: Sequence[Planned]) -> str:
+    from compiler.predict.json import document, document_of_phases
+    from compiler.predict.ranking import document as rows_of
+
+    documents = [
+        document(each.prediction, each.why)
+        | {"choices": [] if each.chosen.ranking is None else rows_of(each.chosen.ranking)}
+        for each in planned
+    ]
+    whole = documents[0] if len(planned) == 1 else document_of_phases(documents, [each.prediction for each in planned])
+    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _html(args: argparse.Namespace, planned: Sequence[Planned]) -> str:
+    from compiler.tools.report.plan_page import plan_html  # with jinja2
+
+    (one,) = planned
+    return plan_html(one.found, one.prediction, one.why)
+
+
+def _text(args: argparse.Namespace, planned: Sequence[Planned]) -> str:
+    from compiler.tools.report.prediction_text import text, text_of_phases  # with rich
+
+    screen = screen_of(sys.stdout) if args.out is None else Screen()
+    screen = replace(screen, width=args.width) if args.width else screen
+    parts = [text(each.prediction, screen, each.chosen.ranking, each.why) for each in planned]
+    parts += [text_of_phases([each.prediction for each in planned], screen)] if len(planned) > 1 else []
+    return "\n".join(parts)
+
+
+RENDERERS = {"text": _text, "json": _json, "html": _html}
+
+
+def _table(name: str) -> Table:
+    """A table that comes with dsc, or one of a file. RateError where there is none."""
+    from compiler.machine.rates import RateError, read_table, shipped_table, shipped_tables
+
+    if name in shipped_tables():
+        return shipped_table(name)
+    if "/" not in name and not name.endswith(".json") and not Path(name).exists():
+        raise RateError(f"there is no table {name[:80]!r}: use a file, or one of {', '.join(shipped_tables())}")
+    return read_table(Path(name))

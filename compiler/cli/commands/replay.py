@@ -1,0 +1,384 @@
+"""`dsc replay RUN STEP`: train a step of a run again, from the nearest checkpoint before it, and compare its numbers.
+
+dsc replay runs/quickstart 57             from the checkpoint of step 50: losses, gradient norms and loads, bit for bit
+dsc replay runs/quickstart 57 --swap all  and once more, each rank on the device of the next: is a device at fault?
+dsc replay runs/quickstart 57 --swap 1,3  the same, with the devices of ranks 1 and 3 exchanged
+dsc replay runs/quickstart 57 --out why   keep what was trained again
+
+A step has the same bits each time under the same build, versions and number of threads. So where a number differs, and
+dsc did not say what differs here, a device computed something wrong, in the run or now. A step whose numbers ended the
+run or rolled it back can be trained again too. Of a run with phases, the phase of the step is trained again.
+
+With --swap the step is trained on the devices of the run, and with devices exchanged. The verdict is one of:
+
+    real       the same bits on both: the number is of the weights and the data
+    transient  the run has other bits than its devices now: an error that passed
+    device     other bits on another device: which device is suspect is named
+    unknown    build or versions differ from those of the run, or no two trainings agree
+
+A number from the number of ranks on is a device of this machine that no rank uses: --swap 1,4. On CPUs a device is a
+core, and a rank stays on its core.
+
+The run is not changed. What is trained again is in RUN/replay-STEP, with the comparison in replay.json. The folder is
+removed if nothing differs.
+
+Exit codes: 0 equal, or real · 1 a rank failed, or a number differs, or unknown · 2 the run has no such step, or cannot
+be trained again · 3 hung · 4 transient · 5 device · 75 a disk is full: try again later
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compiler.cli.commands.common import EXIT_DIFFERS, say, wrong
+from compiler.cli.commands.replay_verdict import Suspect, Training, Verdict, compared, suspects, verdict
+from compiler.cli.commands.train_processes import call
+from compiler.files.text import TextFileError, json_of, read_text
+from runtime.build.files import read
+from runtime.build.run_copy import FILES, described
+from runtime.checkpoint.manifest_file import CHECKPOINTS, manifests
+from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
+from runtime.system.outcome import printable
+from runtime.system.regular_files import write
+
+JSON_VERSION = 1
+DATA, HEALTH = "data", "health.json"
+MAX_HEALTH_BYTES = 64 << 20
+TRAINED = "run"  # in the folder of --out, the step on the devices of the run
+SHOWN = "replay.json"  # there too, what the trainings show, once they have come to their end
+DEVICES = ("cpu", "cuda", "shared")
+SURROUNDINGS = ("build", "torch", "ops", "device", "ranks")  # of a start, on which bits depend
+EXIT_OF: dict[Verdict, int] = {"real": 0, "transient": 4, "device": 5, "unknown": EXIT_DIFFERS}
+INTERRUPTED = 128  # and more: exit codes of what was asked to end
+ON_THEIRS, ALL = "+0", "+1"  # each rank on its device, and on that of the next rank: runtime/observe/slots.py
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
+    parser.add_argument("step", metavar="STEP", type=step_number, help="a step that the run trained, or that was wrong")
+    parser.add_argument(
+        "--swap",
+        metavar="A,B|all",
+        type=_swap,
+        help="also train with the devices of ranks A and B exchanged, or with each rank on the device of the next one",
+    )
+    parser.add_argument("--device", choices=DEVICES, help="default: that of the run")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder for what is trained again, which is kept")
+    parser.add_argument(
+        "--data", metavar="DIR", type=Path, default=Path(), help="folder that the data's paths are relative to"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
+
+
+def step_number(text: str) -> int:
+    """A step of a command line."""
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 10**18):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step: they are counted from 1")
+    return int(text)
+
+
+def _swap(text: str) -> str:
+    """What runtime/observe/slots.py calls the exchange."""
+    if text == "all":
+        return ALL
+    if not (found := re.fullmatch("([0-9]{1,7}),([0-9]{1,7})", text, re.ASCII)):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither two ranks, such as 1,3, nor all")
+    first, second = map(int, found.groups())
+    if first == second:
+        raise argparse.ArgumentTypeError(f"{text!r}: a rank is exchanged with another one")
+    return f"{first},{second}"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A step of a run to be trained again, in the folder `out`, and how."""
+
+    args: argparse.Namespace
+    run: Training
+    out: Path
+
+    @property
+    def step(self) -> int:
+        return int(self.args.step)
+
+    @property
+    def device(self) -> str:
+        """What the ranks compute on."""
+        found = self.run.start_of(self.step).get("device")
+        return self.args.device or (found if found in DEVICES else "cpu")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train the step again and compare; the exit code."""
+    folder, step = args.run_folder, args.step
+    if not folder.is_dir():
+        return wrong(
+            f"there is no folder {printable(str(folder))}", "`dsc train` writes the folder of a run", args.format
+        )
+    try:
+        trained = Training.read(folder)
+    except TextFileError as error:
+        return wrong(printable(str(error)), how=args.format)
+    rows = trained.rows
+    if step not in rows and not any(at == step for at, _ in trained.bad):
+        there = f"its steps are {min(rows)} to {max(rows)}" if rows else "it has trained no step"
+        return wrong(f"{printable(str(folder))} has no row of step {step}: {there}", how=args.format)
+    replay = Replay(args, trained, args.out or folder / f"replay-{step}")
+    try:
+        replay.out.mkdir(parents=True)
+    except FileExistsError:
+        hint = "remove it, or name another with --out"
+        return wrong(f"{printable(str(replay.out))} is there already", hint, args.format)
+    except OSError as error:
+        return wrong(printable(str(error)), how=args.format)
+    code = EXIT_DIFFERS
+    try:
+        code, keeps = _replayed(replay)
+    except KeyboardInterrupt:
+        keeps = False
+        raise
+    finally:
+        if args.out is None and not keeps:
+            shutil.rmtree(replay.out, ignore_errors=True)
+    if keeps:
+        say(f"what was trained again: {replay.out}")
+    return code
+
+
+def _replayed(replay: Replay) -> tuple[int, bool]:
+    """Train and compare; the exit code, and whether there is something to look at in the folder."""
+    args, step = replay.args, replay.step
+    row = replay.run.rows.get(step, {})
+    phase = row.get("phase", replay.run.start_of(step).get("phase"))
+    spec = described(args.run_folder, phase if isinstance(phase, int) else None) / FILES[0]
+    if code := call(["compiler.cli.main", "compile", str(spec), "-o", str(replay.out / "build")], quiet=True):
+        return code, False
+    _say_other_build(replay)
+    trainings = list[Training]()
+    for name, slots in (("swapped", args.swap), (TRAINED, ON_THEIRS)) if args.swap else ((TRAINED, "any"),):
+        code, found = _trained(replay, name, slots)
+        if found is None:
+            return code, code in (1, 3)
+        trainings.insert(0, found)
+    if args.swap and (third := third_slots(args.swap, trainings)):
+        code, found = _trained(replay, "third", third)
+        if found is None:
+            return code, code in (1, 3)
+        trainings.append(found)
+    return _told(replay, trainings)
+
+
+def _trained(replay: Replay, name: str, slots: str) -> tuple[int, Training | None]:
+    """Train up to the step, with ranks on the devices that `slots` says; the exit code, and what was trained."""
+    args, folder = replay.args, replay.out / name
+    try:
+        _prepare(args.run_folder, replay.step, folder, _given_up(replay))
+    except (CheckpointError, OSError) as error:
+        return wrong(printable(str(error)), how=args.format), None
+    say(f"training step {replay.step} again{_where(slots)}")
+    words = ["--out", str(folder), "--data", str(args.data), "--steps", str(replay.step), "--resume"]
+    words += ["--device", replay.device, "--replay", slots]
+    code = call(["runtime.run.train", str(replay.out / "build"), *words], quiet=args.format == "json")
+    if code:
+        return code, None
+    try:
+        return 0, Training.read(folder)
+    except TextFileError as error:
+        return wrong(printable(str(error)), how=args.format), None
+
+
+def _where(slots: str) -> str:
+    if slots == "any":
+        return ""
+    if "," in slots:
+        return f", {_exchanged(slots)}"
+    return ", each rank on its device" if slots == ON_THEIRS else f", each rank on the device {slots[1:]} further on"
+
+
+def _exchanged(slots: str) -> str:
+    return f"with the devices of ranks {slots.replace(',', ' and ')} exchanged"
+
+
+def third_slots(swap: str, trainings: Sequence[Training]) -> str | None:
+    """Where ranks compute in a third training, so that the one that differed computes on a third device. None if there
+    is none, or if two trainings, the first on the devices of the run, tell which device is suspect."""
+    found = suspects(trainings)
+    if len(found) < 2:
+        return None
+    devices = {rank: log.device for rank, log in trainings[0].logs.items()}
+    world = len(devices)
+    if swap == ALL:
+        moves = [(devices[rank], devices[(rank + 1) % world], devices[(rank + 2) % world]) for rank in devices]
+        if all(len({*each}) == 3 for each in moves):
+            return "+2"
+    rank, used = found[0].rank, {each.device for each in found}
+    thirds = [third for third, device in devices.items() if device not in used]
+    cores = len(os.sched_getaffinity(0)) if devices[rank][1].startswith("core ") else 0
+    thirds += [number for number in range(world, cores) if number != max(_numbers(swap))]  # cores that no rank uses
+    return f"{rank},{thirds[0]}" if thirds else None
+
+
+def _numbers(slots: str) -> list[int]:
+    return [int(each) for each in re.findall("[0-9]+", slots)]
+
+
+# ---------------------------------------------------------------- what a training begins with
+
+
+def _given_up(replay: Replay) -> int | None:
+    """The number of rollbacks of the run before the one at this step; None if it did not roll back there."""
+    rows = [row.get("step") for row in _health(replay.args.run_folder).get("rollbacks", ())]
+    return len(rows) - 1 - rows[::-1].index(replay.step) if replay.step in rows else None
+
+
+def _health(run: Path) -> dict[str, Any]:
+    try:
+        found = json_of(read_text(run / HEALTH, MAX_HEALTH_BYTES), HEALTH)
+    except TextFileError:
+        return {}
+    rows = found.get("rollbacks") if isinstance(found, dict) else None
+    return found if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else {}
+
+
+def _prepare(run: Path, step: int, folder: Path, rollbacks: int | None) -> None:
+    """Fill a run folder with what a training up to the step begins with. `rollbacks`: that the run had done by then.
+
+    Checkpoints and data are linked, for nothing changes their files. All good checkpoints before the step are there, in
+    case that the nearest is damaged; where files cannot be linked, the nearest one alone.
+    """
+    folder.mkdir()
+    found = [(path, manifest) for path, manifest in manifests(run / CHECKPOINTS)[0] if manifest.step < step]
+    if rollbacks is not None:
+        found = [(path, manifest) for path, manifest in found if _seen(manifest) <= rollbacks]
+    found.sort(key=lambda each: -each[1].step)
+    links = run.stat().st_dev == folder.stat().st_dev
+    for path, _ in found if links else found[:1]:
+        _link(path, folder / CHECKPOINTS / path.name)
+    if health := _health(run):  # which samples were given up
+        rows = {**health, "rollbacks": health["rollbacks"][:rollbacks]}
+        (folder / HEALTH).write_text(json.dumps(rows) + "\n", "utf-8")
+    if (run / DATA).is_dir():
+        _link(run / DATA, folder / DATA)
+
+
+def _seen(manifest: Manifest) -> int:
+    """How many rollbacks a run had done when it wrote a checkpoint."""
+    found = manifest.meta.get("health")
+    seen = found.get("rollbacks", 0) if isinstance(found, dict) else 0
+    return seen if type(seen) is int else 0
+
+
+def _link(source: Path, target: Path) -> None:
+    """Link the files of a folder into another one, all but hidden ones; they are copied to another file system."""
+
+    def link(file: str, to: str) -> None:
+        try:
+            os.link(file, to)
+        except OSError:
+            shutil.copyfile(file, to)
+
+    shutil.copytree(source, target, copy_function=link, ignore=shutil.ignore_patterns(".*"))
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def _say_other_build(replay: Replay) -> None:
+    was, now = replay.run.start_of(replay.step).get("build"), read(replay.out / "build").digest
+    if was not in (None, now):
+        say(f"the run trained step {replay.step} with build {was}, and this is {now}: roundings may differ")
+
+
+def other_surroundings(run: Training, again: Training, step: int) -> list[str]:
+    """What differs between the starts of a run and of a replay, on which bits depend."""
+    was, now = run.start_of(step), again.start_of(step)
+    both = [name for name in SURROUNDINGS if name in was and name in now]
+    return [f"{name}: {was[name]} in the run, {now[name]} now" for name in both if was[name] != now[name]]
+
+
+def _told(replay: Replay, trainings: Sequence[Training]) -> tuple[int, bool]:
+    """Say what the trainings show; the exit code, and whether something differs."""
+    args, step, first = replay.args, replay.step, trainings[0]
+    differing, ranks = compared(replay.run, first, step)
+    other = other_surroundings(replay.run, first, step)
+    found, of = None, list[Suspect]()
+    if args.swap:
+        found, of = verdict(replay.run, trainings, step, comparable=not other)
+    document = {
+        "version": JSON_VERSION,
+        "from_step": first.begun,
+        "step": step,
+        "equal": not differing and not ranks,
+        "differs": differing,
+        "ranks": ranks,
+        "surroundings": other,
+        "verdict": found,
+        "suspects": [_as_json(each) for each in of],
+        "faults": [row["reason"] for row in replay.run.events if row.get("event") == "fault" and row["step"] == step],
+    }
+    write(replay.out / SHOWN, json.dumps(document, indent=2) + "\n")
+    print(json.dumps(document, indent=2) if args.format == "json" else text(document, args.swap))
+    code = EXIT_OF[found] if found else 0 if document["equal"] else EXIT_DIFFERS
+    return code, bool(code)
+
+
+def _as_json(suspect: Suspect) -> dict[str, Any]:
+    host, device = suspect.device
+    return {
+        "rank": suspect.of,
+        "host": host,
+        "device": device,
+        "as": suspect.rank,
+        "step": suspect.step,
+        "first": suspect.what,
+    }
+
+
+def text(document: Mapping[str, Any], swap: str | None) -> str:
+    """The result for people."""
+    begun, step = document["from_step"], document["step"]
+    steps = f"step {step}" if begun + 1 == step else f"steps {begun + 1} to {step}"
+    if document["differs"]:
+        first = document["differs"][0]
+        lines = [f"{steps}: step {first['step']} is the first that differs"]
+        lines += [f"  {key}: {each['run']!r} in the run, {each['replay']!r} now" for key, each in first["keys"].items()]
+    else:
+        lines = [f"{steps}: equal to the run, bit for bit"]
+    if document["ranks"]:
+        lines.append(
+            f"  other losses, loads or gradients than in the run: rank {', '.join(map(str, document['ranks']))}"
+        )
+    lines += [f"  {each}" for each in document["surroundings"]]
+    lines += [f"the run computed this step again, for {each}: that error passed" for each in document["faults"]]
+    if found := document["verdict"]:
+        lines += _verdict_lines(found, document["suspects"], swap or "", comparable=not document["surroundings"])
+    return "\n".join(map(printable, lines))
+
+
+def _verdict_lines(found: Verdict, of: Sequence[Mapping[str, Any]], swap: str, *, comparable: bool) -> list[str]:
+    how = "with each rank on the device of another" if swap == ALL else _exchanged(swap)
+    if found == "real":
+        return [f"verdict: real: the same bits {how}, so the number is of the weights and the data"]
+    if found == "transient":
+        return [f"verdict: transient: not reproduced on the devices of the run, nor {how}: an error that passed"]
+    if found == "unknown":
+        why = "no two trainings agree" if comparable else "the run cannot be compared, and no device differs here"
+        return [f"verdict: unknown: {why}"]
+    names = [f"{each['device']} of {each['host']}{_of_rank(each['rank'])}" for each in of]
+    lines = [f"verdict: device: {' or '.join(names)} makes other bits of the same numbers than another device"]
+    lines += [f"  first as rank {of[0]['as']}, in {of[0]['first']!r} of step {of[0]['step']}"]
+    lines += ["  these trainings do not tell which: it takes a third device"] * (len(of) > 1)
+    return lines
+
+
+def _of_rank(rank: int | None) -> str:
+    return "" if rank is None else f" (rank {rank})"

@@ -1,0 +1,247 @@
+"""What `dsc schedule` prints: schedules with what they take, as text, as a table, as JSON (docs/json.md).
+
+`FORMATS` is the one table of formats. A row makes text or bytes of an `Answer`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from compiler.cli.commands.schedule_answer import Answer, Entry, cells, columns, percent, shown
+from compiler.schedule.costs import Costs
+from compiler.schedule.links import ALIKE
+from compiler.schedule.measure import Measured
+from compiler.schedule.memory import gigabytes
+from compiler.schedule.torch_csv import to_torch_csv
+from compiler.schedule.weights import StageWeight, Weight
+from compiler.tools.picture.output import TooMuchError
+from dsl.facts.schedules import in_words
+
+
+def as_text(answer: Answer) -> str:
+    """The schedule in its notation, which can be read back; of several, a table."""
+    if answer.compared:
+        return "\n".join(table(answer)) + "\n"
+    schedule = answer.entries[0].schedule
+    assert schedule is not None
+    return schedule.to_text()
+
+
+def as_json(answer: Answer) -> str:
+    """One document on one line."""
+    if answer.compared:
+        assert answer.costs is not None
+        cap = [*map(number, answer.cap)] if isinstance(answer.cap, tuple) else answer.cap and number(answer.cap)
+        each = [_compared_value(entry) for entry in answer.entries]
+        memory = None if answer.memory is None else number(answer.memory)
+        value = {"costs": costs_value(answer.costs), "unit": answer.unit or None, "cap": cap, "memory": memory}
+        return json.dumps({**value, "schedules": each}) + "\n"
+    entry = answer.entries[0]
+    assert entry.schedule is not None
+    value = json.loads(entry.schedule.to_json())
+    if (measured := entry.measured) is not None:
+        value |= {"unit": answer.unit or None, "costs": costs_value(measured.costs)}
+        value |= {
+            "makespan": number(measured.makespan),
+            "bubble": [number(idle) for idle in measured.timeline.idle],
+            "peak_activations": [number(Fraction(each, entry.parts)) for each in measured.timeline.peak_activations],
+            "peak_bytes": [number(each) for each in measured.peak_bytes],
+            "parts": entry.parts,
+            "lower_bound": number(measured.lower_bound),
+            "gap": number(measured.gap),
+            "one_copy_bound": number(measured.one_copy_bound),
+            "excess": number(measured.excess),
+            **_order_value(entry),
+        }
+    return json.dumps(value) + "\n"
+
+
+def as_torch_csv(answer: Answer) -> str:
+    """The one schedule, for torch.distributed.pipelining."""
+    schedule = answer.entries[0].schedule
+    assert schedule is not None
+    try:
+        return to_torch_csv(schedule)
+    except ValueError as error:
+        raise TooMuchError(str(error)) from None
+
+
+def as_megatron_layout(answer: Answer) -> str:
+    """Which layers are on which stage."""
+    if answer.layout is None:
+        raise TooMuchError("a layout is of a model's layers: name a SPEC, and leave --name out")
+    return answer.layout + "\n"
+
+
+def as_picture(name: str) -> Callable[[Answer], str | bytes]:
+    """What draws an answer in a format of compiler/tools/picture, which is imported only then."""
+
+    def drawn(answer: Answer) -> str | bytes:
+        from compiler.cli.commands import schedule_pictures
+
+        return schedule_pictures.drawn(answer, name)
+
+    return drawn
+
+
+FORMATS: dict[str, Callable[[Answer], str | bytes]] = {
+    "text": as_text,
+    "json": as_json,
+    "torch-csv": as_torch_csv,
+    "megatron-layout": as_megatron_layout,
+    "terminal": as_picture("terminal"),
+    "svg": as_picture("svg"),
+    "html": as_picture("html"),
+    "png": as_picture("png"),
+    "trace": as_picture("trace"),
+}
+
+
+# ---------------------------------------------------------------- words
+
+
+def summary(answer: Answer) -> list[str]:
+    """What the one schedule takes, in lines for people; none without costs."""
+    entry = answer.entries[0]
+    if (measured := entry.measured) is None:
+        return []
+    unit, N = f" {answer.unit}" if answer.unit else "", measured.schedule.num_micro_batches
+    pair, parts = measured.costs.two("FB") * measured.stages_a_rank, entry.parts
+    held, cap = (shown(Fraction(each, parts)) for each in (measured.peak_activations, measured.cap))
+    if answer.memory is not None:
+        most = gigabytes(answer.memory)
+    else:
+        most = "the caps of the ranks" if isinstance(answer.cap, tuple) else f"{cap} activations"
+    lines = [
+        f"makespan {shown(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
+        f" {held} activations on the fullest rank",
+        _bound(entry, measured, most, unit),
+        f"one-copy bound {shown(measured.one_copy_bound)}{unit} for every placement with one copy of the parameters",
+        f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
+    ]
+    if held_bytes := measured.peak_bytes:
+        rank = held_bytes.index(max(held_bytes))
+        beside = gigabytes(measured.costs.bytes.of_rank(rank))
+        lines.append(
+            f"memory {gigabytes(held_bytes[rank])} on rank {rank}, the fullest, {beside} of it beside activations"
+        )
+    if copies := sum(map(len, measured.timeline.copies)):
+        forwards = measured.schedule.num_stages * N
+        lines.append(f"{copies // 2:,} of {forwards:,} activations go to the host and come back")
+    if entry.unordered is not None:
+        gain = percent(1 - measured.makespan / entry.unordered)
+        lines.append(f"order {' '.join(map(str, entry.order))}")
+        lines.append(f"the order of the data takes {shown(entry.unordered)}{unit}; this one takes {gain} less")
+    elif measured.costs.micro_batches:
+        lines.append("micro-batches are in the order of the data: --order searches a shorter one")
+    if parts > 1:
+        note = f"an action has 1/{parts} of the costs of 1/P of the model, and its activation counts 1/{parts}"
+        lines.append(f"{parts} stages a rank: {note}")
+    return lines
+
+
+def _bound(entry: Entry, measured: Measured, most: str, unit: str) -> str:
+    """The lower bound, of what it is, and where the schedule is at it, what none is shorter than."""
+    placements = [str(each) for each in entry.bounded or (measured.schedule.stage_placement,)]
+    several = len(placements) > 1
+    named = f"placement{'s' if several else ''} {in_words(placements)}"
+    line = f"lower bound {shown(measured.lower_bound)}{unit} for {named} and at most {most}"
+    if measured.gap:
+        return f"{line} · gap {percent(measured.gap)}"
+    order = ", in this order of micro-batches," if measured.costs.micro_batches else ""
+    which = "these placements" if several else "this placement"
+    return f"{line} · gap 0.0%, so none of {which} within that{order} is shorter"
+
+
+def table(answer: Answer) -> list[str]:
+    """The schedules side by side, a line each; why there is none behind its name."""
+    assert answer.costs is not None
+    head = columns(answer.costs)
+    rows: list[tuple[str, ...]] = [head]
+    for entry in answer.entries:
+        rows.append((entry.name, *(cells(entry.measured) if entry.measured else ())))
+    widths = [max(len(row[k]) for row in rows if len(row) > k) for k in range(len(head))]
+    lines = [_line(row, widths) for row in rows]
+    faults = {entry.name: entry.fault for entry in answer.entries if entry.fault}
+    lines[1:] = [
+        f"{entry.name:<{widths[0]}}  {faults[entry.name]}" if entry.fault else line
+        for entry, line in zip(answer.entries, lines[1:], strict=True)
+    ]
+    unit = f" in {answer.unit}" if answer.unit else ""
+    note = f"Times{unit} and activations of 1/P of the model: with v stages a rank, an action has 1/v of the costs."
+    return [*lines, "", note]
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    rest = "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=False))
+    return f"{row[0]:<{widths[0]}}{rest}".rstrip()
+
+
+# ---------------------------------------------------------------- values
+
+
+def number(value: Fraction) -> int | float:
+    """The value as JSON has it: an integer where it is one, else a float."""
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+def costs_value(costs: Costs) -> dict[str, Any]:
+    """Costs in the form that --costs reads."""
+    return {
+        **{kind: number(costs.one(kind)) for kind in "FIWB"},
+        **{kind: None if time is None else number(time) for kind, time in (("O", costs.O), ("R", costs.R))},
+        "pairs": {"".join(sorted(kinds, key="FBIW".index)): number(time) for kinds, time in costs.pairs},
+        "latency": number(costs.latency) if costs.links == ALIKE else _links_value(costs),
+        "keeps": number(costs.keeps),
+        "bytes": {
+            "activation": number(costs.bytes.activation),
+            "beside": [number(each) for each in costs.bytes.beside],
+        },
+        "stages": [_weight_value(weight) for weight in costs.stages],
+        "ranks": [number(weight) for weight in costs.ranks],
+        "micro_batches": [number(weight) for weight in costs.micro_batches],
+    }
+
+
+def _weight_value(weight: StageWeight) -> int | float | dict[str, int | float]:
+    """A stage's weight as --costs reads it: a number, or one by kind."""
+    if isinstance(weight, Weight):
+        return {kind: number(weight.of(kind)) for kind in "FIWB"}
+    return number(weight)
+
+
+def _links_value(costs: Costs) -> dict[str, Any]:
+    links = costs.links
+    table = [[number(time) for time in row] for row in links.table]
+    return {"inside": number(costs.latency), "node": links.node, "between": number(links.between), "table": table}
+
+
+def _order_value(entry: Entry) -> dict[str, Any]:
+    """The order that was searched for, and the makespan without; nothing in them where none was."""
+    return {"order": list(entry.order), "unordered": None if entry.unordered is None else number(entry.unordered)}
+
+
+def _compared_value(entry: Entry) -> dict[str, Any]:
+    measured = entry.measured
+    if measured is None:
+        bounds = ("lower_bound", "gap", "one_copy_bound")
+        keys = ("placement", "makespan", "idle", "peak_activations", "peak_bytes", "copies", *bounds, "excess")
+        return {"schedule": entry.name, **dict.fromkeys(keys), **_order_value(entry), "fault": entry.fault}
+    return {
+        "schedule": entry.name,
+        "placement": str(measured.schedule.stage_placement),
+        "makespan": number(measured.makespan),
+        "idle": number(measured.idle),
+        "peak_activations": number(Fraction(measured.peak_activations, measured.stages_a_rank)),
+        "peak_bytes": number(max(measured.peak_bytes)) if measured.peak_bytes else None,
+        "copies": measured.copies,
+        "lower_bound": number(measured.lower_bound),
+        "gap": number(measured.gap),
+        "one_copy_bound": number(measured.one_copy_bound),
+        "excess": number(measured.excess),
+        **_order_value(entry),
+        "fault": None,
+    }

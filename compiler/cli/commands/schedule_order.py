@@ -1,0 +1,35 @@
+"""`dsc schedule --order`: an answer → the same schedules with their micro-batches in the best orders that are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from compiler.cli.commands.schedule_answer import Answer, Entry
+from compiler.cli.commands.schedule_input import WrongError, searching
+from compiler.schedule.measure import measure
+from compiler.schedule.order import best_order, ordered
+
+
+def in_best_order(answer: Answer) -> Answer:
+    """The answer, each schedule in an order of its own; `WrongError` where all micro-batches cost the same."""
+    if answer.costs is None or not answer.costs.micro_batches:
+        raise WrongError(
+            "--order is for micro-batches of unequal costs, and none are given",
+            '--costs FILE with "micro_batches": [1, 0.8, 1.5, …]',
+        )
+    with searching() as progress:
+        return replace(answer, entries=tuple(_ordered(entry, progress) for entry in answer.entries))
+
+
+def _ordered(entry: Entry, progress: Callable[[str], None]) -> Entry:
+    if entry.candidates:
+        found = [_ordered(each, progress) for each in entry.candidates]
+        return min(found, key=lambda each: each.measured.makespan)  # type: ignore[union-attr]
+    measured = entry.measured
+    if measured is None:
+        return entry
+    schedule, costs = measured.schedule, measured.costs
+    order = best_order(schedule, costs, report=lambda share: progress(f"order for {entry.name}: {share:.0%}"))
+    best = measure(schedule, ordered(costs, order), measured.cap)
+    return replace(entry, measured=best, order=tuple(order), unordered=measured.makespan)

@@ -1,0 +1,349 @@
+"""`dsc sweep [SPEC[:RUN]] -s KEY=A,B… [--plan] [--launch …] [--out FOLDER]`: train every combination of values.
+
+dsc sweep spec.dsc -s train.batch=16,32 -s train.seed=1,2,3      six runs in turn, and one page that compares them
+dsc sweep spec.dsc -s 'train.rate=constant at 1e-3 | constant at 3e-3'    where a value has commas: `|` between
+dsc sweep spec.dsc -s parallel.pipeline=4,8 --plan               what each takes and whether it fits; nothing runs
+dsc sweep spec.dsc -s train.seed=1,2 --train '--device cuda --restarts 3'
+dsc sweep spec.dsc -s train.seed=1,2 --launch 'slurm --time 24:00:00'    the files that start each on a cluster
+
+Every variant is planned before the first one is trained; one that does not fit its devices is said and left out. If
+one breaks another rule, nothing is trained, unless --legal leaves those out, too. The
+folder sweeps/<run> has a run folder for each, sweep.json, and compared.html at the end; a table of all that are
+trained is printed. The same command goes on where it was stopped: what has finished is not trained again.
+
+Exit codes: 0 all are trained, planned or written · 1 some failed, or do not fit · 2 the spec or the command line is
+wrong · 128 + signal when asked to stop
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from compiler.cli.commands.common import (
+    EXIT_DIFFERS,
+    EXIT_SPEC,
+    add_spec_arguments,
+    is_refused,
+    phases_of,
+    progress,
+    reason,
+    refused,
+    say,
+    wrong,
+)
+from compiler.cli.commands.output_files import replace
+from compiler.cli.commands.sweep_variants import SweepError, Variant, variants
+from dsl.messages.diagnostics import Diagnostic, SpecError
+from dsl.resolve.chosen import find
+from dsl.resolve.files import RESOLVED, content_of
+from runtime.contract.options import run_name
+from runtime.system.outcome import printable
+from runtime.system.streams import open_streams, tell
+
+VERSION = 1  # of the JSON, docs/json.md
+TOO_LARGE = "E0812"  # a plan that certainly does not fit its devices
+STOPPED = 128  # exit codes above it: a signal, by which the sweep ends too
+TABLE, PAGE = "sweep.json", "compared.html"
+OF_THE_SWEEP = ("--out", "--resume", "--skip-batch", "--debug", "--profile", "--expect")  # no options for each run
+
+
+@dataclass
+class Planned:
+    """A variant, what it is predicted to take, None where it cannot be planned, and how its run ended."""
+
+    variant: Variant
+    folder: Path
+    text: str = ""  # spec.resolved, as its run will have it
+    parameters: int | None = None
+    step_s: float | None = None
+    whole_s: float | None = None
+    free_bytes: int | None = None  # on the fullest device; below 0 where it does not fit
+    usd: float | None = None
+    exit_code: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.free_bytes is not None and self.free_bytes >= 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_spec_arguments(parser)
+    parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder for the runs; default: sweeps/<run>")
+    parser.add_argument("--plan", action="store_true", help="say what each variant takes, and run nothing")
+    parser.add_argument(
+        "--legal", action="store_true", help="leave out variants that break a rule, and train the others"
+    )
+    parser.add_argument("--train", metavar="OPTIONS", default="", help="options of dsc train, in one argument")
+    parser.add_argument(
+        "--launch",
+        metavar="LAUNCHER",
+        help="write the files that start each variant on a cluster, and run nothing: a launcher and options of"
+        " dsc launch, in one argument",
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="of the plans; default: text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan all variants, then train them in turn, or write their files."""
+    open_streams()
+    try:
+        args.spec = str(find()) if args.spec is None else args.spec
+    except SpecError as error:
+        refused(error.diagnostics, args.format)
+        return EXIT_SPEC
+    try:
+        found = variants(args.set)
+        options = _options(args)
+    except SweepError as error:
+        return wrong(str(error), error.hint, args.format)
+    planned = _plan(args, found)
+    if planned is None:
+        return EXIT_SPEC
+    top = planned[0].folder.parent
+    fitting = [each for each in planned if each.fits]
+    if args.format == "json" and args.plan:
+        print(json.dumps(document(args.spec, planned), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        tell(_table(planned))
+    for each in planned:
+        if not each.fits and each.free_bytes is not None:
+            say(f"warning: {each.variant.name} does not fit: dsc plan {_command(args.spec, each.variant)} says why")
+    if args.plan:
+        return 0 if len(fitting) == len(planned) else EXIT_DIFFERS
+    try:
+        top.mkdir(parents=True, exist_ok=True)
+        _record(top, args.spec, planned)
+        code = (
+            _launch_all(args, fitting, options) if args.launch is not None else _train_all(args, top, planned, options)
+        )
+    except OSError as error:
+        return wrong(f"{top} cannot be written: {reason(error)}", "name another folder with --out", args.format)
+    return code or (0 if len(fitting) == len(planned) else EXIT_DIFFERS)
+
+
+def _options(args: argparse.Namespace) -> list[str]:
+    """The words of --train or --launch, which are right ones. SweepError where they are no options for each run."""
+    if args.launch is not None and args.train:
+        raise SweepError("--launch starts nothing here, so --train is for nothing", "leave one of the two out")
+    from compiler.cli.commands.launch import check_options
+
+    words = _words(args.launch if args.launch is not None else args.train)
+    if args.launch is None:
+        if met := [word for word in words if word.partition("=")[0] in OF_THE_SWEEP]:
+            raise SweepError(f"{met[0]} is not an option for each run of a sweep", f"leave {met[0]} out")
+        args.parsers()["train"].parse_intermixed_args([args.spec, *words])
+    elif any(word.partition("=")[0] in ("--out", "--run-folder", "--format") for word in words):
+        raise SweepError("folders and format of --launch are those of the sweep", "leave them out, and use --out")
+    elif not words:
+        raise SweepError("--launch names no launcher", "write --launch 'slurm --time 24:00:00'")
+    elif check_options(args.parsers()["launch"].parse_intermixed_args([words[0], "BUILD", *words[1:]])):
+        raise SweepError("--launch cannot be used so", "see above, and dsc launch --help")
+    return words
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SweepError(f"{text!r} cannot be read as options: {error}", "close its quotes") from None
+
+
+# ---------------------------------------------------------------- plans
+
+
+def _plan(args: argparse.Namespace, found: Sequence[Variant]) -> list[Planned] | None:
+    """What each variant is predicted to take; None after the mistakes of all have been printed."""
+    from compiler.cli.commands.plan import plan_of
+    from compiler.plan.spec_files import standing_alone
+    from dsl.canonical import canonical
+
+    planned, mistakes, tell_progress = list[Planned](), 0, progress("sweep")
+    said, top = list[Diagnostic](), args.out
+    for number, variant in enumerate(found, 1):
+        tell_progress(f"plan {number} of {len(found)}: {variant.name}")
+        try:
+            phases = phases_of(args.spec, list(variant.overrides))
+        except SpecError as error:
+            if new := [each for each in error.diagnostics if each not in said]:  # mistakes of the spec are in all
+                refused(new)
+            said += new
+            is_size = {each.code for each in error.diagnostics} == {TOO_LARGE}
+            mistakes += not is_size
+            planned.append(Planned(variant, Path(variant.name)))
+            continue
+        if any([is_refused(each) for each in phases]):
+            mistakes += 1
+            planned.append(Planned(variant, Path(variant.name)))
+            continue
+        top = top or Path("sweeps") / run_name(phases[0].spec.name)
+        predictions = [plan_of(each)[1] for each in phases]
+        ranks = [rank for each in predictions for rank in each.ranks]
+        costs = [each.money.usd for each in predictions]
+        planned.append(
+            Planned(
+                variant,
+                Path(variant.name),
+                text=canonical(standing_alone(phases[0].spec)),
+                parameters=predictions[0].parameters,
+                step_s=max(each.step.seconds for each in predictions),
+                whole_s=sum(each.whole.seconds for each in predictions),
+                free_bytes=min(rank.capacity_bytes - rank.peak_bytes for rank in ranks),
+                usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+            )
+        )
+    tell_progress("")
+    if top is None or (mistakes and not args.legal):
+        hint = "see above, and correct -s" if top is None else "see above, and correct -s, or leave them out: --legal"
+        wrong(f"{mistakes or len(found)} of {len(found)} variants cannot be trained", hint, args.format)
+        return None
+    for each in planned:
+        each.folder = top / each.folder
+    return planned
+
+
+def _table(planned: Sequence[Planned]) -> str:
+    """The plans as a table, and what all runs take together."""
+    from compiler.cli.commands.compare import aligned
+    from compiler.predict.numbers import count, seconds, size, span
+
+    rows = []
+    for each in planned:
+        if each.free_bytes is None:
+            rows.append([each.variant.name, "", "", "", "refused, see above", ""])
+            continue
+        free = each.free_bytes
+        memory = f"fits, {size(free)} free" if each.fits else f"{size(-free)} too much"
+        cost = "" if each.usd is None else f"${count(each.usd)}"
+        times = seconds(each.step_s or 0), span(each.whole_s or 0)
+        rows.append([each.variant.name, count(each.parameters or 0), *times, memory, cost])
+    heads = ["run", "parameters", "step", "whole run", "memory", "cost" if any(row[-1] for row in rows) else ""]
+    whole = sum(each.whole_s or 0 for each in planned if each.fits)
+    num = sum(each.fits for each in planned)
+    fit = "run that fits" if num == 1 else "runs that fit"
+    return f"{aligned(heads, rows)}\n\n{num} {fit}, {span(whole)} one after the other"
+
+
+def document(spec: str, planned: Sequence[Planned]) -> dict[str, Any]:
+    """The document that docs/json.md describes."""
+    return {
+        "version": VERSION,
+        "spec": spec,
+        "runs": [
+            {
+                "name": each.variant.name,
+                "folder": str(each.folder),
+                "overrides": list(each.variant.overrides),
+                "parameters": each.parameters,
+                "step_s": each.step_s,
+                "whole_s": each.whole_s,
+                "free_bytes": each.free_bytes,
+                "fits": each.fits,
+                "usd": each.usd,
+                "exit_code": each.exit_code,
+            }
+            for each in planned
+        ],
+    }
+
+
+def _record(top: Path, spec: str, planned: Sequence[Planned]) -> None:
+    replace(top / TABLE, (json.dumps(document(spec, planned), indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _command(spec: str, variant: Variant) -> str:
+    return shlex.join([spec, *(word for override in variant.overrides for word in ("-s", override))])
+
+
+# ---------------------------------------------------------------- runs
+
+
+def _train_all(args: argparse.Namespace, top: Path, planned: Sequence[Planned], options: Sequence[str]) -> int:
+    """Train those that fit in turn, going on after one that failed; the worst exit code, or that of a signal."""
+    from compiler.cli.commands.train_processes import call
+
+    fitting, worst = [each for each in planned if each.fits], 0
+    for number, each in enumerate(fitting, 1):
+        what = f"sweep: {number} of {len(fitting)}, {each.variant.name}"
+        if _has_finished(each):
+            each.exit_code = 0
+            tell(f"{what}: has finished")
+            continue
+        tell(what)
+        words = ["compiler.cli.main", "train", args.spec, "--out", str(each.folder), *options]
+        words += ["--resume"] if os.path.lexists(each.folder) else []
+        each.exit_code = call([*words, *(word for override in each.variant.overrides for word in ("-s", override))])
+        _record(top, args.spec, planned)
+        if each.exit_code > STOPPED:
+            tell(f"sweep: stopped; the same command goes on: {top}")
+            return each.exit_code
+        if each.exit_code:
+            worst = EXIT_DIFFERS
+            say(f"warning: {each.variant.name} failed with exit code {each.exit_code}; the sweep goes on")
+    _record(top, args.spec, planned)
+    _compare(top, [each for each in fitting if each.exit_code == 0])
+    return worst
+
+
+def _has_finished(each: Planned) -> bool:
+    """Whether the folder has a run of this very spec that came to its end."""
+    from compiler.tools.report.run_page import events_of
+
+    ends = [event for event in events_of(each.folder) if event.get("event") in ("start", "end")]
+    if not ends or ends[-1].get("outcome") != "finished":
+        return False
+    return content_of(str(each.folder / RESOLVED))[0] == each.text.encode()
+
+
+def _compare(top: Path, finished: Sequence[Planned]) -> None:
+    """Print a table of what was trained, and write a page of it; nothing of less than two runs."""
+    from compiler.cli.commands.compare import table
+    from compiler.tools.report.compare_page import compare_html
+    from compiler.tools.report.compared import compare, read_run
+
+    if len(finished) < 2:
+        return
+    page = top / PAGE
+    try:
+        compared = compare([read_run(each.folder, each.variant.label) for each in finished])
+        tell(f"\n{table(compared)}\n")
+        replace(page, compare_html(compared, f"Sweep {top.name}").encode())
+        tell(f"compared: {page}")
+    except (OSError, ValueError) as error:
+        say(f"warning: {page} was not written: {printable(reason(error))}")
+
+
+def _launch_all(args: argparse.Namespace, fitting: Sequence[Planned], options: Sequence[str]) -> int:
+    """Compile each variant into its folder, and write its files there; the commands that start them are printed."""
+    from compiler.cli.commands.train_processes import compiled
+
+    commands = []
+    for number, each in enumerate(fitting, 1):
+        tell(f"sweep: {number} of {len(fitting)}, {each.variant.name}")
+        build = each.folder / "build"
+        words = ["compiler.cli.main", "compile", args.spec, "-o", str(build)]
+        code, _ = compiled(
+            [*words, *(word for each_one in each.variant.overrides for word in ("-s", each_one))], quiet=True
+        )
+        if code:
+            return code
+        folders = ["--out", str(each.folder / "launch"), "--run-folder", str((each.folder / "run").absolute())]
+        parser, said = args.parsers()["launch"], StringIO()
+        with redirect_stdout(said):
+            launch = parser.parse_intermixed_args([options[0], str(build), *options[1:], *folders, "--format", "json"])
+            code = launch.run(launch)
+        if code:
+            return int(code)
+        commands += json.loads(said.getvalue())["commands"]
+    print("\n".join(printable(command) for command in commands), file=sys.stdout)
+    return 0

@@ -1,0 +1,197 @@
+"""`dsc watch RUN`: follow a run of another terminal, or of a cluster whose run folder is seen from here.
+
+dsc watch runs/quickstart                 a live view to the end of the run: step, loss, speed, load, memory, saves
+dsc watch runs/quickstart --format json   every row and event from the first on, a line each, as they come
+dsc watch --dashboard > dsc.json          a dashboard of Grafana for the series that `metrics { prometheus }` has
+dsc watch --rules > dsc.rules.yml         alert rules of Prometheus for the same series
+
+Where the output is no terminal there is a line every 5 s. A run that is over is shown as it ended. A run is also over
+where nothing holds its folder and nothing was written for some time: its processes were killed.
+
+Exit codes: 0 the run has come to its end · 1 a rank of it failed, or its processes were killed · 2 there is no such run
+· 3 it hung · 128 + signal: it was asked to stop · 130 interrupted here
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from compiler.cli.commands.common import wrong
+from runtime.observe.watch.dashboard import dashboard, rules
+from runtime.observe.watch.follow import Follower, Item
+from runtime.observe.watch.run_state import State
+from runtime.observe.watch.running import is_held
+from runtime.observe.watch.view import has_blocks, line, panel, told
+from runtime.system.outcome import printable
+
+POLL_S = 0.25
+PLAIN_EVERY_S = 5.0
+SILENT_S = 10.0  # and several steps: how long nothing is written where processes were killed
+SILENT_STEPS = 5
+BETWEEN_PHASES_S = 600.0  # in which the next phase is compiled; nothing holds the folder meanwhile
+EXIT_KILLED = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="run folder, written by dsc train")
+    parser.add_argument("--wait", action="store_true", help="wait for a run that has not begun")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
+    parser.add_argument("--dashboard", action="store_true", help="print a dashboard of Grafana, and end")
+    parser.add_argument("--rules", action="store_true", help="print alert rules of Prometheus, and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Follow the run to its end; the exit code."""
+    if args.dashboard or args.rules:
+        if args.run_folder or (args.dashboard and args.rules):
+            return wrong("--dashboard and --rules print one file, of no run", "leave the others out", args.format)
+        print(json.dumps(dashboard(), indent=1) if args.dashboard else rules(), end="" if args.rules else "\n")
+        return 0
+    if args.run_folder is None:
+        return wrong("which run?", "name its folder: `dsc watch runs/quickstart`", args.format)
+    folder = args.run_folder
+    if not args.wait and not any((folder / name).exists() for name in ("metrics.jsonl", "events.jsonl")):
+        there = "has no run" if folder.is_dir() else "is not there"
+        hint = "`dsc train` writes the folder of a run; --wait waits for one that has not begun"
+        return wrong(f"{printable(str(folder))} {there}", hint, args.format)
+    return Watching(folder, _shown(args.format)).to_the_end()
+
+
+def _shown(how: str) -> Json | Plain | Panel:
+    if how == "json":
+        return Json()
+    console = Console(highlight=False)
+    return Panel(console) if console.is_terminal and not console.is_dumb_terminal else Plain()
+
+
+class Watching:
+    """A run that is followed, and what shows it."""
+
+    def __init__(self, folder: Path, shown: Json | Plain | Panel) -> None:
+        self.folder, self.shown = folder, shown
+        self.state, self.follower = State(folder), Follower(folder)
+        self.heard_s = time.monotonic()
+
+    def to_the_end(self) -> int:
+        """The exit code with which the run ended."""
+        is_first = True
+        with self.shown.opened():
+            while True:
+                items = self.follower.poll()
+                for item in items:
+                    self.state.take(item)
+                if items:
+                    self.heard_s = time.monotonic()
+                code = self._code(is_first=is_first)
+                self.shown.show(items, self.state, is_first=is_first, is_last=code is not None)
+                if code is not None:
+                    return code
+                is_first = False
+                time.sleep(POLL_S)
+
+    def _code(self, *, is_first: bool) -> int | None:
+        """The exit code of a run that is over; None while it is not."""
+        state = self.state
+        if state.end is not None and state.is_over:
+            return _exit_code(state.end)
+        if not state.counts and not state.row:
+            return None
+        silent_s = BETWEEN_PHASES_S if state.end is not None else max(SILENT_S, SILENT_STEPS * (state.pace_s or 0.0))
+        silent_s = 0.0 if is_first and self._age_s() > silent_s else silent_s
+        if time.monotonic() - self.heard_s < silent_s or is_held(self.folder):
+            return None
+        if state.end is not None:  # of a phase behind which none followed
+            return _exit_code(state.end)
+        self.shown.say("the run has no end, and nothing holds its folder: its processes were killed")
+        return EXIT_KILLED
+
+    def _age_s(self) -> float:
+        """Seconds since the run wrote a row or an event."""
+        times = [
+            path.stat().st_mtime for name in ("metrics.jsonl", "events.jsonl") if (path := self.folder / name).exists()
+        ]
+        return time.time() - max(times, default=0.0)
+
+
+def _exit_code(end: Mapping[str, Any]) -> int:
+    code = end.get("exit_code")
+    return code if isinstance(code, int) else EXIT_KILLED
+
+
+class Json:
+    """Every item as a line."""
+
+    def opened(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def show(self, items: Iterable[Item], state: State, *, is_first: bool, is_last: bool) -> None:
+        for item in items:
+            print(json.dumps({"kind": item.kind, "fields": item.fields}))
+        sys.stdout.flush()
+
+    def say(self, text: str) -> None:
+        print(f"error: {text}", file=sys.stderr)
+
+
+class Plain:
+    """Lines: the first, the last, one now and then, and what happened."""
+
+    def __init__(self) -> None:
+        self.shown_s, self.step = -PLAIN_EVERY_S, 0
+
+    def opened(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def show(self, items: Iterable[Item], state: State, *, is_first: bool, is_last: bool) -> None:
+        for text in _told(items, is_first=is_first):
+            print(text)
+        step, now = state.row.get("step", 0), time.monotonic()
+        if step and step != self.step and (is_last or now - self.shown_s >= PLAIN_EVERY_S):
+            self.shown_s, self.step = now, step
+            print(line(state, state.last_step, left_s=None if is_last else state.left_s))
+        if is_last and is_first and state.end is not None:
+            print(told(state.end))
+        sys.stdout.flush()
+
+    def say(self, text: str) -> None:
+        print(f"error: {text}", file=sys.stderr)
+
+
+class Panel:
+    """The live view."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+
+    def opened(self) -> AbstractContextManager[object]:
+        return self.live
+
+    def show(self, items: Iterable[Item], state: State, *, is_first: bool, is_last: bool) -> None:
+        for text in _told(items, is_first=is_first):
+            self.console.print(Text(text))
+        waiting = "" if state.row else "waiting for the first step"
+        note = (told(state.end) if state.end is not None else None) or waiting
+        self.live.update(panel(state, state.last_step, note=note, blocks=has_blocks(self.console)), refresh=True)
+
+    def say(self, text: str) -> None:
+        self.console.print(Text(text))
+
+
+def _told(items: Iterable[Item], *, is_first: bool) -> list[str]:
+    """What happened since the last look, a line each; before the first look it is history."""
+    if is_first:
+        return []
+    return [text for item in items if item.kind == "event" and (text := told(item.fields))]

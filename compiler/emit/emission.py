@@ -1,0 +1,124 @@
+"""The files of a build folder, as text: plan, programs, stages, segments, kernels and certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from compiler.emit.build_files import plan_json, plan_text, program_json, train_py
+from compiler.emit.certificate import Certificates, digest
+from compiler.emit.kernel_list import kernels_json
+from compiler.emit.kernels import KERNELS, emit_kernel
+from compiler.emit.kernels.calls import updates as calls_of_optimizer
+from compiler.emit.origin import with_origin
+from compiler.emit.quantised import quantised, rows
+from compiler.emit.stage_modules import StageModules
+from compiler.emit.watch_file import watch_json
+from compiler.ir import Body, Program, SegmentCode
+from compiler.plan.spec_files import standing_alone, texts_of_files
+from compiler.predict.planned_step import Planned
+from compiler.program.lower.estimate import Overlap, overlaps_of, rank_times
+from compiler.program.lowered import Lowered
+from dsl.canonical import canonical
+from dsl.schema import Spec
+
+HOPPER_SMS = 132
+
+
+@dataclass(frozen=True)
+class Emission:
+    """A lowered spec, its emitted segments by key, and its predicted step → the files of its build, by path."""
+
+    spec: Spec
+    lowered: Lowered
+    codes: Mapping[Hashable, SegmentCode]
+    planned: Planned
+
+    @cached_property
+    def overlaps(self) -> dict[str, Overlap]:
+        """How each program uses the two lanes, as predicted."""
+        return overlaps_of(self.lowered.programs, rank_times(self.lowered.lowering))
+
+    @cached_property
+    def resolved(self) -> str:
+        """The spec with nothing left open."""
+        return canonical(standing_alone(self.spec))
+
+    def files(self) -> dict[str, str]:
+        """Every file but the manifest, and the pages that tools add."""
+        files = self._plan_files() | self._segment_files() | self._stage_files()
+        return files | self._certificate_files(files)
+
+    def _plan_files(self) -> dict[str, str]:
+        spec, lowered = self.spec, self.lowered
+        updates = [  # an optimizer may run on torch alone
+            (call, emit_kernel(call.op, call.arguments, num_sms(spec)) if call.op in KERNELS else None)
+            for call in calls_of_optimizer(spec)
+        ]
+        of_few_bits = quantised(lowered.plan, num_sms(spec))
+        files = {
+            "spec.resolved": self.resolved,
+            "kernels.json": kernels_json(
+                spec,
+                lowered.plan,
+                self.codes,
+                of_few_bits,
+                [(call, kernel.name if kernel else None) for call, kernel in updates],
+            ),
+            "plan.json": plan_json(spec, lowered, self.overlaps, rows(of_few_bits)),
+            "plan.txt": plan_text(spec, lowered, self.overlaps),
+            "schedule.txt": lowered.main_schedule.to_text(),
+            "train.py": train_py(spec),
+            "watch.json": watch_json(spec, self.planned),
+        }
+        files |= texts_of_files(spec)
+        files |= {
+            f"kernels/{file.name}.py": file.source
+            for file in (*(kernel for _, kernel in updates), *(each.kernel for each in of_few_bits.values()))
+            if file
+        }
+        orders = lowered.micro_batch_orders
+        return files | {
+            f"program/{name}.json": program_json(p, orders.get(name, ())) for name, p in lowered.programs.items()
+        }
+
+    def _segment_files(self) -> dict[str, str]:
+        files = {}
+        first = {use.segment.key: use for use in reversed(self.lowered.plan.uses)}  # in model order its first use
+        for key, use in first.items():
+            code = self.codes[key]
+            files[f"segments/{code.name}.py"] = with_origin(code, use, self.spec.model, self.resolved)
+            files |= {f"kernels/{name}.py": text for name, text in code.kernels}
+        return files
+
+    def _stage_files(self) -> dict[str, str]:
+        plan = self.lowered.plan
+        stages = StageModules({use.site: self.codes[use.segment.key].name for use in plan.uses})
+        ranks = enumerate(all_bodies(self.lowered.programs, plan.mesh.pp))
+        return {f"stages/rank_{rank}.py": stages.rank_module(rank, bodies) for rank, bodies in ranks}
+
+    def _certificate_files(self, files: Mapping[str, str]) -> dict[str, str]:
+        lowered = self.lowered
+        certificates = Certificates({name: digest(text) for name, text in files.items()})
+        return {
+            f"certificate/{name}.json": certificates.json(name, lowered.programs[name], lowered.schedules[name], proven)
+            for name, proven in lowered.certificates.items()
+        }
+
+
+def num_sms(spec: Spec) -> int:
+    """SMs that compute kernels may use; a device without any is a CPU, whose kernels are for a Hopper it may meet."""
+    return min(device.sms or HOPPER_SMS for device in spec.cluster.devices) - spec.sm.communication
+
+
+def all_bodies(programs: Mapping[str, Program], num_ranks: int) -> list[list[Body]]:
+    """The bodies of each pipeline rank over all programs; one name is one body."""
+    result = []
+    for rank in range(num_ranks):
+        table: dict[str, Body] = {}
+        for program in programs.values():
+            for body in program.bodies[rank]:
+                assert table.setdefault(body.name, body) == body, f"{body.name} differs between programs"
+        result.append([table[name] for name in sorted(table)])
+    return result

@@ -1,0 +1,60 @@
+"""Triton kernels as emitted source: one row for each op that has one, its reference being the op in `runtime/ops`.
+
+A module with a template beside it (`rmsnorm.py`, `rmsnorm.py.j2`) is a family of kernels. Its `OPS` has a row for each
+op: a function from the number of SMs and the op's own arguments to the choice of a kernel. Ops that share a file make
+the same choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from compiler.emit.kernels.kernel import Choice, KernelFile, render
+from compiler.emit.kernels.on_torch import ON_TORCH, of_cpus
+from compiler.ir import Buffer
+
+__all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel", "reason"]
+
+
+def _rows() -> dict[str, Callable[..., Choice | None]]:
+    """The rows of all families, by op."""
+    found: dict[str, Callable[..., Choice | None]] = {}
+    for template in sorted(Path(__file__).parent.glob("*.py.j2")):
+        family = template.name.removesuffix(".py.j2")
+        if template.with_name(f"{family}.py").is_file():  # others are included
+            rows = import_module(f"{__name__}.{family}").OPS
+            assert not rows.keys() & found.keys(), f"two kernels of {rows.keys() & found.keys()}"
+            found |= rows
+    return found
+
+
+KERNELS = _rows()
+
+
+def emit_kernel(op: str, arguments: tuple[Any, ...], num_sms: int) -> KernelFile | None:
+    """The kernel file that holds function `op` for these arguments, or None if the reference op runs.
+
+    `arguments` are those of the op's call, in order: `Buffer` for tensors (rows may be "R"), plain constants else.
+    `num_sms` is how many SMs compute may use: the device's less those kept for communication. The text depends
+    on nothing else, and not on the number of rows.
+    """
+    if op in ON_TORCH or of_cpus(op):
+        return None
+    assert op in KERNELS, f"op {op} has no row in compiler/emit/kernels and is not in ON_TORCH"
+    choice = KERNELS[op](num_sms, *arguments)
+    return render(choice) if choice else None
+
+
+def reason(op: str, arguments: Sequence[Any]) -> str:
+    """Why an op has no kernel file for these arguments, for which `emit_kernel` gave none."""
+    if op in ON_TORCH:
+        return ON_TORCH[op]
+    if of_cpus(op):
+        return "its format is computed on CPUs alone"
+    if op not in KERNELS:
+        return "nobody has written a kernel for it"
+    dtypes = {each.dtype for each in arguments if isinstance(each, Buffer)}
+    return f"its kernel does not take {'FP64' if 'float64' in dtypes else 'these sizes and dtypes'}"

@@ -1,0 +1,56 @@
+"""Activations beside SwiGLU, with a gate and without: when the Triton kernels apply and how they launch.
+
+Their text is activation.py.j2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.emit.kernels.kernel import BYTES, FUSION, Choice, in_name, power_of_two
+from compiler.ir import Buffer
+
+STREAMS = {
+    "_forward": ("ld.global.L1::evict_first", "st.global.cs"),
+    "_input_gradient": ("ld.global.L1::evict_first", "st.global.cs"),
+}
+GATED, PLAIN = ("geglu", "geglu_tanh"), ("gelu", "gelu_tanh", "relu2")
+
+
+def choose(op: str, h: Buffer, *constants: float) -> Choice | None:
+    """Rows of two halves, gate and up, or without a gate of what is activated: 16 elements of each a thread."""
+    gated = op not in PLAIN
+    inner = int(h.shape[1]) // (2 if gated else 1)
+    if h.dtype not in BYTES:
+        return None
+    block = min(2048, power_of_two(inner))
+    limit, alpha, shift = constants or (None, None, None)
+    return Choice(
+        name="_".join([op, f"i{inner}", *map(in_name, constants), h.dtype]),
+        template="activation",
+        values=(
+            ("op", op),
+            ("gated", gated),
+            ("LIMIT", limit),
+            ("ALPHA", alpha),
+            ("SHIFT", shift),
+            ("I", inner),
+            ("WIDTH", int(h.shape[1])),
+            ("BLOCK_I", block),
+            ("ROWS", 2048 // block),
+            ("LAUNCH", {"num_warps": 4, **FUSION}),
+        ),
+    )
+
+
+def _rows(op: str) -> dict[str, Callable[..., Choice | None]]:
+    """The rows of an op and of its gradient."""
+    return {
+        op: lambda sms, h, *constants: choose(op, h, *constants),
+        f"{op}_dgrad": lambda sms, dy, h, *constants: choose(op, h, *constants),
+    }
+
+
+OPS: dict[str, Callable[..., Choice | None]] = {
+    name: row for op in (*GATED, *PLAIN, "clamped_swiglu") for name, row in _rows(op).items()
+}

@@ -1,0 +1,271 @@
+"""Attention with RoPE, latent, grouped and bounded: when the Triton kernels apply and how they launch.
+
+Their text is attention.py.j2 and attention_dgrad.py.j2, which include attention_shared.j2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, Choice, Name, in_name, places, power_of_two
+from compiler.ir import Buffer
+
+_ONCE = "ld.global.L1::evict_first"  # queries, or keys and values, that only one tile is made of
+STREAMS = {
+    "_turn": (_ONCE,),
+    "_forward": (_ONCE, "st.global.cs"),
+    "_row_values": (_ONCE,),
+    "_query_gradient": (_ONCE, "st.global.cs"),
+    "_key_gradient": (_ONCE, "st.global.cs"),
+    "_total_key_gradient": (_ONCE,),
+}
+
+L2_BYTES = 24 * 2**20  # for what tiles share: half of sm_90's, as queries and results pass through it too
+
+
+class Bounds(NamedTuple):
+    """What bounds attention: the keys that a query sees, S of them if all; the softcap, 0 if none; whether sinks do."""
+
+    window: int
+    softcap: float
+    sinks: bool
+
+    def __str__(self) -> str:
+        """Them as the end of a kernel's name."""
+        return f"_w{self.window}" + f"_c{in_name(self.softcap)}" * bool(self.softcap) + "_sinks" * self.sinks
+
+
+def _choose(
+    template: str,
+    name: str,
+    dtypes: set[str],
+    sms: int,
+    S: int,
+    H: int,
+    group: int,
+    nope: int,
+    rope: int,
+    value: int,
+    kept: bool = False,
+    both: bool = False,
+    bounds: Bounds | None = None,
+    documents: bool = False,
+    queries: int = 0,
+    peaks: bool = False,
+) -> Choice | None:
+    """Sequences of S, H heads in groups of `group`, their columns [nope | rope] and value; latent if there is nope.
+
+    `kept`: the result is E5M6, of which the forward makes E4M3 as well. `both`: gradients of keys and values are E4M3,
+    by rows and by columns. For either, values are a tile wide (`compiler.model.segments.passes` says what else).
+    `documents`: of which sequences may hold several, that are kept apart. `queries` of each sequence, at positions
+    that are loaded; 0 where they are those of all S, and where they stand is known. With positions the first key that
+    a query sees is loaded as well, so that the text for documents serves them, and windows too. `peaks`: the forward
+    also gives the largest logit of each head, which it has of each row as that from which weights are made; behind a
+    softcap, or with a sink among them, it has not.
+    """
+    dtype = next(iter(dtypes))
+    blocks = {name: max(16, power_of_two(size)) for name, size in (("NOPE", nope), ("ROPE", rope), ("VALUE", value))}
+    keys = blocks["ROPE"] + (blocks["NOPE"] if nope else 0)
+    widest = 256 if dtype == "bfloat16" and not nope else 128
+    if len(dtypes) > 1 or dtype not in BYTES or max(blocks.values()) > widest or keys > max(192, widest):
+        return None
+    if (kept or both) and (dtype != "bfloat16" or value != 128):
+        return None
+    if peaks and bounds is not None and (bounds.softcap or bounds.sinks):
+        return None
+    if both and (nope != 128 or rope % 8 or S % 128):
+        return None
+    sizes = {"S": S, "H": H, "GROUP": group, "SHARED": H if nope else group, "SCALE": (nope + rope) ** -0.5}
+    sizes |= {"NOPE": nope, "ROPE": rope, "VALUE": value, **{f"BLOCK_{name}": size for name, size in blocks.items()}}
+    window, softcap, sinks = bounds or Bounds(S, 0.0, False)
+    positions, windowed, documents = queries > 0, window < S and not queries, documents or queries > 0
+    mask = f"{bounds or ''}" + (f"_positions{queries}" if positions else "_documents" * documents)
+    bend = sizes["SCALE"] / softcap if softcap else None
+    sizes["SCALE"] = softcap or sizes["SCALE"]
+    ragged = any(size * BYTES[dtype] % 16 for size in (nope, rope, value))
+    if positions:
+        sizes["Q"] = queries
+    how = windowed, documents, positions
+    forward, by_queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged, *how)
+    if kept and S % 128:  # masks of rows beside the two formats: of 128 rows 48 bytes spill on 3.9, 256 on 3.6
+        forward["M"] = 64
+    # No power of two: of 64 queries dv spills 8 bytes on 3.6 for sm_100; of a part of a block at loaded positions 16.
+    if by_values and (queries % 128 or (documents and H & (H - 1))):
+        by_values["M"] = min(by_values["M"], 32)
+    return Choice(
+        name=f"{name}_s{S}_h{H}_{'n' if nope else 'g'}{nope or H // group}_r{rope}_v{value}_{dtype}{mask}",
+        template=template,
+        values=(
+            ("mla", nope > 0),
+            ("kept", kept),
+            ("peaks", peaks),
+            ("both", both),
+            ("bounded", bounds is not None),
+            ("window", windowed),
+            ("documents", documents),
+            ("positions", positions),
+            ("softcap", bool(softcap)),
+            ("sinks", sinks),
+            ("WINDOW", window),
+            ("SOFTCAP", softcap),
+            ("BEND", bend),
+            ("LOW", Name("low") if windowed or documents else 0),  # where keys of a block of queries begin
+            ("STOP", Name("stop" if windowed or documents else "end")),  # where queries of a block of keys end
+            ("QUERIES_OF_SEQUENCE", queries),
+            ("Q", Name("Q" if positions else "S")),  # how many these are
+            ("BEGIN", Name("begin" if positions else "start")),  # the first of them
+            ("PLACE", Name("place" if positions else "m")),  # where each of a block stands
+            ("FRONT", Name("front" if positions else "first")),  # the first position of a block, or where queries begin
+            ("ahead", dtype != "float32"),
+            ("hoist", nope > 0 if dtype != "float32" else keys + blocks["VALUE"] > 160),
+            ("S", S),
+            ("H", H),
+            ("GROUP", group),
+            ("NOPE", nope),
+            ("ROPE", rope),
+            ("VALUE", value),
+            ("SIZES", sizes),
+            ("PROGRAMS", sms),
+            ("LEGS", LEGS),
+            ("BAND", _power_within(L2_BYTES // (S * (nope + rope + value) * BYTES[dtype]))),
+            ("TURN_Q", _turn(H, blocks["ROPE"])),
+            ("TURN_K", _turn(1 if nope else H // group, blocks["ROPE"])),
+            ("TOTAL", _turn(min(H, 16), blocks["ROPE"])),
+            ("ROWS", {"COUNT": 4096 // blocks["VALUE"], "num_warps": 4, **FUSION}),
+            ("FORWARD", forward),
+            ("QUERIES", by_queries),
+            ("KEYS", by_keys),
+            ("VALUES", by_values),
+        ),
+    )
+
+
+Launch = dict[str, int | bool]
+
+
+def _launches(
+    S: int, width: int, value: int, dtype: str, ragged: bool, windowed: bool, documents: bool, positions: bool
+) -> tuple[Launch, Launch, Launch, Launch | None]:
+    """The launches of the forward, of dq, and of dk and dv, for keys and values of these widths.
+
+    Tiles as large as neither spill nor want too much memory. Three stages: with two, the next block is asked for after
+    the last product that reads this one, and nothing hides its way. At V3's 192 and 128, on Triton 3.9 and 3.6:
+
+                  M    N   registers   shared bytes    alternatives
+        forward  128   64   220  231        188416     N 128: 256 KiB, or two stages
+        dq       128   64   217  214        204800     N 128: 120 bytes spilled, 32 on 3.6
+        dk        64  128   240  255        205824     M 128: 160 bytes spilled, 192 on 3.6
+        dv        64  128   157  189        172544     with dk: 112 bytes spilled, 144 on 3.6
+
+    On sm_100 dq takes 188488 and dk 189512 bytes; with two buffers for each sum 237648 and 238672 on 3.6.
+    """
+    together = width + value <= (144 if dtype == "float32" else 160)
+    eight, four = 8, 4  # warps
+    if dtype == "float32":  # products without tensor cores
+        # On 3.6, 32 rows of wide heads spill 120 bytes in the forward for sm_100; of 160 columns 8 there, and for
+        # sm_90 16 in dk and dv together. Of 160 columns dq spills 16 in eight warps on 3.6, of 320 128 in four on 3.9;
+        # dk of 320 spills 16 to 16 keys on 3.6 for sm_100.
+        rows = 32 if together else 16
+        # Of narrow heads 16 keys spill 8 bytes on 3.9 for sm_90; at loaded positions, of 80 columns 8 for sm_100.
+        columns = 32 if width + value <= 64 or (positions and together) else 16
+        forward, stages = (rows, columns, eight), 1
+        queries = (32, 16, four if not together and width + value <= 192 else eight)
+        # Of 256, with documents beside a window, dk spills 8 to 16 keys on 3.6.
+        by_keys = (32, 32, eight) if 256 - documents < width + value <= 320 else (16, rows, eight)
+    elif ragged:  # rows are copied element by element
+        # Of narrow heads eight warps spill 8 bytes in the forward on 3.6 for sm_100.
+        forward, stages = (64, 32, four if width + value <= 64 else eight), 1
+        queries, by_keys = (64, 32, eight), (32, 64, eight)
+    elif width > 192:  # of 256 columns all larger tiles spill: 128 and 64 in the forward 160 bytes, 64 and 64 in dq 112
+        forward, queries, by_keys, stages = (128, 32, eight), (64, 32, eight), (32, 64, eight), 2
+    else:
+        columns = 128 if width + value <= 128 else 64
+        # In a single block of queries, M 64 spills 16 bytes on 3.9. Of 128 columns of scores beside values of 32 the
+        # forward is a trap, on 3.6 for sm_100.
+        # Beside a window, heads of 128 spill 8 bytes in the forward for sm_100 on 3.6.
+        forward = (128, 32 if windowed and width + value > 128 else 64, eight)
+        # At loaded positions dq of heads of 128 spills 8 bytes on 3.6 for sm_100 of 64 keys, in two stages too.
+        queries, stages = (128, 32 if positions and 128 < width + value <= 256 else columns, eight), 3
+        by_keys = (64 if S >= 128 else 32, 128, eight)
+
+    def launch(rows: int, columns: int, warps: int) -> Launch:
+        return {"M": rows, "N": columns, "num_warps": warps, "num_stages": stages, **FUSION}
+
+    keys = {"DK": True, "DV": together, **launch(*by_keys)}
+    # In FP32 32 queries and keys spill 16 bytes on 3.6; beside a window, 16 spill 8 there, and 32 none. With
+    # documents 16 spill 8 on 3.9 in heads of 128, and 32 keys of wider ones 8 on 3.6.
+    columns = 32 if windowed or (documents and width + value <= 256) else 16
+    by_values = by_keys if dtype != "float32" else (32 if windowed else 16, columns, eight)
+    values = None if together else {"DK": False, "DV": True, **launch(*by_values)}
+    return launch(*forward), launch(*queries), keys, values
+
+
+def _turn(heads: int, block: int) -> Launch:
+    """2048 columns of several heads of several tokens a program."""
+    num = min(power_of_two(heads), 2048 // block)
+    return {"TOKENS": 2048 // (block * num), "HEADS": num, "num_warps": 4, **FUSION}
+
+
+def _power_within(size: int) -> int:
+    """The largest power of two in it, as numbers of heads are: a short last band would leave programs waiting."""
+    return 1 << max(0, size.bit_length() - 1)
+
+
+def _where(q: Buffer, k: Buffer, S: int, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """What `_choose` is told of documents, and of queries that are some rows of each sequence."""
+    documents, positions = places(arguments)
+    return {"documents": documents, "queries": int(q.shape[0]) * S // int(k.shape[0]) if positions else 0}
+
+
+def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) -> Choice | None:
+    S, H, nope, rope, value, *_ = sizes
+    template = "attention_dgrad" if "_dgrad" in op else "attention"
+    more: dict[str, Any] = {"kept": "e5m6" in op, "both": "both" in op, "peaks": "_peaks" in op}
+    more |= _where(q, kv, S, sizes)
+    return _choose(template, op, {q.dtype, kv.dtype, k_rope.dtype}, sms, S, H, 1, nope, rope, value, **more)
+
+
+def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Choice | None:
+    S, H, G, *_ = sizes
+    width, template = int(q.shape[1]) // H, op.replace("gqa_", "").removesuffix("_peaks")
+    dtypes, more = {q.dtype, k.dtype, v.dtype}, _where(q, k, S, sizes) | {"peaks": "_peaks" in op}
+    return _choose(template, op, dtypes, sms, S, H, H // G, 0, width, width, **more)
+
+
+def _bounded(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *sizes: Any) -> Choice | None:
+    S, H, G, _, window, softcap, *_ = sizes
+    width, template = int(q.shape[1]) // H, op.replace("bounded_", "").removesuffix("_peaks")
+    more: dict[str, Any] = {"bounds": Bounds(min(window or S, S), softcap, sinks), "peaks": "_peaks" in op}
+    more |= _where(q, k, S, sizes)
+    return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width, **more)
+
+
+def _of_result(choose: Callable[..., Choice | None], op: str, tensors: int = 1) -> Callable[..., Choice | None]:
+    """A row for a gradient, whose arguments have the forward's result in so many tensors, and lse."""
+    return lambda sms, do, q, k, v, *rest: choose(sms, op, q, k, v, *rest[tensors + 1 :])
+
+
+OPS: dict[str, Callable[..., Choice | None]] = {
+    "mla_attention": lambda sms, *args: _mla(sms, "mla_attention", *args),
+    "mla_attention_peaks": lambda sms, *args: _mla(sms, "mla_attention_peaks", *args),
+    "mla_attention_quantise_kept_e5m6": lambda sms, *args: _mla(sms, "mla_attention_quantise_kept_e5m6", *args),
+    "gqa_attention": lambda sms, *args: _gqa(sms, "gqa_attention", *args),
+    "gqa_attention_peaks": lambda sms, *args: _gqa(sms, "gqa_attention_peaks", *args),
+    "bounded_attention": lambda sms, q, k, v, sinks, *sizes: _bounded(
+        sms, "bounded_attention", q, k, v, sinks is not None, *sizes
+    ),
+    "bounded_attention_peaks": lambda sms, q, k, v, sinks, *sizes: _bounded(
+        sms, "bounded_attention_peaks", q, k, v, sinks is not None, *sizes
+    ),
+    "mla_attention_dgrad": _of_result(_mla, "mla_attention_dgrad"),
+    "mla_attention_dgrad_quantise_both": _of_result(_mla, "mla_attention_dgrad_quantise_both"),
+    "dequantise_mla_attention_dgrad_e5m6": _of_result(_mla, "dequantise_mla_attention_dgrad_e5m6", 3),
+    "dequantise_mla_attention_dgrad_quantise_both_e5m6": _of_result(
+        _mla, "dequantise_mla_attention_dgrad_quantise_both_e5m6", 3
+    ),
+    "gqa_attention_dgrad": _of_result(_gqa, "gqa_attention_dgrad"),
+    "bounded_attention_dgrad": lambda sms, do, q, k, v, o, lse, *sizes: _bounded(
+        sms, "bounded_attention_dgrad", q, k, v, False, *sizes
+    ),
+}

@@ -1,0 +1,144 @@
+"""The calls of ops that a spec's emitted segments make, with the tensors they are given. No torch.
+
+Of a weight that products read in eight bits, that which makes it so is called as well
+(`compiler.model.segments.unpack`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from compiler.ir import Buffer
+from compiler.model.ops.rule import statistics_dtype
+
+if TYPE_CHECKING:
+    from compiler.ir import Segment
+    from compiler.model.segments.joint import Joint, Node
+    from dsl.schema import Optimizer, Spec
+
+Constant = int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies in memory, in elements; "R" is the number of rows."""
+
+    strides: tuple[int | str, ...]
+    offset: int = 0  # of its first element
+
+
+Argument = tuple[Buffer | Constant, Layout | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`op(*arguments)`. Extents of tensors are numbers, "R" received rows, or "R/128" tiles of them, rounded up."""
+
+    op: str
+    arguments: tuple[Buffer | Constant, ...]
+    layouts: tuple[Layout | None, ...]  # of each argument; None for constants and what lies row by row
+
+    def __str__(self) -> str:
+        parts = [
+            f"{part.dtype}[{', '.join(map(str, part.shape))}]" if isinstance(part, Buffer) else repr(part)
+            for part in self.arguments
+        ]
+        return f"{self.op}({', '.join(parts)})"
+
+
+def calls(spec: Spec, segments: Iterable[Segment]) -> tuple[Call, ...]:
+    """Every distinct call of a spec's segments, in their order; of what makes weights of eight bits; and of its
+    optimizer."""
+    different = {segment.key: segment for segment in segments}
+    found = [call for segment in different.values() for call in calls_of(segment)]
+    return tuple(dict.fromkeys([*found, *updates(spec)]))
+
+
+def updates(spec: Spec) -> tuple[Call, ...]:
+    """The calls of the rows of a spec's optimizer on flat tensors of any number of elements
+    (runtime/state/optimizers)."""
+    return tuple(_update(spec, row) for row in spec.train.optimizer.rows)
+
+
+def _update(spec: Spec, optimizer: Optimizer) -> Call:
+    from compiler.ir.dtypes import TORCH_DTYPE
+
+    p = spec.precision
+    apart = (p.parameter,) if p.parameter != p.master else ()
+    dtypes = (p.master, p.gradients, *(getattr(p, tensor.role) for tensor in optimizer.state), *apart)
+    flat: list[Argument] = [(Buffer("flat", ("R",), TORCH_DTYPE[dtype]), None) for dtype in dtypes]
+    rounded: list[Argument] = [] if apart else [(None, None)]
+    settings = optimizer.settings().values()
+    numbers: list[Argument] = [(each, None) for each in (1.0, 1e-3, *settings, 0.1, 1)]
+    return _call(optimizer.kind, [*flat, *rounded, *numbers])
+
+
+def calls_of(segment: Segment) -> Iterator[Call]:
+    """Calls of one segment: those of F, I and W as they are emitted, with weight gradients added to FP32."""
+    from compiler.model.segments.interpret import interpret
+    from compiler.model.segments.joint import ADD_TO
+    from compiler.model.segments.split import split
+    from compiler.model.segments.unpack import unpacked
+
+    joint = unpacked(interpret(segment))
+    yield from (call for _, call in quantising(segment))
+    for nodes in split(joint).functions.values():
+        yield from (call_of(joint, node) for node in nodes if not node.call and node.op != ADD_TO)
+
+
+def quantising(segment: Segment) -> Iterator[tuple[str, Call]]:
+    """(parameter, the call that makes it of eight bits) of those that products of a segment read so."""
+    from compiler.ir.dtypes import packed_of
+    from compiler.model.segments.interpret import interpret
+    from compiler.model.segments.storage import operand_weights
+
+    weights = dict(segment.stored).get("weights")
+    if weights is None:
+        return
+    form = packed_of(weights).form
+    params = {param.name: Buffer(param.name, param.shape, param.dtype) for param in segment.params}
+    for name in operand_weights(interpret(segment)):
+        if form is None:
+            yield name, _call("quantise_blocks", [(params[name], None), (False, None)])
+        else:
+            yield name, _call(f"quantise_blocks_{form.name}", [(params[name], None)])
+
+
+def call_of(joint: Joint, node: Node) -> Call:
+    """The call that a node of a split and unpacked joint graph is."""
+    arguments: list[Argument] = []
+    for arg in node.args:
+        if not isinstance(arg, str):
+            arguments.append((arg, None))
+        elif arg not in joint.tensors:  # the accumulator of a weight's gradient
+            tensor = joint.tensors[arg.removeprefix("g_")]
+            arguments.append((Buffer(arg, tensor.shape, statistics_dtype(tensor.dtype)), None))
+        else:
+            tensor = joint.tensors[arg]
+            by_column = Layout((1, tensor.shape[0])) if arg in joint.columns else None
+            arguments.append((Buffer(arg, tensor.shape, tensor.dtype), by_column or _view(joint, arg)))
+    return _call(node.op, arguments)
+
+
+def _view(joint: Joint, value: str) -> Layout | None:
+    """Where a view of some columns lies in the tensor that has them; None for a tensor of its own."""
+    from compiler.model.segments.joint import COLUMNS
+    from compiler.model.segments.split import view_nodes
+
+    views, first, of = view_nodes(joint), 0, value
+    while of in views and views[of].op == COLUMNS:  # a view of a module that an op of ours reads lies row by row
+        of, low, _ = views[of].args  # type: ignore[assignment]
+        assert isinstance(low, int)
+        first += low
+    return Layout((joint.tensors[of].shape[1], 1), first) if of != value else None
+
+
+def _call(op: str, arguments: list[Argument]) -> Call:
+    """Arguments named by their places, so that equal calls are equal."""
+    named = tuple(
+        replace(part, name=f"a{index}") if isinstance(part, Buffer) else part
+        for index, (part, _) in enumerate(arguments)
+    )
+    return Call(op, named, tuple(layout for _, layout in arguments))

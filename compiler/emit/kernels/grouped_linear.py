@@ -1,0 +1,96 @@
+"""Grouped linear layers: when the Triton kernels apply and how they launch. Their text is grouped_linear.py.j2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, Choice, power_of_two
+from compiler.ir import Buffer
+
+STREAMS = {
+    "_rows_by_weight": ("st.global.cs",),
+    "_weight_gradient": ("ld.global.L1::evict_first", "st.global.cs"),
+}
+
+# The most outputs of a tile in FP32. Of 128 the input gradient spills 8 to 16 bytes on 3.6, in four warps or eight.
+FORWARD_TILE, DGRAD_TILE = 128, 64
+
+
+def choose(experts: int, out: int, inner: int, dtype: str, num_sms: int) -> Choice | None:
+    """Weights [experts, out, inner]."""
+    if dtype not in BYTES:
+        return None
+    return Choice(
+        name=f"grouped_linear_e{experts}_n{out}_k{inner}_{dtype}",
+        template="grouped_linear",
+        values=(
+            ("E", experts),
+            ("N", out),
+            ("K", inner),
+            ("PROGRAMS", num_sms),
+            ("BLOCK_E", power_of_two(experts)),
+            ("LEGS", LEGS),
+            ("SWIZZLE", 16),
+            ("FORWARD", _rows_by_weight(out, inner, dtype, widest=FORWARD_TILE)),
+            ("DGRAD", _rows_by_weight(inner, out, dtype, widest=DGRAD_TILE)),
+            ("WGRAD", _weight_gradient(out, inner, dtype)),
+        ),
+    )
+
+
+def _rows_by_weight(out: int, inner: int, dtype: str, widest: int) -> dict[str, int]:
+    """The launch of y[rows, out] = x[rows, inner] · w: eight warps of 64 × 256 / 4 outputs each where `out` is wide."""
+    if dtype == "float32":
+        block = _extent(out, widest)
+        tile = {"BLOCK_R": 64, "BLOCK_OUT": block, "BLOCK_IN": 16}
+        # Of 32 outputs eight warps or three stages spill 8 bytes on 3.9, of 64 four warps on 3.6.
+        warps, stages = (8, 3) if block > 32 else (4, 2)
+        return tile | {"BLOCKS": False, "num_warps": warps, "num_stages": stages, **FUSION}
+    if _ragged(out, inner, dtype):
+        tile = {"BLOCK_R": 64, "BLOCK_OUT": 64, "BLOCK_IN": 32, "BLOCKS": False}
+        return tile | {"num_warps": 4, "num_stages": 2, **FUSION}
+    block = _extent(out, 256)
+    tile = {"BLOCK_R": 128, "BLOCK_OUT": block, "BLOCK_IN": 64, "BLOCKS": inner % 64 == 0}
+    return tile | {"num_warps": 8 if block == 256 else 4, "num_stages": 4, **FUSION}
+
+
+def _weight_gradient(out: int, inner: int, dtype: str) -> dict[str, int]:
+    """The launch of acc[out, inner] += dyᵀ · x."""
+    if dtype == "float32":
+        block = _extent(inner, 128)
+        tile = {"BLOCK_N": 64, "BLOCK_K": block, "BLOCK_R": 16}
+        # Of 64 columns four warps spill 8 bytes on 3.6 for sm_100.
+        return tile | {"num_warps": 8 if block == 64 else 4, "num_stages": 3, **FUSION}
+    if _ragged(out, inner, dtype):
+        return {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_R": 32, "num_warps": 4, "num_stages": 2, **FUSION}
+    block = _extent(inner, 256)
+    tile = {"BLOCK_N": 128, "BLOCK_K": block, "BLOCK_R": 64}
+    return tile | {"num_warps": 8 if block == 256 else 4, "num_stages": 4, **FUSION}
+
+
+def _ragged(out: int, inner: int, dtype: str) -> bool:
+    """Whether rows do not begin at 16 bytes: copies of single elements want many addresses, so tiles must be small."""
+    return bool(out * BYTES[dtype] % 16 or inner * BYTES[dtype] % 16)
+
+
+def _extent(size: int, largest: int) -> int:
+    """The largest tile extent, halved while that saves more than an eighth of the computed columns."""
+    extent = largest
+    while extent > 32 and -(-size // (extent // 2)) * (extent // 2) * 8 < -(-size // extent) * extent * 7:
+        extent //= 2
+    return extent
+
+
+def _of(experts: Buffer, rows: Buffer, other: Buffer, num_sms: int) -> Choice | None:
+    """`experts` is what has shape [E, N, K]; `rows` and `other` meet in one product, so their dtypes must agree."""
+    E, N, K = (int(extent) for extent in experts.shape)
+    if rows.dtype != other.dtype:
+        return None
+    return choose(E, N, K, rows.dtype, num_sms)
+
+
+OPS: dict[str, Callable[..., Choice | None]] = {
+    "grouped_linear": lambda sms, x, w, offsets: _of(w, x, w, sms),
+    "grouped_linear_dgrad": lambda sms, dy, w, offsets: _of(w, dy, w, sms),
+    "grouped_linear_wgrad_": lambda sms, acc, dy, x, offsets: _of(acc, dy, x, sms),
+}

@@ -1,0 +1,83 @@
+"""FP8 linear layers: when the Triton kernels apply and how they launch. Their text is linear_fp8.py.j2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from compiler.emit.kernels.kernel import FUSION, LEGS, Choice
+from compiler.ir import Buffer
+
+FP8 = "float8_e4m3fn"
+STREAMS = {
+    "_rows_by_weight": ("st.global.cs",),
+    "_weight_gradient": ("ld.global.L1::evict_first", "st.global.cs"),
+}
+
+# Clocks of an SM that a tile of 128 rows and so many columns takes for 128 terms, by a model that no GPU has confirmed:
+# the tensor core multiplies 4096 pairs a clock and waits while two warps of each scheduler scale and add their sums;
+# L2 gives an SM about 42 bytes a clock. 64 and 128 columns wait for L2, 192 for the sums.
+CLOCKS = {64: 585, 128: 780, 192: 1060}
+
+
+def choose(out: int, inner: int, num_sms: int) -> Choice | None:
+    """Weights [out, inner]. Rows of E4M3 begin at multiples of 16 bytes, or no descriptor reads them."""
+    if out % 16 or inner % 16:
+        return None
+    return Choice(
+        name=f"linear_fp8_n{out}_k{inner}",
+        template="linear_fp8",
+        values=(
+            ("N", out),
+            ("K", inner),
+            ("PROGRAMS", num_sms),
+            ("LEGS", LEGS),
+            ("SWIZZLE", 16),
+            ("FORWARD", rows_by_weight(out)),
+            ("DGRAD", rows_by_weight(inner)),
+            ("WGRAD", WGRAD),
+        ),
+    )
+
+
+def rows_by_weight(out: int, gathered: bool = False) -> dict[str, int | bool]:
+    """The launch of y[rows, out] = x · wᵀ, with the tile that takes the fewest clocks for a row tile of y.
+
+    Compiled for sm_90 with Triton 3.6 and 3.9, eight warps: 128 × 128 takes 181 registers a thread, 128 + 64 columns
+    236 to 246, and 256 columns or rows spill, for both halves of the sums that the tensor core has just made stay in
+    registers beside the totals. Four warps of 64 × 128 would leave room for three programs an SM but want twice as much
+    of L2; sixteen warps of 128 × 256 spill as well. Warp specialisation does not compile on 3.9 (its copies to two
+    groups of warps disagree with the descriptor), and a cluster of two would load everything twice, not multicast.
+    `FLATTEN` lets the loads of a tile begin while the one before is stored. With 128 columns the scales come a block
+    ahead, or the loop waits for them; with 192 they arrive while the tensor core works, and there is no room.
+
+    Where rows are `gathered`, their addresses take as many registers as a tile of 192 columns has left: 232 with 128.
+    """
+    sizes = [columns for columns in CLOCKS if columns < 192 or not gathered]
+    columns = min(sizes, key=lambda columns: (-(-out // columns) * CLOCKS[columns], columns))
+    wide, narrow = (128, 64) if columns == 192 else (columns, 0)
+    tile = {"BLOCK_R": 128, "WIDE": wide, "NARROW": narrow, "FLATTEN": bool(narrow)}
+    return tile | {"num_warps": 8, "num_stages": 4, **FUSION}
+
+
+# At most 218 registers, 32 of them scales of x: a thread's sums lie in 32 columns. Scales are loaded as the tensor core
+# begins; a block ahead they take 30 more, and spill on sm_100. Four warps spill, a flattened loop takes 255.
+WGRAD = {"BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 8, "num_stages": 5, **FUSION}
+
+
+def _of(weight: Buffer, rows: Buffer, num_sms: int) -> Choice | None:
+    """`weight` is what has shape [N, K]."""
+    N, K = (int(extent) for extent in weight.shape)
+    return choose(N, K, num_sms) if rows.dtype == FP8 else None
+
+
+def turned(weight: Buffer) -> Buffer:
+    """The weight [.., N, K] of a transposed copy [.., K, N]."""
+    return replace(weight, shape=(*weight.shape[:-2], weight.shape[-1], weight.shape[-2]))
+
+
+OPS: dict[str, Callable[..., Choice | None]] = {
+    "linear_fp8": lambda sms, x, xs, w, ws: _of(w, x, sms),
+    "linear_fp8_dgrad": lambda sms, dy, dys, w, ws: _of(turned(w), dy, sms),
+    "linear_fp8_wgrad_": lambda sms, acc, dy, dys, x, xs: _of(acc, x, sms),
+}

@@ -1,0 +1,69 @@
+"""Ops that run on torch on every device, each with the reason."""
+
+from __future__ import annotations
+
+from dsl.facts.formats import FP8, PRODUCTS
+
+# Formats of products whose ops run on torch, and on CPUs alone: `dsl.rules.training` refuses accelerators.
+FORMATS = tuple(form.name for form in PRODUCTS if form != FP8)
+
+PRODUCT = "a matrix product: torch calls cuBLAS"
+COMPRESSED = "nobody has written one yet: torch makes the scores of a few queries at a time, in products of cuBLAS"
+PASS = "one pass over its operands in torch too"
+VIEW = "a view, which computes nothing"
+SCORES = "small beside the products around it"
+SUM = "a sum of rows that I makes where it returns what is summed: between parts that tensor ranks split"
+
+NORM = "small beside the attention behind it: queries and keys, of models that norm all heads as one"
+INDEX = "no kernel is written yet: products of the indexer, a choice of keys, and attention over them"
+STREAMS = "one pass over the residual streams in torch too, with small matrices of each token"
+POLICY = "no kernel is written yet: what a cross entropy computes of each row, and a few numbers a token"
+PARTS = "a few numbers of each row: one of each tensor rank, and the logit of the target"
+
+
+RECURRENCE = "chunks of products that torch batches; a state goes from chunk to chunk, without a kernel so far"
+AROUND = "one pass over its operands in torch, beside a delta rule that has no kernel"
+
+
+def _with_gradients(*ops: str) -> tuple[str, ...]:
+    return tuple(f"{op}{end}" for op in ops for end in ("", "_dgrad"))
+
+
+ON_TORCH: dict[str, str] = {
+    **dict.fromkeys(("linear", "linear_dgrad", "linear_wgrad_"), PRODUCT),
+    **dict.fromkeys(("block_linear", "block_linear_dgrad", "block_linear_wgrad_"), PRODUCT),
+    **dict.fromkeys(("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_"), PRODUCT),
+    **dict.fromkeys(("add", "add_bias", "add_bias_wgrad_", "cat2"), PASS),
+    **dict.fromkeys((*_with_gradients("add_grouped_bias"), "add_grouped_bias_wgrad_"), PASS),
+    **dict.fromkeys(("add_bias_wgrad", "rmsnorm_wgrad"), SUM),
+    **dict.fromkeys(_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
+    **dict.fromkeys(_with_gradients("policy_loss"), POLICY),
+    **dict.fromkeys(_with_gradients("two_squares", "shared_rmsnorm"), NORM),
+    **dict.fromkeys((*_with_gradients("hyper_products"), "hyper_products_wgrad_"), PRODUCT),
+    **dict.fromkeys((*_with_gradients("scale_parts"), "scale_parts_wgrad_"), SCORES),
+    **dict.fromkeys(_with_gradients("hyper_mix", "hyper_collapse", "hyper_add", "hyper_copy"), STREAMS),
+    **dict.fromkeys(_with_gradients("delta_rule"), RECURRENCE),
+    **dict.fromkeys(
+        (*_with_gradients("convolve", "log_decay", "gate_columns"), "convolve_wgrad_", "log_decay_wgrad_"), AROUND
+    ),
+    "columns": VIEW,
+    **dict.fromkeys(_with_gradients("compressed_attention"), COMPRESSED),
+    **dict.fromkeys((*_with_gradients("compress"), "compress_wgrad_"), SCORES),
+    **dict.fromkeys(_with_gradients("unweighted_rmsnorm"), PASS),
+    **dict.fromkeys(("select_keys", *_with_gradients("chosen_attention", "indexer_loss")), INDEX),
+    "linear_detached": PRODUCT,
+    **dict.fromkeys(_with_gradients("center", "gate_rows", "sigmoid_gate", "scale"), PASS),
+    **dict.fromkeys(
+        _with_gradients("sqrt_softplus", "route_scores", "balance_scores", "slice_choices", "softcap"), SCORES
+    ),
+    **dict.fromkeys(("replay_choices", "table_choices", "weigh_chosen", "weigh_chosen_scores"), SCORES),
+    **dict.fromkeys(("choice_counts", *_with_gradients("counted_balance", "counted_balance_scores")), SCORES),
+    **dict.fromkeys(("spread_padding", "real_counts"), SCORES),
+    **dict.fromkeys(_with_gradients("blank_rows"), PASS),
+    **dict.fromkeys(_with_gradients("real_balance", "real_balance_scores"), SCORES),
+}
+
+
+def of_cpus(op: str) -> bool:
+    """Whether an op is of a format that is computed on CPUs alone."""
+    return any(f"_{name}_" in f"{op}_" for name in FORMATS)

@@ -1,0 +1,44 @@
+"""Rotation in front of attention: when the Triton kernels apply and how they launch. Text: rotate.py.j2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from compiler.emit.kernels.kernel import BYTES, FUSION, Choice, Places, places, power_of_two
+from compiler.ir import Buffer
+
+STREAMS = {"_turn": ("ld.global.L1::evict_first",)}
+FACTORS = 7  # numbers that say how columns are rotated, in front of where rows stand
+TILE = 2048  # columns of several heads of several tokens that a program owns
+
+
+def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> Choice | None:
+    """Heads whose columns fit into a program; rotated columns begin with an even one, so that pairs lie together."""
+    columns = int(x.shape[1]) // heads
+    block = power_of_two(columns)
+    if x.dtype not in BYTES or block < 2 or block > TILE or first % 2:
+        return None
+    num = min(power_of_two(heads), TILE // block)
+    launch = {"TOKENS": TILE // (block * num), "HEADS": num, "num_warps": 4, **FUSION}
+    return Choice(
+        name=f"rotate_h{heads}_c{columns}_f{first}_r{width}_{x.dtype}{where}",
+        template="rotate",
+        values=(
+            ("documents", where.documents),
+            ("positions", where.positions),
+            ("HEADS", heads),
+            ("C", columns),
+            ("BLOCK", block),
+            ("FIRST", first),
+            ("R", width),
+            ("LAUNCH", launch),
+        ),
+    )
+
+
+def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *how: Any) -> Choice | None:
+    return choose(x, heads, first, width, places(how[FACTORS : FACTORS + 2]))
+
+
+OPS: dict[str, Callable[..., Choice | None]] = {"rotate": _row, "rotate_dgrad": _row}

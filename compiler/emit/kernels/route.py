@@ -1,0 +1,86 @@
+"""The router: when the Triton kernels apply and how they launch. Their text is route.py.j2 and route_dgrad.py.j2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from compiler.emit.kernels.kernel import FUSION, Choice, power_of_two
+
+
+def routing(
+    experts: int, softmax: bool, groups: int, top_groups: int, top_k: int, normalize: bool
+) -> tuple[tuple[str, Any], ...]:
+    """What route.py.j2 leaves open, but for the tokens of a program and its warps. Groups that drop nothing are one."""
+    groups, top_groups = (groups, top_groups) if top_groups < groups else (1, 1)
+    return (
+        ("E", experts),
+        ("K", top_k),
+        ("GROUPS", groups),
+        ("TOP_GROUPS", top_groups),
+        ("SOFTMAX", softmax),
+        ("NORMALIZE", normalize),
+    )
+
+
+def lanes(experts: int, groups: int, top_groups: int, top_k: int) -> dict[str, int]:
+    """Powers of two that hold the groups, the experts of one, and the choices."""
+    groups = groups if top_groups < groups else 1
+    return {"BLOCK_G": power_of_two(groups), "BLOCK_M": power_of_two(experts // groups), "BLOCK_K": power_of_two(top_k)}
+
+
+def scores(softmax: bool, normalize: bool) -> str:
+    """How gate weights are made, in a name."""
+    return ("softmax" if softmax else "sigmoid") + ("_normalize" if normalize else "")
+
+
+def applies(experts: int, top_k: int, dtype: str) -> bool:
+    """Scores are FP32, as `linear_wide` gives them."""
+    return dtype == "float32" and experts <= 512 and top_k <= 16
+
+
+def choose(
+    experts: int, dtype: str, softmax: bool, groups: int, top_groups: int, top_k: int, normalize: bool
+) -> Choice | None:
+    if not applies(experts, top_k, dtype):
+        return None
+    sizes = f"e{experts}_g{groups}_{top_groups}_k{top_k}"
+    launch = lanes(experts, groups, top_groups, top_k)
+    return Choice(
+        name=f"route_{sizes}_{scores(softmax, normalize)}",
+        template="route",
+        values=(
+            ("permuted", False),
+            *routing(experts, softmax, groups, top_groups, top_k, normalize),
+            ("ROWS", max(1, 128 // (launch["BLOCK_G"] * launch["BLOCK_M"]))),
+            ("ROUTE", {**launch, "num_warps": 1, **FUSION}),
+        ),
+    )
+
+
+def choose_dgrad(experts: int, dtype: str, top_k: int, softmax: bool, normalize: bool) -> Choice | None:
+    if not applies(experts, top_k, dtype):
+        return None
+    block = power_of_two(experts)
+    launch = {"BLOCK_E": block, "BLOCK_K": power_of_two(top_k), "ROWS": max(1, 1024 // block), "num_warps": 4}
+    return Choice(
+        name=f"route_dgrad_e{experts}_k{top_k}_{scores(softmax, normalize)}",
+        template="route_dgrad",
+        values=(
+            ("E", experts),
+            ("K", top_k),
+            ("SOFTMAX", softmax),
+            ("NORMALIZE", normalize),
+            ("LAUNCH", {**launch, **FUSION}),
+        ),
+    )
+
+
+OPS: dict[str, Callable[..., Choice | None]] = {
+    "route": lambda sms, logits, bias, softmax, groups, top_groups, top_k, normalize, scale: choose(
+        int(logits.shape[1]), logits.dtype, softmax, groups, top_groups, top_k, normalize
+    ),
+    "route_dgrad": lambda sms, dgate, logits, expert, softmax, normalize, scale: choose_dgrad(
+        int(logits.shape[1]), logits.dtype, int(expert.shape[1]), softmax, normalize
+    ),
+}

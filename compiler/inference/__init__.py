@@ -1,4 +1,0 @@
-"""A trained model in one process, without autograd: its loss on text, and text that it writes.
-
-The layers are those that are trained (`compiler.layers`), read a third time, by the ops of `runtime.ops`.
-"""

@@ -1,5 +1,0 @@
-"""Plan and schedules → programs: bodies over two lanes, then per pipeline rank which body runs on which micro-batch."""
-
-from compiler.lower.lowering import Lowering
-
-__all__ = ["Lowering"]

@@ -1,0 +1,15 @@
+"""What hardware achieves: rate tables, and the rates that plans are timed with. Torch-free."""
+
+from __future__ import annotations
+
+from compiler.machine.rates.rates import Rates
+from compiler.machine.rates.table import RateError, Table, read_table, shipped_table, shipped_tables
+
+__all__ = [
+    "RateError",
+    "Rates",
+    "Table",
+    "read_table",
+    "shipped_table",
+    "shipped_tables",
+]

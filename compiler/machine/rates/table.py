@@ -1,0 +1,292 @@
+"""Rate tables: JSON files of measured or published rates, each with its source, date and SM count.
+
+    {"name": "h800", "base": null,
+     "device": {"name": "NVIDIA H800", "sms": 132, "bf16": 989e12, "fp8": 1979e12, "hbm": 3.35e12, …},
+     "rows": [{"class": "gemm", "dtype": "e4m3", "shape": [4096, 2112, 7168], "rate": 1.127e15, "sms": 132,
+               "when": "lone", "source": "DeepGEMM …", "date": "2025-04"}, …],
+     "factors": []}
+
+docs/rates.md says what each key means. A table with a base takes its rows, but of the classes and dtypes it has rows of
+itself; and its device's peaks, but those it says itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from compiler.files import text as textfile
+from compiler.machine.rates.kernel_classes import CLASSES, FLOPS, HOST, INSTEAD, LINKS, PAIR, SECONDS, SEQUENCES
+from dsl.messages.diagnostics import is_hidden
+from dsl.schema import Strict
+
+TABLES = Path(__file__).parent / "tables"
+MAX_BYTES = 8 << 20
+MAX_ROWS = 5_000  # a second of lookups; a spec of 61 layers has some 100 shapes
+
+MAX_TEXT = 500
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
+
+# Peaks of wider floats over the BF16 peak, H100 data sheet: TF32 495 and FP64 67 of 989 TFLOPS.
+OVER_BF16 = {"bf16": 1.0, "fp32": 0.5, "fp64": 0.068, "any": 1.0}
+
+
+def printable(text: str) -> str:
+    """The text; ValueError where it has characters that would control a terminal."""
+    if any(map(is_hidden, text)):
+        raise ValueError("it has characters that cannot be printed")
+    return text
+
+
+Extent = Annotated[int, Field(ge=1, le=2**62)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(printable)]
+Peak = Annotated[float, Field(ge=1, le=1e21, allow_inf_nan=False)]
+Date = Annotated[str, Field(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")]
+Model = TypeVar("Model", bound=BaseModel)
+Dtype = Literal["e2m1", "e4m3", "bf16", "fp32", "fp64", "any"]
+
+
+class RateError(ValueError):
+    """A rate table or trace that cannot be used, in words for who wrote it."""
+
+
+class Entry(Strict):
+    """What every object of a table or trace is: strict, without unknown keys."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Device(Entry):
+    """What was measured on. Peaks are dense, FLOP/s and byte/s a direction; a spec's device is scaled by its own."""
+
+    name: Text
+    sms: Annotated[int, Field(ge=1, le=4096)] | None = None
+    cores: Annotated[int, Field(ge=1, le=65536)] | None = None  # of a CPU, those that ranks can run on
+    bf16: Peak | None = None
+    fp8: Peak | None = None
+    fp4: Peak | None = None
+    hbm: Peak | None = None
+    nvlink: Peak | None = None
+    nic: Peak | None = None
+
+
+class Row(Entry):
+    """A rate: `rate` in FLOP/s or byte/s as its class has it, or `seconds` of a class that has no rate."""
+
+    kind: Annotated[str, Field(alias="class")]
+    dtype: Dtype = "any"
+    shape: Annotated[tuple[Extent, ...], Field(max_length=5)] = ()
+    rate: Annotated[float, Field(ge=1, le=1e21, allow_inf_nan=False)] | None = None
+    seconds: Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)] | None = None
+    sms: Annotated[int, Field(ge=1, le=4096)] | None = None  # it ran on; None: all
+    when: Literal["lone", "paired"] = "lone"  # paired: beside communication, or beside other ranks on a CPU
+    source: Text
+    date: Date
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Row:
+        if self.kind not in CLASSES:
+            close = get_close_matches(self.kind, CLASSES, n=1) or [", ".join(CLASSES)]
+            raise ValueError(f"there is no class {self.kind[:40]!r}: use {close[0]}")
+        if (self.rate is None) != (self.kind in SECONDS) or (self.seconds is None) == (self.kind in SECONDS):
+            needed, other = ("seconds", "rate") if self.kind in SECONDS else ("rate", "seconds")
+            raise ValueError(f"a row of class {self.kind} has `{needed}`, not `{other}`")
+        extents = _extents(self.kind)
+        if len(self.shape) not in extents:
+            raise ValueError(f"the shape of class {self.kind} has {' or '.join(map(str, extents))} extents")
+        return self
+
+
+class Factor(Entry):
+    """How much longer a class takes than its rows say, measured where its kernels run beside all others."""
+
+    kind: Annotated[str, Field(alias="class")]
+    dtype: Dtype = "any"  # of the kernels it was measured on; those of other dtypes are other kernels
+    factor: Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR, allow_inf_nan=False)]
+    carried: bool = False  # from another device: as uncertain as it is large
+    source: Text
+    date: Date
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Factor:
+        if self.kind != PAIR and (self.kind not in CLASSES or self.kind in SECONDS):
+            raise ValueError(f"{self.kind[:40]!r} is no class with a rate")
+        return self
+
+
+class Table(Entry):
+    """A whole rate table. `read_table` and `shipped_table` merge it with its base, if it has one."""
+
+    name: Text
+    base: str | None = None
+    # rates of 16 bits and more go from shape to shape by tiles and waves (compiler/machine/rates/tiles.py)
+    tiles: bool = False
+    device: Device
+    rows: Annotated[tuple[Row, ...], Field(max_length=MAX_ROWS)] = ()
+    factors: Annotated[tuple[Factor, ...], Field(max_length=2 * len(CLASSES))] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Table:
+        kinds = [(factor.kind, factor.dtype) for factor in self.factors]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError("a class has two factors in one dtype")
+        if self.base is not None and self.base not in shipped_tables():
+            raise ValueError(f"there is no table {self.base[:40]!r}: use one of {', '.join(shipped_tables())}")
+        return self
+
+    def factor_of(self, kind: str, dtype: str = "any") -> float:
+        """The factor of a class in a dtype; 1 where the table has none."""
+        by_dtype: dict[str, float] = {factor.dtype: factor.factor for factor in self.factors if factor.kind == kind}
+        return by_dtype.get(dtype, by_dtype.get("any", 1.0))
+
+    def to_json(self) -> str:
+        """A row a line, so that differences can be read."""
+        head: dict[str, object] = {"name": self.name, "base": self.base} if self.base else {"name": self.name}
+        head |= {"tiles": True} if self.tiles else {}
+        head["device"] = self.device.model_dump(exclude_none=True)
+        lines = [f"  {json.dumps(key)}: {_text(value)}" for key, value in head.items()]
+        lines += [f'  "rows": {_listed(self.rows)}', f'  "factors": {_listed(self.factors)}']
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _listed(entries: Iterable[Row | Factor]) -> str:
+    dumped = [_dumped(entry) for entry in entries]
+    lines = [f"    {_text(each)}" for each in dumped]
+    return "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"
+
+
+def _dumped(entry: Row | Factor) -> dict[str, object]:
+    dumped: dict[str, object] = entry.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return {key: value for key, value in dumped.items() if value is not False}
+
+
+def _text(value: object) -> str:
+    """JSON in which 1127000000000000.0 is 1.127e15."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"(?<=: )[0-9]{7,}\.0(?=[,}])", lambda match: f"{float(match[0]):.6g}".replace("e+", "e"), text)
+
+
+def _extents(kind: str) -> tuple[int, ...]:
+    if kind in SECONDS:
+        return (0,)
+    if kind in LINKS:
+        return 0, 2
+    if kind in FLOPS:
+        return 0, 5 if kind in SEQUENCES else 4 if kind.startswith("grouped") else 3
+    return 0, 2
+
+
+# ---------------------------------------------------------------- files
+
+
+def shipped_tables() -> tuple[str, ...]:
+    """Names of the tables that come with dsc."""
+    return tuple(sorted(path.stem for path in TABLES.glob("*.json")))
+
+
+@cache
+def shipped_table(name: str) -> Table:
+    """A shipped table, with its base."""
+    return read_table(TABLES / f"{name}.json")
+
+
+def read_table(path: Path, shown: str = "") -> Table:
+    """The table of a file, with its base. RateError names the file and the key; `shown`: what to call the file."""
+    return table_of_json(read_text(path, shown), shown or str(path))
+
+
+def read_text(path: Path, shown: str = "") -> str:
+    """The text of a JSON file that a user names. RateError says why there is none."""
+    try:
+        return textfile.read_text(path, MAX_BYTES, shown)
+    except textfile.TextFileError as error:
+        raise RateError(str(error)) from None
+
+
+def table_of_json(text: str, shown: str) -> Table:
+    """The table that a text is, with its base. `shown` is the file's name for messages."""
+    return with_base(parsed(Table, text, shown))
+
+
+def with_base(table: Table) -> Table:
+    """A table that stands alone."""
+    if table.base is None:
+        return table
+    base = shipped_table(table.base)
+    given = {(row.kind, row.dtype) for row in table.rows}
+    device = _completed(table.device, base.device)
+    taken = (_at(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in given)
+    rows = (*table.rows, *taken)
+    scaled = {(factor.kind, factor.dtype) for factor in table.factors}
+    factors = (*table.factors, *(factor for factor in base.factors if (factor.kind, factor.dtype) not in scaled))
+    return table.model_copy(update={"base": None, "device": device, "rows": rows, "factors": factors})
+
+
+def _completed(device: Device, base: Device) -> Device:
+    """A device with what it leaves out from its base; one that states peaks of products has no others."""
+    other = base.model_copy(update={"fp8": None, "fp4": None}) if device.bf16 else base
+    return other.model_copy(update=device.model_dump(exclude_none=True))
+
+
+def peak_of(device: Device, kind: str, dtype: str) -> float | None:
+    """The peak that the rates of a class grow with; None where the device does not name it."""
+    if kind in FLOPS:
+        if device.bf16 is None:
+            return None
+        if dtype in ("e4m3", "e2m1"):
+            return (device.fp4 if dtype == "e2m1" else device.fp8) or device.fp8 or device.bf16
+        return device.bf16 * OVER_BF16[dtype]
+    if kind == HOST:
+        return None  # no key of a spec says it
+    if kind in LINKS:
+        inside, between = device.nvlink or device.nic, device.nic or device.nvlink
+        return inside if kind.endswith("_node") else between
+    return device.hbm
+
+
+def scale(kind: str, dtype: str, measured: Device, here: Device) -> float:
+    """How much faster a class is on one device than on another, by their peaks; 1 where these are not known."""
+    peaks = peak_of(here, kind, dtype), peak_of(measured, kind, dtype)
+    return peaks[0] / peaks[1] if peaks[0] and peaks[1] else 1.0
+
+
+def _at(row: Row, measured: Device, here: Device) -> Row:
+    """A row of a base at a table's own peaks, and on as large a share of its SMs."""
+    share = here.sms / measured.sms if here.sms and measured.sms else 1.0
+    sms = row.sms and max(1, round(row.sms * share))
+    rate = row.rate and row.rate * scale(row.kind, row.dtype, measured, here)
+    return row.model_copy(update={"rate": rate, "sms": sms})
+
+
+def parsed(model: type[Model], text: str, shown: str) -> Model:
+    """A model of a JSON text. RateError at file:line where it is no JSON, and at the key where it is another."""
+    try:
+        textfile.json_of(text, shown)
+        return model.model_validate_json(text)
+    except textfile.TextFileError as error:
+        raise RateError(str(error)) from None
+    except ValidationError as error:
+        first, *rest = error.errors(include_url=False, include_input=False)
+        more = f" (and {len(rest)} more)" if rest else ""
+        raise RateError(f"{shown}: {_key(first['loc'])}{_said(first['msg'])}{more}") from None
+
+
+def _key(location: tuple[str | int, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:40]}" for part in location).lstrip(".")
+    return f"{text}: " if text else ""
+
+
+def _said(message: str) -> str:
+    message = message.removeprefix("Value error, ").replace("Tuple should", "The list should")
+    message = message.replace(" after validation", "")
+    return message[:1].lower() + message[1:]
+
+
+__all__ = ["INSTEAD", "Device", "Factor", "RateError", "Row", "Table", "read_table", "shipped_table", "shipped_tables"]

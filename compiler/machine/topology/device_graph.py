@@ -1,0 +1,46 @@
+"""A cluster as an explicit graph, for pictures and to hold the closed form to: every device, NIC and level of switches.
+
+One node stands for the switches of a level that are joined to all below them: they are as wide as what is below.
+"""
+
+from __future__ import annotations
+
+import networkx as nx
+
+from compiler.machine.topology.fabric import Fabric
+from compiler.machine.topology.links import LARGE, LEAF, POD, Link
+
+MOST_DEVICES = 4096
+
+
+def graph_of(fabric: Fabric, num_bytes: float = LARGE) -> nx.Graph:
+    """Nodes ("device", d), ("nvlink", n), ("nic", d), ("leaf", rail, i), ("spine", rail, i), ("core", rail).
+
+    Edges have `bandwidth` in byte/s, of messages of `num_bytes`, and `latency_s`; those of a path sum. Only for at most
+    `MOST_DEVICES`.
+    """
+    if fabric.num_devices > MOST_DEVICES:
+        raise ValueError(f"a graph of {fabric.num_devices:,} devices; it is drawn for at most {MOST_DEVICES:,}")
+    graph: nx.Graph = nx.Graph()
+    several = fabric.num_nodes > 1
+    for device in range(fabric.num_devices):
+        node, rail, nodes = fabric.place(device)
+        leaf, pod, links = node // LEAF, node // POD, nodes.links
+        nvlink, nic = (links.rate("message", level, num_bytes) for level in ("nvlink", "leaf"))
+        leaf_s, spine_s, core_s = (links.latency_of(level) for level in ("leaf", "spine", "core"))
+        _join(graph, ("device", device), ("nvlink", node), Link(nvlink, links.latency_of("nvlink") / 2))
+        if not several:
+            continue
+        _join(graph, ("device", device), ("nic", device), Link(nic, 0.0))
+        _join(graph, ("nic", device), ("leaf", rail, leaf), Link(nic, leaf_s / 2))
+        if fabric.num_nodes > LEAF:
+            _join(graph, ("leaf", rail, leaf), ("spine", rail, pod), Link(nic * LEAF, (spine_s - leaf_s) / 2))
+        if fabric.num_nodes > POD:
+            _join(graph, ("spine", rail, pod), ("core", rail), Link(nic * POD, (core_s - spine_s) / 2))
+    return graph
+
+
+def _join(graph: nx.Graph, a: tuple[object, ...], b: tuple[object, ...], link: Link) -> None:
+    """Join two nodes of the graph. A trunk to nodes of several kinds has the ports of the widest."""
+    bandwidth = max(link.bandwidth, graph.edges[a, b]["bandwidth"]) if graph.has_edge(a, b) else link.bandwidth
+    graph.add_edge(a, b, bandwidth=bandwidth, latency_s=link.latency_s)

@@ -1,0 +1,108 @@
+"""The layers, each stated once as segments over a table of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from compiler import ir
+from compiler.ir.dtypes import is_packed, packed_of
+from compiler.ir.segment import SUM
+from compiler.model.layers import attention, balance, dense, ends, hyper, indexer, moe, mtp, padding, stream
+from compiler.model.layers.adapter import adapted
+from compiler.model.layers.builder import Place
+from compiler.model.layers.value_dtypes import stored
+from dsl.schema.run import WIDEST_NORM_GRADIENT
+from runtime.contract.adapter_names import weight_of
+
+__all__ = ["LAYERS", "Layer", "Place"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A kind of segment: its function and sizes at a place, the logical name below its block of each parameter, which
+    names of a run's `recompute` mean something in it, and the passes that fuse ops of it
+    (compiler/model/segments/fuse.py).
+    """
+
+    plain: Callable[[Place], ir.Segment]
+    parameters: Mapping[str, str]
+    recompute: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
+
+    def path(self, param: str) -> str:
+        """The logical name of a parameter of its segment below its block; an adapter has that of its weight."""
+        weight = weight_of(param)
+        return self.parameters[weight] + param.removeprefix(weight)
+
+    def build(self, place: Place) -> ir.Segment:
+        """The segment at a place, its backward as the run wants it. Made once for a place."""
+        if self.plain not in place.built:
+            place.built[self.plain] = self._new(place)
+        return place.built[self.plain]
+
+    def _new(self, place: Place) -> ir.Segment:
+        names = tuple(name for name in self.recompute if name in place.recompute)
+        plain, lora = padding.around(place, self.plain(place)), place.spec.adapter
+        plain = adapted(plain, lora) if lora else plain
+        only = place.spec.train.only == "indexer"
+        plain = indexer.alone(plain) if only else plain
+        kept = stored(place, plain.kind)
+        left = {*place.spec.unfused, *self.recompute} - {*names}  # what computes again is fused where that is asked for
+        left |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in kept) else {"quantise"}
+        left |= {"norm_gradient"} if place.D > WIDEST_NORM_GRADIENT else set()
+        left |= (
+            {"residual_norm", "norm_gradient"} if hyper.mixing(place) else set()
+        )  # no norm is of a sum, or next to it
+        # Adapters read the same values as they are, and where weights are not trained, nothing is quantised for them.
+        left |= {"quantise", "norm_gradient"} if lora or only else set()
+        # An indexer reads the latent of queries as it is, and products read it quantised.
+        left |= {"quantise"} if plain.kind in ("attention", "project") and indexer.indexer_of(place) else set()
+        left |= {"quantise"} if attention.is_gated(place) and plain.kind in GATED else set()  # so do gates
+        fused = tuple(name for name in self.fused if name not in left)
+        return replace(plain, recompute=names, stored=kept, fused=fused)
+
+
+GATED = ("attention", "project", "attend", "products")
+LAYERS: dict[str, Layer] = {
+    "added": Layer(stream.build_added, stream.ADDED_PARAMETERS),
+    "attention": Layer(
+        attention.build,
+        attention.PARAMETERS,
+        ("rmsnorm", "mla_up", "qkv", "hyper", "attention"),
+        ("residual_norm", "quantise", "norm_gradient"),
+    ),
+    "attend": Layer(attention.build_attend, attention.PARAMETERS, ("rmsnorm", "mla_up", "attention"), ("quantise",)),
+    "balance": Layer(balance.build_balance, {}),
+    "between": Layer(stream.build_between, stream.BETWEEN_PARAMETERS, ("hyper",), ("residual_norm", "norm_gradient")),
+    "dense": Layer(
+        dense.build,
+        dense.PARAMETERS,
+        ("rmsnorm", "swiglu", "up", "hyper", "dense", SUM),
+        ("residual_norm", "quantise", "norm_gradient"),
+    ),
+    "embed": Layer(ends.build_embed, ends.EMBED_PARAMETERS),
+    "enter": Layer(stream.build_enter, stream.ENTER_PARAMETERS, ("hyper",), ("norm_gradient",)),
+    "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "up", "experts"), ("quantise",)),
+    "final_norm": Layer(ends.build_final_norm, ends.FINAL_NORM_PARAMETERS, ("hyper",)),
+    "head": Layer(ends.build_head, ends.HEAD_PARAMETERS, ("logits",), ("logits",)),
+    "join": Layer(moe.build_join, moe.JOIN_PARAMETERS, ("hyper",), ("join", "quantise")),
+    "leave": Layer(stream.build_leave, stream.LEAVE_PARAMETERS),
+    "loss": Layer(ends.build_loss, {}),
+    "mtp_input": Layer(mtp.build, mtp.PARAMETERS, ("rmsnorm",)),
+    "products": Layer(attention.build_products, attention.PARAMETERS, (), ("quantise",)),
+    "project": Layer(
+        attention.build_project,
+        attention.PARAMETERS,
+        ("rmsnorm", "qkv", "hyper", "attention"),
+        ("quantise", "norm_gradient"),
+    ),
+    "router": Layer(
+        moe.build_router,
+        moe.ROUTER_PARAMETERS,
+        ("rmsnorm", "hyper", "router"),
+        ("residual_norm", "route", "quantise", "norm_gradient"),
+    ),
+    "streams": Layer(hyper.build_copy, {}),
+    "shared": Layer(moe.build_shared, moe.SHARED_PARAMETERS, ("rmsnorm", "swiglu", "up", "shared"), ("quantise",)),
+}

@@ -1,0 +1,68 @@
+"""The attention of a block, of the kind the model has: a segment from the residual stream to what is added to it.
+
+The sum is the first op of the segment that comes next, where it and that segment's norm are one kernel.
+"""
+
+from __future__ import annotations
+
+from compiler import ir
+from compiler.model.layers import compressed, custom, deltanet, gqa, hyper, mla
+from compiler.model.layers.builder import Place
+from dsl.schema import Compressed, CustomAttention, DeltaNet, Gqa, Mla, SoftmaxAttention
+
+OF_KINDS = mla.PARAMETERS | gqa.PARAMETERS | compressed.PARAMETERS | deltanet.PARAMETERS
+PARAMETERS = OF_KINDS | hyper.paths("attention")
+
+
+def build_products(place: Place) -> ir.Segment:
+    """What comes in front of attention where its heads are normed together: queries, keys, values and their squares."""
+    sizes = _sizes(place)
+    assert isinstance(sizes, Gqa), "latents are whole on each rank"
+    return gqa.build_products(place, sizes)
+
+
+def norms_together(place: Place) -> bool:
+    """Whether heads that are normed as one are on several ranks."""
+    sizes = place.attention or place.model.attention
+    return isinstance(sizes, Gqa) and gqa.norms_together(place, sizes)
+
+
+def build_project(place: Place) -> ir.Segment:
+    """The first of two segments of attention of context ranks: queries, and what keys and values are made of."""
+    sizes = _sizes(place)
+    plain = mla.build_project(place, sizes) if isinstance(sizes, Mla) else gqa.build_project(place, sizes)
+    return hyper.around(place, plain)
+
+
+def build_attend(place: Place) -> ir.Segment:
+    """The second of them: from queries, and keys and values of whole sequences, to what is added to the stream."""
+    sizes = _sizes(place)
+    return mla.build_attend(place, sizes) if isinstance(sizes, Mla) else gqa.build_attend(place, sizes)
+
+
+def is_gated(place: Place) -> bool:
+    """Whether a gate stands between attention and the product behind it."""
+    sizes = place.attention or place.model.attention
+    return isinstance(sizes, DeltaNet) or (isinstance(sizes, Gqa) and sizes.output_gate)
+
+
+def _sizes(place: Place) -> SoftmaxAttention:
+    sizes = place.attention or place.model.attention
+    assert isinstance(sizes, Mla | Gqa), "modules, entries and states are of whole sequences"
+    return sizes
+
+
+def build(place: Place) -> ir.Segment:
+    """Attention as one segment, of any kind. Of several residual streams it reads one that is made of all."""
+    return hyper.around(place, _build(place))
+
+
+def _build(place: Place) -> ir.Segment:
+    sizes = place.attention or place.model.attention
+    if isinstance(sizes, CustomAttention):
+        return custom.build_attention(place, sizes)
+    if isinstance(sizes, Compressed):
+        return compressed.build(place, sizes)
+    if isinstance(sizes, DeltaNet):
+        return deltanet.build(place, sizes)
+    return mla.build(place, sizes) if isinstance(sizes, Mla) else gqa.build(place, sizes)

@@ -1,0 +1,146 @@
+"""The two ends of the model: embedding, and final norm, head and loss. T tokens of a micro-batch · D hidden.
+
+Where tensor ranks divide the vocabulary, each has some rows of the embedding and of the head, and looks at the tokens
+of all ranks. Tokens come less the first row that a rank has, and are below 0 where another rank has them. The head then
+gives a rank's parts of the cross entropy, and `loss` has those of all ranks: R is one more than there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler import ir
+from compiler.model.layers import hyper
+from compiler.model.layers.builder import Constant, Place, index, segment
+from dsl.schema import Grpo
+
+EMBED_PARAMETERS = {"table": "embedding"}
+FINAL_NORM_PARAMETERS = {"norm": "final_norm"} | hyper.paths("final")
+HEAD_PARAMETERS = {"head": "head"}
+SAMPLED = ("old", "advantage", "weight", "reference")  # of a sampled token, for the policy loss; the last for its KL
+LOGP = "logp"  # of targets, which the trainer reads of each micro-batch
+
+
+def embed(ops: Any, p: Any, tokens_T: Any, *, factor: float = 1.0) -> tuple[Any, ...]:
+    """The rows of the embedding, times a factor."""
+    return (embedded(ops, p, tokens_T, factor),)
+
+
+def embedded(ops: Any, p: Any, tokens_T: Any, factor: float) -> Any:
+    """The embeddings of tokens as the model reads them."""
+    y_TD = ops.embedding(tokens_T, p.table)
+    return y_TD if factor == 1 else ops.scale(y_TD, factor)
+
+
+def embedding_factor(place: Place) -> dict[str, Constant]:
+    """What a segment says of the factor of embeddings; nothing where there is none."""
+    factor = place.model.embedding_scale
+    return {} if factor == 1 else {"factor": factor}
+
+
+def build_embed(place: Place) -> ir.Segment:
+    params = vocabulary_rows(place, "table")
+    return segment("embed", embed, params, (index("tokens", place.T),), ("y",), **embedding_factor(place))
+
+
+def vocabulary_rows(place: Place, name: str) -> tuple[ir.Param, ...]:
+    """The rows of the embedding, or of the head, that a rank has."""
+    rows = place.model.vocab // place.ways
+    return place.rows((place.table(name, rows),), rows)
+
+
+def final_norm(ops: Any, p: Any, h_TD: Any, *, eps: float, copies: int) -> tuple[Any, ...]:
+    """The normed hidden state, once for each of its readers: the head, and the MTP block if there is one."""
+    return (ops.rmsnorm(h_TD, p.norm, eps),) * copies
+
+
+def final_collapse(ops: Any, p: Any, h_TN: Any, *, eps: float, copies: int, streams: hyper.Streams) -> tuple[Any, ...]:
+    """The normed hidden state of several residual streams for the head, and the streams as they are for the MTP block,
+    if there is one."""
+    return ops.rmsnorm(hyper.collapsed(ops, p, h_TN, streams), p.norm, eps), *((h_TN,) * (copies - 1))
+
+
+def build_final_norm(place: Place) -> ir.Segment:
+    outputs = ("y", "y_mtp") if place.model.mtp and not place.mtp else ("y",)
+    how = hyper.streams_of(place)
+    params, inputs = (*hyper.collapsers(place), place.gain("norm", place.D)), (place.input("h", place.T, place.N),)
+    function = final_collapse if how else final_norm
+    return segment(
+        "final_norm", function, params, inputs, outputs, eps=place.model.norm_eps, copies=len(outputs), **how
+    )
+
+
+def head(ops: Any, p: Any, h_TD: Any, targets_T: Any, *, factor: float = 1.0, cap: float = 0.0) -> tuple[Any, ...]:
+    """The cross entropy summed over the valid targets."""
+    return (ops.cross_entropy(_logits(ops, p, h_TD, factor, cap), targets_T),)
+
+
+def policy_head(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    targets_T: Any,
+    old_T: Any,
+    advantage_T: Any,
+    weight_T: Any,
+    reference_T: Any = None,
+    *,
+    low: float,
+    high: float,
+    kl: float,
+    corrected: bool,
+    factor: float = 1.0,
+    cap: float = 0.0,
+) -> tuple[Any, ...]:
+    """The policy loss, which weights sum over the valid targets, and the log-probability of each target."""
+    told = old_T, advantage_T, weight_T, reference_T, low, high, kl, corrected
+    return tuple(ops.policy_loss(_logits(ops, p, h_TD, factor, cap), targets_T, *told))
+
+
+def _logits(ops: Any, p: Any, h_TD: Any, factor: float, cap: float) -> Any:
+    """The logits. Their factor is applied to the hidden state, which has fewer elements."""
+    logits_TV = ops.linear(h_TD if factor == 1 else ops.scale(h_TD, factor), p.head)
+    return ops.softcap(logits_TV, cap) if cap else logits_TV
+
+
+def head_part(
+    ops: Any, p: Any, h_TD: Any, targets_T: Any, rank: Any, *, ranks: int, factor: float = 1.0, cap: float = 0.0
+) -> tuple[Any, ...]:
+    """What a tensor rank's part of the vocabulary gives to the cross entropy of each row, at the rank's place."""
+    lse_T, picked_T = ops.cross_entropy_part(_logits(ops, p, h_TD, factor, cap), targets_T)
+    return (ops.place_parts(lse_T, picked_T, rank, ranks),)
+
+
+def sampled(grpo: Grpo | None) -> tuple[str, ...]:
+    """What the head reads of each sampled token beside its target: nothing in a run that learns from text."""
+    return () if grpo is None else SAMPLED if grpo.kl else SAMPLED[:-1]
+
+
+def build_head(place: Place) -> ir.Segment:
+    params = vocabulary_rows(place, "head")
+    inputs: tuple[ir.Input, ...] = (place.input("h", place.T, place.D), index("targets", place.T))
+    model, grpo = place.model, place.spec.train.grpo
+    temperature = grpo.temperature if grpo else 1.0  # cap·tanh(x / cap) / t = (cap/t)·tanh((x/t) / (cap/t))
+    constants = {
+        **({"factor": model.logit_scale / temperature} if model.logit_scale != temperature else {}),
+        **({"cap": model.logit_cap / temperature} if model.logit_cap is not None else {}),
+    }
+    if grpo:
+        given = (ir.Input(name, (place.T,), place.wide_dtype, grad=False) for name in sampled(grpo))
+        outputs, bounds = ("loss", ir.Output(LOGP, grad=False)), {"low": grpo.clip_low, "high": grpo.clip_high}
+        held = {"kl": grpo.kl, "corrected": grpo.kl_form == "corrected"}
+        return segment("head", policy_head, params, (*inputs, *given), outputs, **bounds, **held, **constants)
+    if place.part:
+        inputs, ranks = (*inputs, index("rank", 1)), {"ranks": place.ways}
+        return segment("head", head_part, params, inputs, ("parts",), **ranks, **constants)
+    return segment("head", head, params, inputs, ("loss",), **constants)
+
+
+def loss(ops: Any, p: Any, parts_TR: Any, targets_T: Any) -> tuple[Any, ...]:
+    """The cross entropy summed over the valid targets, of what all parts of the vocabulary give."""
+    return (ops.cross_entropy_of_parts(parts_TR, targets_T),)
+
+
+def build_loss(place: Place) -> ir.Segment:
+    parts = ir.Input("parts", (place.T, place.spec.parallel.tensor + 1), place.wide_dtype)
+    return segment("loss", loss, (), (parts, index("targets", place.T)), ("loss",))

@@ -1,0 +1,129 @@
+"""Where the graphs of modules come from: the files that a spec names, or what a build has of them.
+
+Only what plans, compiles or trains asks here, and so runs a user's file. A build has the graphs: nothing of the file
+runs from it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compiler.ir.module import DEVICE, TENSOR, Atom, Call, Module, ModuleParameter, Node, Wanted
+from compiler.model.modules.named import ModuleError, source_of
+
+FILE = "modules.json"  # of a build
+MAX_BYTES = 64 << 20  # of it
+# What is printed into a segment: names of values and of parameters, ops, and what is no tensor, number or quoted text.
+NAME, OP, WORD = re.compile(r"[A-Za-z_]\w*(\.\w+)*"), re.compile(r"aten\.\w+\.\w+|[a-z]\w*"), re.compile(r"torch\.\w+")
+
+
+@dataclass(frozen=True)
+class ModuleFiles:
+    """The modules of the specs of a folder, each traced once for each of its sizes. ModuleError where one cannot be."""
+
+    folder: Path
+    traced: dict[Wanted, Module] = field(default_factory=dict)
+
+    def module(self, wanted: Wanted) -> Module:
+        """The traced module. Imports torch, and runs the file."""
+        if wanted not in self.traced:
+            from compiler.model.modules.tracing import trace
+
+            self.traced[wanted] = trace(*source_of(wanted.text, self.folder), wanted)
+        return self.traced[wanted]
+
+
+@dataclass(frozen=True)
+class RecordedModules:
+    """The modules of a build, at the sizes that it has them for."""
+
+    traced: Mapping[Wanted, Module]
+
+    def module(self, wanted: Wanted) -> Module:
+        """The traced module. ModuleError for other sizes than those of the build."""
+        if wanted not in self.traced:
+            sizes = [each for each in self.traced if each.text == wanted.text]
+            have = f"{sizes[0].dtype}, {sizes[0].tokens} tokens" if sizes else "nothing"
+            message = (
+                f"module {wanted.text} is needed in {wanted.dtype}, for {wanted.tokens} tokens; the build has {have}"
+            )
+            raise ModuleError(message, "compile the spec again with these sizes")
+        return self.traced[wanted]
+
+
+def to_json(modules: Iterable[tuple[Wanted, Module]]) -> str:
+    """The text of `modules.json`; `from_json` is its inverse."""
+    rows = [{"wanted": _tree(wanted), "module": _tree(module)} for wanted, module in modules]
+    return json.dumps({"modules": rows}, separators=(",", ":")) + "\n"
+
+
+def from_json(text: str) -> RecordedModules:
+    """The modules of a build. ModuleError for a text that is not of this form."""
+    try:
+        rows = json.loads(text)["modules"]
+        return RecordedModules({Wanted(**row["wanted"]): _module(row["module"]) for row in rows})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SyntaxError, MemoryError) as error:
+        raise ModuleError(
+            f"{FILE} cannot be read: {str(error) or type(error).__name__}", "compile the spec again"
+        ) from None
+
+
+def _tree(value: Any) -> Any:
+    """A value as JSON: a dataclass by its fields, a tuple as a list."""
+    if isinstance(value, tuple):
+        return [_tree(each) for each in value]
+    fields = getattr(type(value), "__dataclass_fields__", None)
+    return {name: _tree(getattr(value, name)) for name in fields} if fields else value
+
+
+def _module(tree: Mapping[str, Any]) -> Module:
+    return Module(
+        parameters=tuple(
+            ModuleParameter(_like(NAME, e["name"]), tuple(e["shape"]), _number(e["constant"]))
+            for e in tree["parameters"]
+        ),
+        forward=tuple(map(_node, tree["forward"])),
+        backward=tuple(map(_node, tree["backward"])),
+        tensors=tuple((name, tuple(shape), dtype) for name, shape, dtype in tree["tensors"]),
+        y=tree["y"],
+        d_x=tree["d_x"],
+        weights=tuple(tree["weights"]),
+    )
+
+
+def _number(value: Any) -> float | None:
+    if value is not None and type(value) not in (int, float):
+        raise ValueError(f"{value!r:.50} is no number")
+    return value
+
+
+def _node(tree: Mapping[str, Any]) -> Node:
+    call = tree["call"] and Call(
+        tuple(map(_atom, tree["call"]["args"])),
+        tuple((_like(NAME, name), _atom(value)) for name, value in tree["call"]["options"]),
+    )
+    args = tuple(_like(NAME, arg) if isinstance(arg, str) else arg for arg in tree["args"])
+    return Node(_like(OP, tree["op"]), args, tuple(_like(NAME, each) for each in tree["outputs"]), call)
+
+
+def _atom(value: Any) -> Atom:
+    if isinstance(value, list):
+        return tuple(map(_atom, value))
+    if not isinstance(value, str) or value in (TENSOR, DEVICE) or WORD.fullmatch(value):
+        return value
+    if repr(ast.literal_eval(value)) != value:
+        raise ValueError(f"{value[:50]!r} is no text in quotes")
+    return value
+
+
+def _like(form: re.Pattern[str], text: str) -> str:
+    """A text of a form, of which nothing else gets into a segment."""
+    if not form.fullmatch(text):
+        raise ValueError(f"{text[:50]!r} is no name")
+    return text

@@ -1,0 +1,198 @@
+"""A torch module of a user's own becomes a graph: made and run on tensors without numbers, its backward by autograd.
+
+This runs the user's file. `compiler/model/modules/source.py` decides when.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from compiler.ir import Segment
+from compiler.ir.dtypes import ITEMSIZE
+from compiler.ir.module import INPUT, TANGENT, Module, ModuleParameter, Wanted
+from compiler.model.modules.named import ModuleError
+from compiler.model.modules.watch import At, FirstValues, Watch
+from compiler.model.ops.torch_calls import is_torch_view
+from compiler.model.segments.convert import PARTS, SAME, Conversion, needed, same
+from compiler.model.segments.joint import Draft
+
+FORWARD, MAKING, READING = "forward", "making it", "running the file"
+OF_ONE_DEVICE = ("_for_cpu", "mkldnn", "cudnn", "miopen", "_flash_attention", "_efficient_attention")
+RESHAPED = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+_PLAIN = Segment("module", lambda: (), (), (), ())
+
+
+def trace(path: Path, name: str, source: str, wanted: Wanted) -> Module:
+    """The graph of class `name` of a file, at the sizes of a run. ModuleError with the reason where there is none."""
+    cls = _class(path, name, source)
+    fake, values = FakeTensorMode(), FirstValues()
+    with fake:
+        with At(path, MAKING), values:
+            module = cls(wanted.hidden)
+        _refuse_state(module, name)
+        parameters = tuple(_parameter(values, key, each) for key, each in module.named_parameters())
+        dtype = getattr(torch, wanted.parameter)
+        weights: dict[str, Tensor] = {
+            each.name: nn.Parameter(torch.empty(each.shape, dtype=dtype)) for each in parameters
+        }
+        x_TD = torch.empty(wanted.tokens, wanted.hidden, dtype=getattr(torch, wanted.dtype))
+        given = {f"the parameter {key}": each for key, each in weights.items()} | {"its input": x_TD}
+        with At(path, FORWARD), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), Watch(given):
+            _refuse_output(torch.func.functional_call(module, weights, (_shaped(x_TD, wanted),)), wanted)
+
+        def forward(x_TD: Tensor, *given: Tensor) -> tuple[Tensor]:
+            """A copy of y_TD, row by row: `_uncopied` leaves out what need not be one."""
+            x_TD = x_TD.view_as(x_TD)
+            x_TD.register_hook(lambda d_x_TD: d_x_TD.contiguous())  # it lies row by row, as ops of our own take it
+            x = _shaped(x_TD, wanted)
+            y = torch.func.functional_call(module, dict(zip(weights, given, strict=True)), (x,))
+            return (y.reshape(wanted.tokens, wanted.hidden).clone(memory_format=torch.contiguous_format),)
+
+        with At(path, FORWARD), sdpa_kernel(SDPBackend.MATH):
+            joint = aot_export_joint_simple(forward, (x_TD.requires_grad_(), *weights.values()), trace_joint=True)
+    assert isinstance(joint, fx.GraphModule)
+    return _module(joint.graph, parameters)
+
+
+def _class(path: Path, name: str, source: str) -> type[nn.Module]:
+    """The class, from a file that is run here, in a module of its own."""
+    inside = ModuleType(path.stem)
+    inside.__file__ = str(path)
+    with At(path, READING):
+        exec(builtins.compile(source, str(path), "exec"), vars(inside))
+    cls = getattr(inside, name, None)
+    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+        raise ModuleError(f"{path.name}: {name} is no torch.nn.Module", f"write `class {name}(torch.nn.Module): …`")
+    return cls
+
+
+def _refuse_state(module: nn.Module, name: str) -> None:
+    """A module has parameters, all of them trained, and nothing else."""
+    if buffers := [key for key, _ in module.named_buffers()]:
+        message = f"{name} has a buffer, {buffers[0]}, and only parameters belong to a layer"
+        raise ModuleError(message, "compute it in forward, by torch.arange, torch.tril and the like")
+    if frozen := [key for key, each in module.named_parameters() if not each.requires_grad]:
+        raise ModuleError(f"{name}.{frozen[0]} has no gradient, and all parameters are trained", "let it have one")
+
+
+def _parameter(values: FirstValues, key: str, parameter: nn.Parameter) -> ModuleParameter:
+    constant = values.constant(parameter)
+    if constant is not None and not isfinite(constant):
+        raise ModuleError(f"parameter {key} begins at {constant}, which no training changes", "begin with a number")
+    return ModuleParameter(key, tuple(parameter.shape), constant)
+
+
+def _shaped(x_TD: Tensor, wanted: Wanted) -> Tensor:
+    """Tokens as a feed-forward part gets them, or sequences as an attention does."""
+    return x_TD.view(wanted.sequences, wanted.sequence, -1) if wanted.role == "attention" else x_TD
+
+
+def _refuse_output(y: object, wanted: Wanted) -> None:
+    shape = (wanted.sequences, wanted.sequence) if wanted.role == "attention" else (wanted.tokens,)
+    expected = f"{wanted.dtype} {[*shape, wanted.hidden]}"
+    found = f"{str(y.dtype).removeprefix('torch.')} {[*y.shape]}" if isinstance(y, Tensor) else type(y).__name__
+    if found != expected:
+        raise ModuleError(f"forward returns {found}, not {expected}, the shape of its input", "return that shape")
+
+
+# ---------------------------------------------------------------- the graph
+
+
+def _module(graph: fx.Graph, parameters: tuple[ModuleParameter, ...]) -> Module:
+    """The module of a joint graph of forward and backward: its results are y and the gradients of x and of weights."""
+    *body, output = graph.nodes
+    copy, *results = [each and same(each) for each in output.args[0]]
+    results = [_uncopied(copy), *results]
+    unused = [each.name for each, found in zip(parameters, results[2:], strict=True) if found is None]
+    if unused or results[1] is None:
+        what = f"parameter {unused[0]}" if unused else "its input"
+        raise ModuleError(f"what forward returns does not depend on {what}", "use it, or leave it out")
+    roots = [each for each in results if each is not None]
+    conversion = Conversion(needed(roots), Draft(_PLAIN))
+    outline = Module(parameters, (), (), (), "", "", ())
+    placeholders = (node for node in body if node.op == "placeholder")
+    for name, node in zip((INPUT, *outline.locals, TANGENT), placeholders, strict=True):
+        conversion.argument(name, node)
+    for node in body:
+        if node in conversion.live and node.op != "placeholder":
+            _refuse_op(node)
+            conversion.add(node)
+    y, *gradients = [conversion.values[each] for each in roots]
+    nodes, tensors = conversion.draft.nodes, conversion.draft.tensors
+    names = {value: f"v{at}" for at, value in enumerate(value for node in nodes for value in node.outputs)}
+
+    def final(value: str) -> str:
+        return names.get(value, value)
+
+    before, todo = set[str](), [y]
+    while todo:
+        maker = next((node for node in nodes if todo[-1] in node.outputs), None)
+        value = todo.pop()
+        if maker is not None and value not in before:
+            before.update(maker.outputs)
+            todo += maker.reads
+    renamed = [
+        replace(
+            node,
+            args=tuple(final(arg) if isinstance(arg, str) else arg for arg in node.args),
+            outputs=tuple(map(final, node.outputs)),
+        )
+        for node in nodes
+    ]
+    forward = {final(value) for value in before}
+    d_x, *weights = map(final, gradients)
+    return replace(
+        outline,
+        forward=tuple(node for node in renamed if forward.intersection(node.outputs)),
+        backward=tuple(node for node in renamed if not forward.intersection(node.outputs)),
+        tensors=tuple((final(value), tensor.shape, tensor.dtype) for value, tensor in tensors.items()),
+        y=final(y),
+        d_x=d_x,
+        weights=tuple(weights),
+    )
+
+
+def _uncopied(copy: fx.Node) -> fx.Node:
+    """What the result of forward is a copy of, if that is a tensor of its own of the same shape; else the copy."""
+    found = copy.args[0]
+    while isinstance(found, fx.Node) and (found.target in RESHAPED or found.target in SAME):
+        found = found.args[0]
+    assert isinstance(found, fx.Node)
+    tensor = found.meta["val"]
+    own = found.op == "call_function" and found.target is not operator.getitem and not is_torch_view(str(found.target))
+    alike = own and isinstance(tensor, Tensor) and tensor.shape == copy.meta["val"].shape and tensor.is_contiguous()
+    return found if alike else copy
+
+
+def _refuse_op(node: fx.Node) -> None:
+    """Ops that cannot be in a segment: of one device alone, of another library, on numbers of other kinds."""
+    if node.op == "get_attr":
+        message = "forward makes a tensor of numbers, or reads one that is no parameter"
+        raise ModuleError(message, "use torch.full or torch.arange in forward, or a parameter")
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return  # one of several results
+    hint = "compute it by other ops of torch"
+    if target.namespace != "aten" or any(part in str(target) for part in OF_ONE_DEVICE):
+        raise ModuleError(f"forward calls {target}, which not every device has", hint)
+    returned = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
+    for tensor in returned:
+        dtype = str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, Tensor) else ""
+        if dtype and dtype not in ITEMSIZE:
+            raise ModuleError(
+                f"forward has a tensor of {dtype}: {target}", f"use {', '.join(list(ITEMSIZE)[:5])} or bool"
+            )
+    view = any(each.alias_info is not None for each in target._schema.returns)
+    if view and not is_torch_view(str(target)) and target not in (*SAME, *PARTS):
+        raise ModuleError(f"forward calls {target}, a view that is not known here", hint)

@@ -1,0 +1,268 @@
+"""The shape interpreter: the joint graph and the cut of a segment, from the op rules alone. No torch.
+
+A layer called with `ShapeOps` runs on shapes. The backward follows from the rules as autograd would find it: ops in
+reverse, each handing gradients to its arguments, a second gradient of a value added to the first when it arrives. This
+is the base graph; a trace of torch must equal it before a segment is emitted (`compiler.model.segments.check`). The
+passes rewrite it: recompute, storage and fusion, in this order. What they leave is priced; it is unpacked, and so
+planned and printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from compiler import ir
+from compiler.ir.module import INPUT, TANGENT, Module
+from compiler.model.ops import RULES, Extent, Gradient, Rule, Tensor
+from compiler.model.segments import storage
+from compiler.model.segments.fuse import fused
+from compiler.model.segments.inside import inside
+from compiler.model.segments.joint import COLUMNS, MODULE, Constant, Draft, Joint, Node
+from compiler.model.segments.node_costs import costs
+from compiler.model.segments.recompute import recomputed
+from compiler.model.segments.split import split
+from compiler.model.segments.unpack import quantised, unpacked
+
+
+def cut(segment: ir.Segment) -> ir.Cut:
+    """What F saves for I and W, what I defers to W, and what each costs."""
+    joint = interpret(segment)
+    flat = unpacked(joint)
+    parts = split(flat)
+    return replace(parts.cut, costs=costs(joint), inside=inside(flat, parts), quantised=quantised(joint))
+
+
+# ---------------------------------------------------------------- forward
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor without numbers, as a layer sees it."""
+
+    name: str
+    tensor: Tensor
+    requires_grad: bool
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self.tensor.shape
+
+
+@dataclass(frozen=True)
+class Call:
+    """An op a layer called."""
+
+    op: str
+    args: tuple[Value | Constant, ...]
+    outputs: tuple[Value, ...]  # with the hidden ones
+
+    @property
+    def rule(self) -> Rule:
+        return RULES[self.op]
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of its arguments: all of the rule, but for optional ones that are left out."""
+        return self.rule.args[: len(self.args)]
+
+    def argument(self, name: str) -> Value | Constant:
+        return self.args[self.rule.args.index(name)]
+
+    def output(self, name: str) -> Value:
+        return self.outputs[self.rule.outputs.index(name)]
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """A traced module that a layer called on `x` and its parameters."""
+
+    module: Module
+    args: tuple[Value, ...]
+    outputs: tuple[Value]
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The values of the graph by the names that its module has for what it is given and for what it returns."""
+        names = dict(zip((INPUT, *self.module.locals), (arg.name for arg in self.args), strict=True))
+        return names | {self.module.y: self.outputs[0].name}
+
+
+class ShapeOps:
+    """The op table on shapes. Keeps the calls, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call | ModuleCall] = []
+
+    def module(self, module: Module, x_TD: Value, *params: Value) -> Value:
+        """x_TD and the parameters of a traced module -> y_TD."""
+        y_TD = Value(f"{MODULE}_{sum(isinstance(call, ModuleCall) for call in self.calls)}", x_TD.tensor, True)
+        self.calls.append(ModuleCall(module, (x_TD, *params), (y_TD,)))
+        return y_TD
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        if op not in RULES:
+            raise AttributeError(f"no op {op}")
+        return lambda *args: self._call(op, args)
+
+    def _call(self, op: str, args: tuple[Value | Constant, ...]) -> Any:
+        rule = RULES[op]
+        assert 0 <= len(rule.args) - len(args) <= len(rule.optional), f"{op} takes {rule.args}"
+        given = [arg.tensor if isinstance(arg, Value) else arg for arg in args]
+        try:
+            tensors = rule.infer(*given)
+        except AssertionError as error:
+            raise AssertionError(f"op {op} does not take {', '.join(map(str, given))}") from error
+        requires_grad = any(isinstance(arg, Value) and arg.requires_grad for arg in args)
+        names = rule.value_names(op, sum(isinstance(call, Call) and call.op == op for call in self.calls))
+        outputs = tuple(
+            Value(name, tensor, requires_grad and output in rule.differentiable)
+            for name, tensor, output in zip(names, tensors, rule.outputs, strict=True)
+        )
+        self.calls.append(Call(op, args, outputs))
+        visible = outputs[: len(outputs) - rule.hidden]
+        return visible if len(visible) > 1 else visible[0]
+
+
+# ---------------------------------------------------------------- backward
+
+
+class _Backward:
+    """The nodes and gradients found so far. What is made here has a provisional name: `%` and a number."""
+
+    def __init__(self, segment: ir.Segment, calls: list[Call | ModuleCall]) -> None:
+        self.draft = Draft(segment)
+        self.inside: dict[str, dict[str, str]] = {}  # by the output of a module: its values
+        for call in calls:
+            if isinstance(call, ModuleCall):
+                self._inline(call, call.module.forward, call.named)
+            else:
+                self.draft.nodes += _forward_nodes(call)
+        self.draft.tensors |= {value.name: value.tensor for call in calls for value in call.outputs}
+        self.draft.names |= {value.name: value.name for call in calls for value in call.outputs}
+        self.totals: dict[str, str] = {}  # of the gradients that have arrived
+
+    def _inline(self, call: ModuleCall, nodes: Iterable[Node], given: Mapping[str, str]) -> None:
+        """Adds nodes of a module. `given`: the values of the graph by the module's names, of those that are there."""
+        tensors = {name: Tensor(shape, dtype) for name, shape, dtype in call.module.tensors}
+        names = dict(given)
+        for node in nodes:
+            for value in node.outputs:
+                if value not in names:
+                    names[value] = f"%{len(self.draft.tensors)}"
+                    self.draft.tensors[names[value]] = tensors[value]
+            args = tuple(names[arg] if isinstance(arg, str) else arg for arg in node.args)
+            self.draft.nodes.append(replace(node, args=args, outputs=tuple(names[value] for value in node.outputs)))
+        self.inside[call.outputs[0].name] = names
+
+    def through(self, call: ModuleCall) -> None:
+        """Hands the gradient of a module's output on to its input and its parameters."""
+        output = call.outputs[0]
+        self._inline(call, call.module.backward, self.inside[output.name] | {TANGENT: self.total(output)})
+        for value, gradient in zip(call.args, (call.module.d_x, *call.module.weights), strict=True):
+            self.give(value, self.inside[output.name][gradient])
+
+    def emit(self, op: str, args: tuple[str | Constant, ...], tensors: list[Tensor]) -> list[str]:
+        values = [f"%{len(self.draft.tensors) + index}" for index in range(len(tensors))]
+        self.draft.tensors |= zip(values, tensors, strict=True)
+        self.draft.nodes += _nodes(op, args, values, self.draft.tensors)
+        return values
+
+    def give(self, value: Value, gradient: str) -> None:
+        """Adds a gradient to those of a value that are there, as autograd does when it arrives."""
+        if value.name in self.totals:
+            (gradient,) = self.emit("add", (self.totals[value.name], gradient), [value.tensor])
+        self.totals[value.name] = gradient
+
+    def total(self, value: Value) -> str:
+        """The gradient of a value, once every reader has given its summand."""
+        found = value.requires_grad and value.name in self.totals
+        assert found, f"segment {self.draft.segment.kind}: {value.name} has no gradient by the op rules"
+        return self.totals[value.name]
+
+    def backward(self, call: Call) -> None:
+        """Hands the gradients of a call's outputs on to its arguments, in their order, once all of them are made."""
+        found: dict[str, str] = {}
+        for gradient in call.rule.gradients:
+            wanted = [call.argument(name) for name in gradient.gives]
+            values = [value for value in wanted if isinstance(value, Value)]
+            if any(value.requires_grad for value in values):
+                found |= zip(gradient.gives, self._gradient(call, gradient, values), strict=True)
+        for name, value in zip(call.given, call.args, strict=True):
+            if name in found and isinstance(value, Value) and value.requires_grad:
+                self.give(value, found[name])
+
+    def _gradient(self, call: Call, gradient: Gradient, values: list[Value]) -> list[str]:
+        left_out = {*call.rule.args} - {*call.given}
+        args = tuple(self._argument(call, read) for read in gradient.reads if read not in left_out)
+        if not gradient.op:
+            return [str(args[0])] * len(values)
+        return self.emit(gradient.op, args, [value.tensor for value in values])
+
+    def _argument(self, call: Call, read: str | Extent) -> str | Constant:
+        rule = call.rule
+        if isinstance(read, Extent):
+            of = call.argument(read.of)
+            assert isinstance(of, Value)
+            return of.shape[read.dim]
+        if read.startswith("d_") and read[2:] in rule.outputs:
+            return self.total(call.output(read[2:]))
+        value = call.argument(read) if read in rule.args else call.output(read)
+        return value.name if isinstance(value, Value) else value
+
+
+def _forward_nodes(call: Call) -> list[Node]:
+    args = tuple(arg.name if isinstance(arg, Value) else arg for arg in call.args)
+    tensors = {value.name: value.tensor for value in (*call.args, *call.outputs) if isinstance(value, Value)}
+    return _nodes(call.op, args, [value.name for value in call.outputs], tensors)
+
+
+def _nodes(op: str, args: tuple[str | Constant, ...], outputs: list[str], tensors: dict[str, Tensor]) -> list[Node]:
+    """One node, or for `split2` the two views it is."""
+    if op != "split2":
+        return [Node(op, args, tuple(outputs))]
+    x, at = args
+    assert isinstance(at, int)
+    end = at + tensors[outputs[1]].shape[1]
+    return [Node(COLUMNS, (x, 0, at), (outputs[0],)), Node(COLUMNS, (x, at, end), (outputs[1],))]
+
+
+def interpret(segment: ir.Segment) -> Joint:
+    """The joint graph of a segment as it is priced: the base graph behind all passes but unpacking."""
+    return rewritten(base_graph(segment))
+
+
+def rewritten(base: Joint) -> Joint:
+    """A base graph with what its backward computes again, with values as they are stored, and with fused ops."""
+    return fused(storage.in_storage(recomputed(base)))
+
+
+def base_graph(segment: ir.Segment) -> Joint:
+    """The joint graph of a segment as the op rules have it, before any pass."""
+    params = {p.name: Value(p.name, Tensor(p.shape, p.dtype), p.grad) for p in segment.params}
+    inputs = {i.name: Value(i.name, Tensor(i.shape, i.dtype), i.grad) for i in segment.inputs}
+    ops = ShapeOps()
+    outputs: tuple[Value, ...] = segment.function(ops, SimpleNamespace(**params), *inputs.values())
+    assert len(outputs) == len(segment.outputs), f"{segment.kind} returns {len(outputs)} outputs"
+
+    graph = _Backward(segment, ops.calls)
+    draft = graph.draft
+    draft.tensors |= {name: value.tensor for name, value in (params | inputs).items()}
+    for output, value in zip(segment.outputs, outputs, strict=True):
+        if output.grad:
+            draft.tensors[f"d_{output.name}"] = value.tensor
+            graph.give(value, f"d_{output.name}")
+    for call in reversed(ops.calls):
+        if any(value.name in graph.totals for value in call.outputs):
+            graph.through(call) if isinstance(call, ModuleCall) else graph.backward(call)
+
+    def gradients(values: dict[str, Value]) -> list[tuple[str, str]]:
+        return [(name, graph.total(value)) for name, value in values.items() if value.requires_grad]
+
+    values = [value for call in ops.calls for value in call.outputs]
+    draft.totals = {value.name: graph.totals[value.name] for value in values if value.name in graph.totals}
+    draft.outputs = [value.name for value in outputs]
+    draft.gradients, draft.weights = gradients(inputs), gradients(params)
+    return draft.named()

@@ -1,0 +1,218 @@
+"""A split joint graph → the text of a Python module with the plain functions F, I and W. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import keyword
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from compiler import ir
+from compiler.ir.module import DEVICE
+from compiler.model.ops import Tensor
+from compiler.model.ops.rule import statistics_dtype
+from compiler.model.segments.call_text import text_of
+from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, Node
+from compiler.model.segments.split import Split
+
+WIDTH = 120
+
+PURPOSE = {
+    "F": "Forward: the outputs, then what the backward will read.",
+    "I": "Backward for the inputs: their gradients, then what W will read.",
+    "W": "Backward for the weights: adds to the gradients in the g_ buffers.",
+}
+
+AGAIN = "_again: what F had, computed again."
+OF_TORCH = ("add", ADD_TO, "cat2")  # ops that are torch's own
+ATEN = "aten = torch.ops.aten"
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """An op that has an emitted kernel at some sizes: `name = on_cuda(__file__, file, op)`."""
+
+    name: str
+    file: str
+    op: str
+
+
+KernelOf = Callable[[Node], str | None]  # the kernel file of a node, or None where the reference op always runs
+
+
+def aliases(parts: Split, kernel_of: KernelOf) -> dict[tuple[str, str], Alias]:
+    """By (op, kernel file). An op that is one file's alone keeps its name; else sizes tell it apart: rmsnorm_d192."""
+    pairs = {(node.op, kernel_of(node)) for nodes in parts.functions.values() for node in nodes}
+    several = {op for op, file in pairs if any(op == other and file != another for other, another in pairs)}
+    with_file = sorted((op, file) for op, file in pairs if file is not None)
+    return {(op, file): Alias(_sized(op, file) if op in several else op, file, op) for op, file in with_file}
+
+
+def _sized(op: str, file: str) -> str:
+    """rmsnorm_wgrad_ of rmsnorm_d192_float32 → rmsnorm_wgrad_d192_."""
+    sizes = [word for word in file.split("_") if word[:1].isalpha() and word[1:].isdecimal()]
+    return "_".join([op.rstrip("_"), *sizes]) + "_" * op.endswith("_")
+
+
+def runtime_ops(parts: Split) -> tuple[str, ...]:
+    """Names the module imports from `runtime.ops`, sorted."""
+    used = {node.op for nodes in parts.functions.values() for node in nodes if not node.call}
+    return tuple(sorted(used - {*OF_TORCH, COLUMNS}))
+
+
+def letters(segment: ir.Segment) -> dict[str, int]:
+    """Static extents of the inputs by the letters of the layer's argument names: T=512, D=256 of an `h_TD`."""
+    names = [name for name in inspect.signature(segment.function).parameters if name not in ("ops", "p")]
+    extents: dict[str, int] = {}
+    for name, argument in zip(names, segment.inputs, strict=False):
+        suffix = name.rpartition("_")[2]
+        if suffix.isupper() and len(suffix) == len(argument.shape):
+            extents |= {k: n for k, n in zip(suffix, argument.shape, strict=True) if isinstance(n, int)}
+    return extents
+
+
+def module_name(segment: ir.Segment) -> str:
+    """`attention_T512_D256_1f3a5c`: the last part tells segments apart that differ in anything else."""
+    digest = hashlib.sha256(repr(segment.key).encode()).hexdigest()[:6]
+    return "_".join([segment.kind, *(f"{letter}{extent}" for letter, extent in letters(segment).items()), digest])
+
+
+def module(joint: Joint, parts: Split, kernel_of: KernelOf) -> str:
+    segment, ops, table = joint.segment, runtime_ops(parts), aliases(parts, kernel_of)
+    taken = {*ops, *(alias.name for alias in table.values()), "torch", "on_cuda", "aten", DEVICE}
+    clashes = {name for name in joint.tensors if name in taken or keyword.iskeyword(name)}
+    assert not clashes and all(name.isidentifier() and name.isascii() for name in joint.tensors), clashes
+    sizes = [f"{letter}={extent}" for letter, extent in letters(segment).items()]
+    constants = " ".join(f"{name}={value!r}" for name, value in segment.constants)
+    lines = [f"# constructed by dsc: segment {segment.kind}, {' '.join(sizes)}, {dtype_of(segment, parts)}"]
+    if any("R" in argument.shape for argument in segment.inputs):
+        lines.append("# R: rows received, any number")
+    lines += [f"# {line}" for line in wrap(constants, WIDTH - 2)]
+    if joint.again:
+        lines.append(f"# recompute: {', '.join(segment.recompute)}")
+    everything = [node for nodes in parts.functions.values() for node in nodes]
+    if any(node.call or node.op in OF_TORCH for node in everything):
+        lines += ["", "import torch"]
+    lines += [""] if ops else []
+    lines += ["from runtime.build.kernels import on_cuda"] if table else []
+    lines += _imports(ops) if ops else []
+    lines += ["", *(line for alias in table.values() for line in _binding(alias))] if table else []
+    lines += ["", ATEN] if any(node.call for node in everything) else []
+    for name, nodes in parts.functions.items():
+        lines += ["", "", *function(joint, parts, name, nodes, kernel_of)]
+    return "\n".join(lines) + "\n"
+
+
+def _binding(alias: Alias) -> list[str]:
+    args = ("__file__", repr(alias.file), alias.op)
+    line = f"{alias.name} = on_cuda({', '.join(args)})"
+    if len(line) <= WIDTH:
+        return [line]
+    inner = [f"    {', '.join(args)}"]
+    if len(inner[0]) > WIDTH:
+        inner = [f"    {arg}," for arg in args]
+    return [f"{alias.name} = on_cuda(", *inner, ")"]
+
+
+def _imports(ops: tuple[str, ...]) -> list[str]:
+    line = f"from runtime.ops import {', '.join(ops)}"
+    if len(line) <= WIDTH:
+        return [line]
+    return ["from runtime.ops import (", *(f"    {op}," for op in ops), ")"]
+
+
+def function(joint: Joint, parts: Split, name: str, nodes: tuple[Node, ...], kernel_of: KernelOf) -> list[str]:
+    """One of F, I and W, with the shape of every argument and value beside it."""
+    signature: ir.Signature = getattr(parts.cut, name)
+    table = aliases(parts, kernel_of)
+
+    def callee(node: Node) -> str:
+        file = kernel_of(node)
+        return node.op if file is None else table[node.op, file].name
+
+    dtype = dtype_of(joint.segment, parts)
+
+    def shape(value: str) -> str:
+        if value in joint.tensors:
+            return describe(joint.tensors[value], dtype)
+        parameter = joint.tensors[value.removeprefix("g_")]
+        return describe(Tensor(parameter.shape, statistics_dtype(parameter.dtype)), dtype)
+
+    if not signature.args:
+        return [f"def {name}():", f'    """{PURPOSE[name]} There are none."""']
+    lines = [f"def {name}("]
+    lines += [f"    {arg},  # {shape(arg)}" for arg in signature.args]
+    again = any(value in joint.again for node in nodes for value in node.outputs)
+    lines += ["):", f'    """{PURPOSE[name]}{again * f" {AGAIN}"}"""']
+    lines += [f"    {line}" for line in device_of(signature, nodes)]
+    for node in nodes:
+        lines += wrapped(print_node(node, callee(node)), [shape(value) for value in node.outputs])
+    returned = returned_values(joint, parts, name)
+    if returned:
+        lines += _returned(returned)
+    return lines
+
+
+def wrapped(statement: str, shapes: list[str]) -> list[str]:
+    """A statement of a function, with the shapes of its results. The arguments of a long call are on a line of their
+    own, and where that is not enough each result is."""
+    comment = f"  # {', '.join(shapes)}" if shapes else ""
+    line = f"    {statement}{comment}"
+    if len(line) <= WIDTH:
+        return [line]
+    head, _, args = statement.partition("(")
+    first, last = f"    {head}(", f"    ){comment}"
+    inner = [f"        {line}" for line in wrap(args[:-1], WIDTH - 8)]
+    if max(len(first), len(last)) <= WIDTH or len(shapes) < 2:
+        return [first, *inner, last]
+    results, _, call = head.partition(" = ")
+    listed = [f"        {value},  # {shape}" for value, shape in zip(results.split(", "), shapes, strict=True)]
+    return ["    (", *listed, f"    ) = {call}(", *inner, "    )"]
+
+
+def _returned(values: tuple[str, ...]) -> list[str]:
+    line = f"    return {', '.join(values)}"
+    if len(line) <= WIDTH:
+        return [line]
+    return ["    return (", *(f"        {value}," for value in values), "    )"]
+
+
+def returned_values(joint: Joint, parts: Split, name: str) -> tuple[str, ...]:
+    """Values in the order of the signature's returns: an alias returns the value it is."""
+    values = dict(joint.outputs) if name == "F" else {f"d_{given}": value for given, value in joint.gradients}
+    return tuple(values.get(returned, returned) for returned in getattr(parts.cut, name).returns)
+
+
+def device_of(signature: ir.Signature, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The statement that names the device of a function's tensors, where a call says it."""
+    said = any(DEVICE in (each for _, each in node.call.options) for node in nodes if node.call)
+    return (f"{DEVICE} = {signature.args[0]}.device",) if said else ()
+
+
+def print_node(node: Node, callee: str) -> str:
+    if node.call:
+        return f"{', '.join(node.outputs)} = {text_of(node)}"
+    args = [arg if isinstance(arg, str) else repr(arg) for arg in node.args]
+    call = f"{callee}({', '.join(args)})"
+    if node.op == "add":
+        call = f"torch.add({', '.join(args)})"
+    elif node.op == ADD_TO:
+        call = f"{args[0]}.add_({args[1]})"
+    elif node.op == "cat2":
+        call = f"torch.cat(({', '.join(args)}), dim=-1)"
+    elif node.op == COLUMNS:
+        call = f"{args[0]}[:, {args[1]}:{args[2]}]"
+    return f"{', '.join(node.outputs)} = {call}" if node.outputs else call
+
+
+def dtype_of(segment: ir.Segment, parts: Split) -> str:
+    """The dtype of activations: that of the first input that has a gradient, else of the first output."""
+    return next((i.dtype for i in segment.inputs if i.grad), parts.cut.outputs[0].dtype)
+
+
+def describe(tensor: Tensor, usual: str) -> str:
+    """`[512, 256]`, with its dtype where that is not the usual one."""
+    shape = f"[{', '.join(map(str, tensor.shape))}]"
+    return shape if tensor.dtype == usual else f"{shape} {tensor.dtype}"

@@ -1,0 +1,212 @@
+"""Splits a joint graph into F, I and W by reachability. No torch.
+
+F = ancestors of the outputs, whole nodes: an output of an F node that only the backward reads belongs to F.
+I = ancestors of the input gradients, minus F. W = ancestors of the weight gradients, minus F and I.
+What crosses from F is the saved list, what crosses from I to W the deferred list; tangents are arguments of both.
+
+Five rules beside. Views own no storage: what crosses is the tensor they view, and they are taken again where they are
+read. So is what is made of no tensor, such as a mask. W gets gradient accumulators and no weights (they may be far away
+by then), so a node that reads a weight belongs to I, unless it is an op of ours that ends a weight's gradient. What is
+computed again from a value that I computes again belongs to I with it: W gets the end of such a chain, not its
+beginning. An input gradient is gone when I has returned it, so a node that reads one belongs to I, whatever it is for.
+Which function a node belongs to is decided by `phases` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from compiler import ir
+from compiler.model.ops.torch_calls import is_torch_view
+from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, Node
+
+
+@dataclass(frozen=True)
+class Split:
+    """Nodes of each function (views first where they are read, W accumulating) and the cut, its costs left open."""
+
+    F: tuple[Node, ...]
+    I: tuple[Node, ...]
+    W: tuple[Node, ...]
+    cut: ir.Cut
+
+    @property
+    def functions(self) -> dict[str, tuple[Node, ...]]:
+        return {"F": self.F, "I": self.I, "W": self.W}
+
+
+def phases(joint: Joint) -> dict[int, str]:
+    """Phase of each node that is needed, by its index. Views have none: they go where they are read."""
+    views, apart = view_nodes(joint), taken_nodes(joint)
+    producer = {value: index for index, node in enumerate(joint.nodes) for value in node.outputs}
+    params = {*joint.params}
+    weights = params | {value for value in views if base_of(views, value) in params}
+
+    def ancestors(values: Iterable[str]) -> set[int]:
+        seen: set[int] = set()
+        todo = [producer[value] for value in values if value in producer]
+        while todo:
+            index = todo.pop()
+            if index not in seen:
+                seen.add(index)
+                todo += [producer[value] for value in joint.nodes[index].reads if value in producer]
+        return seen
+
+    gradients = [value for _, value in joint.gradients]
+    forward = ancestors([*(value for _, value in joint.outputs), *joint.early])
+    needed = ancestors([*gradients, *(value for _, value in joint.weights)])
+    ends = {value for _, value in joint.weights if value in producer and _adds(joint.nodes[producer[value]])}
+    weighing = [
+        node
+        for index, node in enumerate(joint.nodes)
+        if index in needed and weights.intersection(node.reads) and not ends.intersection(node.outputs)
+    ]
+    inward = ancestors([*gradients, *(value for node in weighing for value in node.outputs)])
+    returned = {value for value in gradients if value in producer}
+    inward |= ancestors(
+        value
+        for index in needed - inward
+        if any(base_of(views, read) in returned for read in joint.nodes[index].reads)
+        for value in joint.nodes[index].outputs
+    )
+    again = {producer[value] for value in joint.again}
+    chained = [index for index in again & needed if ancestors(joint.nodes[index].reads) & again & inward]
+    inward |= ancestors(value for index in chained for value in joint.nodes[index].outputs)
+    where = dict.fromkeys(needed, "W") | dict.fromkeys(inward, "I") | dict.fromkeys(forward, "F")
+    return {index: where[index] for index in sorted(where) if joint.nodes[index].outputs[0] not in apart}
+
+
+def view_nodes(joint: Joint) -> dict[str, Node]:
+    """The nodes whose result lies in the storage of what they read first, by it."""
+    return {node.outputs[0]: node for node in joint.nodes if node.op == COLUMNS or is_torch_view(node.op)}
+
+
+def taken_nodes(joint: Joint) -> dict[str, Node]:
+    """The nodes that functions take where they read them, by their result: views, and what is made of no tensor."""
+    views, constants = view_nodes(joint), dict[str, Node]()
+    for node in joint.nodes:
+        if all(value in constants for value in node.reads):
+            constants |= dict.fromkeys(node.outputs, node)
+    return views | constants
+
+
+def base_of(views: Mapping[str, Node], value: str) -> str:
+    """The value in whose storage a value lies."""
+    while value in views:
+        value = views[value].reads[0]
+    return value
+
+
+def _adds(node: Node) -> bool:
+    """Whether a node ends a weight's gradient, and can add it to an accumulator itself."""
+    return node.op.endswith("_wgrad")
+
+
+def split(joint: Joint) -> Split:
+    """The three functions of a joint graph, and the signatures and buffers of the cut between them."""
+    views, apart, where = view_nodes(joint), taken_nodes(joint), phases(joint)
+    functions = {name: [joint.nodes[index] for index, phase in where.items() if phase == name] for name in "FIW"}
+    functions["W"] = accumulating(functions["W"], joint)
+    results = {name: [value for node in nodes for value in node.outputs] for name, nodes in functions.items()}
+    read = {
+        name: {value for node in with_taken(nodes, apart) for value in node.reads} - apart.keys()
+        for name, nodes in functions.items()
+    }
+    gradients = tuple((f"d_{name}", value) for name, value in joint.gradients)
+    assert not any(value in views for _, value in (*joint.outputs, *gradients)), "a segment returns no views"
+
+    params, inputs, tangents = joint.params, joint.inputs, joint.tangents
+    named = {param.name for param in joint.segment.params}  # what F takes whether it reads it or not
+    outputs = tuple(dict.fromkeys(value for name, value in joint.outputs if value == name))
+    backward = read["I"] | read["W"] | {value for _, value in gradients}
+    saved = tuple(value for value in results["F"] if value in backward and value not in outputs)
+    deferred = tuple(value for value in results["I"] if value in read["W"])
+    arguments = (*inputs, *outputs, *saved, *tangents)
+    accumulators = tuple(f"g_{name}" for name, _ in joint.weights)
+    assert not set(deferred) & {value for _, value in gradients}, "W reads no input gradient"
+    crossing = {*arguments, *deferred, *accumulators}
+    assert read["W"] - set(results["W"]) <= crossing | set(params), "every value W reads crosses the cut"
+
+    def signature(name: str, candidates: tuple[str, ...], returns: tuple[str, ...]) -> ir.Signature:
+        direct = {value for _, value in gradients} if name == "I" else set()
+        return ir.Signature(tuple(value for value in candidates if value in read[name] | direct), returns)
+
+    def buffers(values: Iterable[tuple[str, str]], storages: dict[str, str]) -> tuple[ir.Buffer, ...]:
+        """(name, value) as buffers; `storages` grows by the values met, so that the second of a value is an alias."""
+        result = []
+        for name, value in values:
+            tensor = joint.tensors[value]
+            result.append(ir.Buffer(name, tensor.shape, tensor.dtype, storages.get(value, "")))
+            storages.setdefault(value, name)
+        return tuple(result)
+
+    input_storages = {name: name for name in inputs}
+    cut = ir.Cut(
+        F=ir.Signature(
+            (*(p for p in params if p in named | read["F"]), *inputs), (*(name for name, _ in joint.outputs), *saved)
+        ),
+        I=signature("I", (*params, *arguments), (*(name for name, _ in gradients), *deferred)),
+        W=signature("W", (*accumulators, *params, *arguments, *deferred), ()),
+        outputs=buffers(joint.outputs, dict(input_storages)),
+        saved=buffers(((value, value) for value in saved), {}),
+        gradients=buffers(gradients, {value: value for value in (*tangents, *arguments)}),
+        deferred=buffers(((value, value) for value in deferred), {}),
+        costs=(),
+    )
+    F, I, W = (tuple(with_taken(functions[name], apart)) for name in "FIW")
+    return Split(F, I, W, cut)
+
+
+def accumulating(nodes: list[Node], joint: Joint) -> list[Node]:
+    """Rewrites the op that ends each weight gradient: `linear_wgrad(dy, x)` to `linear_wgrad_(g_w, dy, x)`.
+
+    A parameter read twice has a sum of weight gradients: every summand is accumulated and the sum dropped. The
+    accumulator has the parameter's shape, so the accumulating form takes no extents. What another op gives, perhaps in
+    I, is added by `ADD_TO`.
+    """
+    producer = {value: node for node in nodes for value in node.outputs}
+    rewritten: dict[Node, Node | None] = {}
+    added: list[Node] = []
+
+    def summands(value: str) -> list[str]:
+        node = producer.get(value)
+        if node is None or node.op != "add":
+            return [value]
+        return [each for summand in node.reads for each in summands(summand)]
+
+    for param, value in joint.weights:
+        parts = summands(value)
+        if all(part in producer and _adds(producer[part]) for part in parts):
+            for part in parts:
+                rewritten[producer[part]] = Node(f"{producer[part].op}_", (f"g_{param}", *producer[part].reads), ())
+            rewritten |= dict.fromkeys(_sums(value, producer))
+        else:
+            added.append(Node(ADD_TO, (f"g_{param}", value), ()))
+    result = [rewritten.get(node, node) for node in nodes]
+    return [node for node in (*result, *added) if node is not None]
+
+
+def _sums(value: str, producer: Mapping[str, Node]) -> list[Node]:
+    """The nodes that add the parts of a sum."""
+    node = producer[value]
+    return [node, *(each for read in node.reads for each in _sums(read, producer))] if node.op == "add" else []
+
+
+def with_taken(nodes: Iterable[Node], apart: Mapping[str, Node]) -> list[Node]:
+    """The nodes, each view and what is made of no tensor right before the first node that reads it."""
+    result: list[Node] = []
+    taken: set[str] = set()
+
+    def take(value: str) -> None:
+        if value in apart and value not in taken:
+            taken.update(apart[value].outputs)
+            for read in apart[value].reads:
+                take(read)
+            result.append(apart[value])
+
+    for node in nodes:
+        for value in node.reads:
+            take(value)
+        result.append(node)
+    return result

@@ -1,0 +1,140 @@
+"""The whole toolchain on one page: a spec becomes a build, in named steps.
+
+    read      SPEC, -s      → Chosen                compiler/predict/choose.py: with its files, and `auto` decided
+    plan      Spec          → Plan                  who holds and runs what
+    schedule  Plan          → Schedule, each batch  in which order
+    lower     Schedule      → Program               bodies of instructions for each rank
+    prove     Program       → Certificate           or ProofError
+    predict   Lowered       → PredictedStep         time, memory, network
+    emit      Lowered       → files                 segments, kernels, stages, certificates
+
+All but `read` are pure: the same spec gives the same bytes. `write_build` (compiler/emit/folder.py) puts them into a
+folder. Nothing before `emit` imports torch, and `emit` does so only to trace a segment that no cache has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+from compiler.emit.build_files import manifest
+from compiler.emit.build_summary import does_not_fit, summary
+from compiler.emit.certificate import digest
+from compiler.emit.emission import Emission, num_sms
+from compiler.emit.segment_cache import Segments
+from compiler.ir import Plan, Program, SegmentCode
+from compiler.plan.actions.order_cache import Orders
+from compiler.plan.plan import make_plan
+from compiler.plan.rank_rates import rank_rates
+from compiler.plan.row_counts import held
+from compiler.predict.memory_state import proven_memories
+from compiler.predict.micro_batch_order import micro_batch_orders
+from compiler.predict.planned_step import PredictedStep, predict_step
+from compiler.program.lower import Lowering
+from compiler.program.lower.opening_order import opening_order
+from compiler.program.lower.scheduler import Scheduler
+from compiler.program.lowered import Lowered
+from compiler.program.proof import Certificate, Prover
+from compiler.program.proof.start import check_start
+from compiler.schedule.forward import forward_only
+from compiler.schedule.schedule import Schedule
+from dsl.closed_forms import ramp
+from dsl.schema import Spec
+
+Files = tuple[tuple[str, str], ...]  # (path in the build folder, text)
+Progress = Callable[[str], None]
+Pages = Callable[[Spec, Lowered, PredictedStep], Mapping[str, str]]  # → more files, for people
+
+
+@dataclass(frozen=True)
+class Build:
+    """What `dsc compile` writes."""
+
+    files: Files
+    summary: str  # in a few lines
+    warning: str  # where the plan does not fit the spec's devices
+    entries: Files = ()  # cache entries for the segments and orders of this build
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the manifest, which names the build: what `dsc train --expect` takes."""
+        return digest(dict(self.files)["manifest.json"])
+
+
+def compile_spec(
+    spec: Spec,
+    progress: Progress = lambda _: None,
+    segments: Segments | None = None,
+    orders: Orders | None = None,
+    pages: Pages = lambda *_: {},
+) -> Build:
+    """Compile a spec. Raises ProofError before anything is emitted.
+
+    `segments` and `orders` find emitted segments and orders of instructions, in a cache or anew. `pages` adds files
+    that people read, such as the report of tools (compiler/tools/report).
+    """
+    segments, orders = segments or Segments(), orders or Orders()
+    progress("plan, schedules, proofs")
+    lowered = lower_spec(spec, progress, orders)
+    step = predict_step(spec, lowered)
+    different = {use.segment.key: use.segment for use in lowered.plan.uses}
+    codes: dict[Hashable, SegmentCode] = {
+        key: segments.code(segment, num_sms(spec), progress) for key, segment in different.items()
+    }
+    emission = Emission(spec, lowered, codes, step.planned)
+    files = {**emission.files(), **pages(spec, lowered, step)}
+    entries = segments.entries(different.values(), num_sms(spec)) | orders.entries
+    return Build(
+        files=(*sorted(files.items()), ("manifest.json", manifest(files))),
+        summary=summary(spec, lowered, emission.overlaps, step.planned.ranks),
+        warning=does_not_fit(spec, lowered),
+        entries=tuple(sorted(entries.items())),
+    )
+
+
+def lower_spec(
+    spec: Spec,
+    progress: Progress = lambda _: None,
+    orders: Orders | None = None,
+) -> Lowered:
+    """Plan, schedule, lower and prove; torch-free. Raises ProofError, which names the rank and the action.
+
+    `progress` is called with what a search does. `orders` finds the orders of instructions.
+    """
+    plan = make_plan(spec)
+    lowering = Lowering(plan, rank_rates(spec), orders)
+    schedules = schedule(spec, lowering, progress)
+    programs = {name: lowering.program(each, name.startswith("evaluate")) for name, each in schedules.items()}
+    certificates = prove(spec, plan, programs)
+    openings = opening_order(plan, programs.values())
+    check_start(plan, openings, programs.values())
+    growth = ramp.of(spec)
+    num_steps = growth.steps_for(spec.train.tokens)
+    return Lowered(
+        lowering=lowering,
+        batches=tuple((size.first_step, size.batch) for size in growth.sizes if size.first_step < num_steps),
+        num_steps=num_steps,
+        schedules=schedules,
+        programs=programs,
+        certificates=certificates,
+        openings=openings,
+        memories=proven_memories(spec, plan, certificates.values()),
+        micro_batch_orders=micro_batch_orders(spec, lowering, schedules),
+    )
+
+
+def schedule(spec: Spec, lowering: Lowering, progress: Progress = lambda _: None) -> dict[str, Schedule]:
+    """The schedule of each program: `train_8` for each number of micro-batches, `evaluate_8` for forwards alone."""
+    plan, counts = lowering.plan, ramp.micro_batches(spec)
+    scheduler = Scheduler(spec, lowering, progress)
+    schedules = {f"train_{n}": scheduler.schedule(n) for n in counts}
+    if spec.train.validate is not None or spec.train.grpo is not None:  # completions are made by forwards, too
+        n = counts[-1]
+        schedules[f"evaluate_{n}"] = forward_only(plan.stage_placement, plan.mesh.pp, n)
+    return schedules
+
+
+def prove(spec: Spec, plan: Plan, programs: Mapping[str, Program]) -> dict[str, Certificate]:
+    """The certificate of each program. Raises ProofError."""
+    prover = Prover(plan, held(spec))
+    return {name: prover.prove(program) for name, program in programs.items()}

@@ -1,0 +1,283 @@
+"""A stage → the chains of instructions of its actions: F, I, W, B (I and W together).
+
+A chain is in base order, without waits and frees: `order.py` interleaves chains over two lanes and inserts both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from compiler.ir import Buffer, Communication, Cut, Instruction, Sharded, Stage, Use
+from compiler.ir.dtypes import SCALES
+from compiler.ir.received_rows import Received, even_rows
+from compiler.machine.rates import Rates
+from compiler.machine.topology.fabric import Reduction
+from compiler.plan.actions.node import Node, nanoseconds
+from compiler.plan.actions.sharded import with_sharded
+
+TO_EXPERTS = (("dispatch", "F"), ("combine", "I"))  # the others bring rows back to their tokens
+Step = Use | Communication
+INTEGERS = ("int32", "int64")  # of counts and offsets: a few bytes
+
+
+@dataclass(frozen=True)
+class Names:
+    """Local names of a segment at a place → values of the stage."""
+
+    values: Mapping[str, str]
+    buffers: Mapping[str, Buffer]
+
+    @staticmethod
+    def of(use: Use, cut: Cut) -> Names:
+        prefix = use.site.replace(".", "_")
+        inputs = {i.name: value for i, value in zip(use.segment.inputs, use.inputs, strict=True)}
+        outputs = {o.name: value for o, value in zip(use.segment.outputs, use.outputs, strict=True)}
+        assert not inputs.keys() & outputs.keys(), (use.site, "an input and an output share a name")
+        values = inputs | outputs
+        values |= {f"d_{local}": f"d_{value}" for local, value in values.items()}
+        values |= {f"{local}{SCALES}": f"{value}{SCALES}" for local, value in values.items()}
+        written = (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)
+        values |= {b.name: f"{prefix}_{b.name}" for b in (*cut.saved, *cut.deferred)}
+        buffers = {b.name: b.named(values[b.name], values[b.alias] if b.alias else "") for b in written}
+        return Names(values, buffers)
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The chains of one stage on one kind of device. Sends and receives have no peer yet: that is the rank's."""
+
+    stage: Stage
+    cuts: Mapping[str, Cut]  # by site
+    rates: Rates
+    sharded: Mapping[str, Sharded] = field(default_factory=dict, repr=False)  # by site
+    _chains: dict[str, list[Node]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _runs: dict[tuple[str, str], Node] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def sent(self) -> int:
+        """Rows that a rank sends in a layer, and receives where the experts' load is even."""
+        return int(self._dispatch.sizes[0].shape[0]) if self._dispatch else 0
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows that it then has of its experts, padding among them: for times."""
+        if self._dispatch is None:
+            return 0
+        return even_rows(self.sent, int(self._dispatch.outputs[-1].shape[0]), self._dispatch.alignment)
+
+    @cached_property
+    def _dispatch(self) -> Communication | None:
+        return next((s for s in self.stage.steps if isinstance(s, Communication) and s.kind == "dispatch"), None)
+
+    def of(self, kind: str) -> list[Node]:
+        """The chain of an action of a kind: F, B, I or W. Made once."""
+        if kind not in self._chains:
+            chain = self.forward() if kind == "F" else self.backward("IW" if kind == "B" else kind)
+            self._chains[kind] = with_sharded(chain, self.sharded, self.rates) if self.sharded else chain
+        return self._chains[kind]
+
+    def read_later(self, kind: str) -> frozenset[str]:
+        """The values that later actions of the same stage and micro-batch read: they outlive an action of this kind.
+
+        What a backward makes again before it reads it does not.
+        """
+        later = self.of({"F": "B", "I": "W"}[kind]) if kind in "FI" else []
+        made = {buffer.name for node in later for buffer in node.writes}
+        return frozenset(value for node in later for value in node.instruction.reads if value not in made)
+
+    def saved(self) -> tuple[Buffer, ...]:
+        """What goes to the host by an O: what F makes and a backward reads.
+
+        Loaded data stays, as it is there anyway, and so do counts and offsets, which are a few bytes."""
+        later = self.read_later("F")
+        made = [buffer for node in self.of("F") if node.instruction.kind != "load" for buffer in node.writes]
+        return tuple(sorted((b for b in made if b.name in later and b.dtype not in INTEGERS), key=lambda b: b.name))
+
+    def copied_bytes(self, rows: Received) -> int:
+        """Bytes of the storages in which that is, each once, where a rank receives so many rows."""
+        made = {buffer.name: buffer for node in self.of("F") for buffer in node.writes}
+
+        def storage(name: str) -> str:
+            return storage(made[name].alias) if made[name].alias in made else name
+
+        return sum(made[name].bytes_at(*rows) for name in {storage(buffer.name) for buffer in self.saved()})
+
+    def forward(self) -> list[Node]:
+        stage = self.stage
+        nodes = [self._plain("load", "F", writes=(b,), site=b.name) for b in stage.loads]
+        if stage.input:
+            nodes.append(self._plain("receive", "F", writes=(stage.input,)))
+        for step in stage.steps:
+            nodes += self._exchange_forward(step) if isinstance(step, Communication) else [self._run(step, "F")]
+        nodes += [self._plain("record", "F", reads=(value,), site=metric) for metric, value in stage.records]
+        nodes += [self._plain("tell", "F", reads=(value,), site=name) for name, value in stage.tells]
+        if stage.output:
+            nodes.append(self._plain("send", "F", reads=(stage.output.name,)))
+        return nodes
+
+    def backward(self, kinds: str) -> list[Node]:
+        """The chain of a backward. `kinds`: "I", "W" or "IW" (a full one: the W of each segment right behind its I).
+
+        Of a layer that is run again, it begins with the forwards of that.
+        """
+        stage, nodes = self.stage, []
+        if "I" in kinds and stage.output:
+            nodes.append(self._plain("receive", "I", writes=(self._gradient(stage.output),)))
+        if "I" in kinds:
+            nodes += [
+                self._plain("constant", "I", writes=(Buffer(f"d_{value}", (), self._dtype(value)),), site=constant)
+                for value, constant in stage.tangents
+            ]
+        for step in reversed(stage.steps):
+            if "I" in kinds and isinstance(step, Use):
+                nodes += self._forward_again(step.site, nodes)
+            if isinstance(step, Communication):
+                nodes += self._exchange_backward(step) if "I" in kinds else []
+                continue
+            nodes += [self._run(step, k) for k in kinds if self._signature(step, k) != ((), ())]
+        if "I" in kinds and stage.input:
+            nodes.append(self._plain("send", "I", reads=(f"d_{stage.input.name}",)))
+        return nodes
+
+    def _forward_again(self, site: str, before: Sequence[Node]) -> list[Node]:
+        """What is run again in front of the backward of a segment, the first that reads what it makes.
+
+        They go behind the backward of the layer after theirs, so that the values of one layer are there at a time.
+        """
+        behind = tuple(node.key for node in before if node.ordered and node.instruction.phase == "I")[-1:]
+        nodes = []
+        for each in self._again.get(site, ()):
+            made = self._exchange_forward(each) if isinstance(each, Communication) else [self._run(each, "F")]
+            nodes += [replace(node, after=behind) for node in made if node.instruction.kind != "counts"]
+        return nodes
+
+    @cached_property
+    def _again(self) -> dict[str, list[Step]]:
+        """The steps that are run again, by the last segment whose backward reads what those of its layer make."""
+        of_layer: dict[str, list[Step]] = {}
+        for step in self.stage.steps:
+            if step.again:
+                of_layer.setdefault(step.layer, []).append(step)
+        return {self._last_reader(steps): steps for steps in of_layer.values()}
+
+    def _last_reader(self, again: Sequence[Step]) -> str:
+        made = {
+            buffer.name
+            for step in again
+            for node in ([self._run(step, "F")] if isinstance(step, Use) else self._exchange_forward(step))
+            for buffer in node.writes
+        }
+        return next(
+            step.site
+            for step in reversed(self.stage.steps)
+            if isinstance(step, Use)
+            and any(not made.isdisjoint(self._run(step, kind).instruction.reads) for kind in "IW")
+        )
+
+    def _plain(self, kind: str, phase: str, **fields: object) -> Node:
+        writes = fields.pop("writes", ())
+        instruction = Instruction(kind, 0, "", phase, writes=writes, **fields)  # type: ignore[arg-type]
+        return Node(instruction, 0, writes)  # type: ignore[arg-type]
+
+    def _signature(self, use: Use, phase: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        signature = getattr(self.cuts[use.site], phase)
+        return signature.args, signature.returns
+
+    @cached_property
+    def _names(self) -> dict[str, Names]:
+        """The names of every segment, by site."""
+        return {step.site: Names.of(step, self.cuts[step.site]) for step in self.stage.steps if isinstance(step, Use)}
+
+    def _run(self, use: Use, phase: str) -> Node:
+        if (use.site, phase) not in self._runs:
+            self._runs[use.site, phase] = self._new_run(use, phase)
+        return self._runs[use.site, phase]
+
+    def _new_run(self, use: Use, phase: str) -> Node:
+        cut, names = self.cuts[use.site], self._names[use.site]
+        tensors = use.tensors(cut)
+        args, returns = self._signature(use, phase)
+        accumulators = {f"g_{p.name}": tensors[p.name] for p in use.segment.params}
+        added, read = (tuple(of[a] for a in args if a in of) for of in (accumulators, tensors))
+        params, weights = (added, read) if phase == "W" else (read, ())
+        reads = tuple(names.values[a] for a in args if a not in tensors and a not in accumulators)
+        writes = tuple(names.buffers[r] for r in returns)
+        cost = dict(cut.costs)[phase]
+        instruction = Instruction(
+            "run", 0, "", phase, use.site, reads=reads, writes=writes, params=params, weights=weights
+        )
+        beside, alone = (
+            nanoseconds(rates.compute_s(use.segment.kind, cost, self.rows))
+            for rates in (self.rates.beside, self.rates.undivided)
+        )
+        return Node(instruction, beside, writes, faster_ns=beside - alone, keeps=self.rates.keeps)
+
+    def _exchange(
+        self,
+        kind: str,
+        phase: str,
+        site: str,
+        reads: tuple[str, ...],
+        writes: tuple[Buffer, ...],
+        forwarded: tuple[Buffer, ...] = (),
+    ) -> Node:
+        moved = tuple(b for b in writes if b.dtype not in INTEGERS)
+        time_s = self.rates.fabric.exchange_s(self.rates.experts, (kind, phase) in TO_EXPERTS, moved, self.sent)
+        time_s += self.rates.host_read_s if kind == "counts" else 0.0
+        instruction = Instruction(kind, 0, "", phase, site, reads=reads)  # type: ignore[arg-type]
+        return Node(instruction, nanoseconds(time_s), (*writes, *forwarded))
+
+    def _rows(self, step: Communication, phase: str) -> Node:
+        """Rows, or gradients, that ranks put together or take apart."""
+        reads, writes = (step.sizes, step.outputs) if phase == "F" else (step.arriving, step.returned)
+        kind = step.rows_kind(phase)
+        whole = max(buffer.fixed_bytes for buffer in (*reads, *writes))
+        how: Reduction = "all_gather" if kind.startswith("gather") else "reduce_scatter"
+        among = self.rates.sharing[step.axis]
+        time_s = self.rates.fabric.reduce_s(whole, among, how)
+        start = Instruction(kind, 0, "", phase, step.site, reads=tuple(buffer.name for buffer in reads))
+        return Node(start, nanoseconds(time_s), writes)
+
+    def _exchange_forward(self, step: Communication) -> list[Node]:
+        if step.moves_rows:
+            return [self._rows(step, "F")]
+        route, maps = f"{step.site}_route", self._maps(step)
+        by = (*(b.name for b in maps), route)
+        if step.kind == "combine":
+            return [self._exchange("combine", "F", step.site, (*step.inputs, *by), step.outputs, step.forwarded)]
+        *rows, counts = step.inputs
+        *received, offsets = step.outputs
+        routed = (Buffer(route, (2, step.sizes[-1].shape[0]), "int64"), offsets, *maps)
+        told = (counts, step.order) if step.order else (counts,)
+        return [
+            self._exchange("counts", "F", step.site, told, routed),
+            self._exchange("dispatch", "F", step.site, (*rows, *by), tuple(received), step.forwarded),
+        ]
+
+    def _maps(self, step: Communication) -> tuple[Buffer, ...]:
+        """The tables by which rows go through a node: the row of each copy, and of each row that is forwarded its copy
+        and the place of its gate weight."""
+        if not step.order:
+            return ()
+        of_rows = step.sizes if step.kind == "dispatch" else step.outputs
+        copies = Buffer(f"{step.site}_copies", of_rows[0].shape[:1], "int64")
+        return copies, Buffer(f"{step.site}_forwards", (2, "X"), "int64")
+
+    def _exchange_backward(self, step: Communication) -> list[Node]:
+        """The gradient of an exchange goes the other way: from its outputs' gradients to its inputs'."""
+        if step.moves_rows:
+            return [self._rows(step, "I")] if step.returned else []
+        reads = (*(b.name for b in (*step.arriving, *self._maps(step))), f"{step.site}_route")
+        return [self._exchange(step.kind, "I", step.site, reads, step.returned, step.forwarded_back)]
+
+    def _gradient(self, buffer: Buffer) -> Buffer:
+        return buffer.named(f"d_{buffer.name}")
+
+    def _dtype(self, value: str) -> str:
+        for step in self.stage.steps:
+            if isinstance(step, Use) and value in step.outputs:
+                local = step.segment.outputs[step.outputs.index(value)].name
+                return self._names[step.site].buffers[local].dtype
+        raise AssertionError(f"no segment of stage {self.stage.index} makes {value}")

@@ -1,0 +1,244 @@
+"""Items into equally full bins so that the heaviest bin is light: bin packing with a cardinality, so NP-hard.
+
+Two starts (longest first; largest differencing, whose bins differ least), then exchanges of one item or of two between
+the heaviest bin and every other at once, then seeded kicks out of what no exchange improves. Work is counted, never
+timed, so that the answer is the same everywhere.
+
+Sources: Graham, "Bounds on multiprocessing timing anomalies", 1969; Karmarkar and Karp, "The differencing method of set
+partitioning", 1982; Michiels et al., "Performance ratios for the differencing method applied to the balanced number
+partitioning problem", 2003.
+
+How many replicas each expert has is searched for too: ways to begin with, and one replica moved to another expert at a
+time. The greedy way makes the heaviest replica lightest, which no other does better; but a device is as heavy as all
+its slots together, and then small replicas that fill up devices can be worth more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+
+import numpy as np
+
+from compiler.plan.experts.greedy import packed, replicate
+from compiler.plan.experts.layout import Floats, Ints, Layout
+
+CLOSE = 1e-5  # what is nearer than this to a bound, relative, is looked at no longer
+STEP = 1e-12  # an exchange must win more than this, relative, or rounding would make it go in circles
+MAX_EXCHANGES = 1 << 18  # looked at in one step
+SHUFFLED = 3  # bins of a kick
+OVERHEAD = 2_000  # exchanges that take as long as starting to look at any
+
+
+@dataclass
+class Work:
+    """How many exchanges may still be looked at."""
+
+    left: int
+
+    def spend(self, count: int) -> None:
+        self.left -= count + OVERHEAD
+
+
+@dataclass(frozen=True)
+class Packing:
+    """[bin, place] → item, all bins equally full, and the weight of the heaviest bin."""
+
+    bins: Ints
+    heaviest: float
+
+
+def pack(weights: Floats, num_bins: int, target: float, work: Work) -> Packing:
+    """The best found. Ends early where no bin is above `target`."""
+    return kicked(weights, quick(weights, num_bins, target, work), target, work)
+
+
+def quick(weights: Floats, num_bins: int, target: float, work: Work) -> Packing:
+    """Without kicks."""
+    places = len(weights) // num_bins
+    if places == 1 or num_bins == 1:
+        return _packing(weights, np.arange(len(weights), dtype=np.int64).reshape(num_bins, places))
+    best: Packing | None = None
+    for start in (packed, differenced):
+        found = descended(weights, start(weights, num_bins), target, work)
+        if best is None or found.heaviest < best.heaviest * (1 - STEP):
+            best = found
+        if best.heaviest <= target * (1 + CLOSE):
+            break
+    assert best is not None
+    return best
+
+
+def _packing(weights: Floats, bins: Ints) -> Packing:
+    return Packing(bins, float(weights[bins].sum(axis=1).max()))
+
+
+def differenced(weights: Floats, num_bins: int) -> Ints:
+    """Balanced largest differencing: partial bins that differ most are put together, the heaviest with the lightest."""
+    items = np.argsort(-weights, kind="stable").reshape(-1, num_bins)  # one for each bin, a row of neighbours in weight
+    parts = [(row[:, None], weights[row]) for row in items]
+    heap = [(float(sums.min() - sums.max()), index) for index, (_, sums) in enumerate(parts)]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        (_, a), (_, b) = heapq.heappop(heap), heapq.heappop(heap)
+        (members_a, sums_a), (members_b, sums_b) = parts[a], parts[b]
+        descending, ascending = np.argsort(-sums_a, kind="stable"), np.argsort(sums_b, kind="stable")
+        sums = sums_a[descending] + sums_b[ascending]
+        parts.append((np.concatenate([members_a[descending], members_b[ascending]], axis=1), sums))
+        heapq.heappush(heap, (float(sums.min() - sums.max()), len(parts) - 1))
+    bins: Ints = parts[-1][0].astype(np.int64)
+    return bins
+
+
+def descended(weights: Floats, bins: Ints, target: float, work: Work) -> Packing:
+    """Exchange as long as it makes the heaviest bin and its partner both lighter than that was."""
+    bins = bins.copy()
+    pairs = np.triu_indices(bins.shape[1], k=1)
+    while work.left > 0 and len(bins) > 1:
+        sums = weights[bins].sum(axis=1)
+        heaviest = int(sums.argmax())
+        if sums[heaviest] <= target * (1 + CLOSE):
+            break
+        if not _exchange_one(weights, bins, sums, heaviest, work) and not _exchange_two(
+            weights, bins, sums, heaviest, pairs, work
+        ):
+            break
+    return _packing(weights, bins)
+
+
+def kicked(weights: Floats, best: Packing, target: float, work: Work) -> Packing:
+    """Shuffle the heaviest bin with a few others and descend again, keeping what is no heavier."""
+    random = np.random.default_rng(len(weights))
+    num_bins, places = best.bins.shape
+    while work.left > 0 and best.heaviest > target * (1 + CLOSE) and min(num_bins, places) > 1:
+        work.spend(0)
+        bins = best.bins.copy()
+        chosen = random.permutation(num_bins)[: SHUFFLED - 1]
+        chosen = np.unique(np.append(chosen, weights[bins].sum(axis=1).argmax()))
+        bins[chosen] = random.permutation(bins[chosen].reshape(-1)).reshape(len(chosen), places)
+        found = descended(weights, bins, target, work)
+        if found.heaviest <= best.heaviest:
+            best = found
+    return best
+
+
+def _exchange_one(weights: Floats, bins: Ints, sums: Floats, heaviest: int, work: Work) -> bool:
+    """The best exchange of one item of the heaviest bin, if there is any that helps."""
+    near = _partners(sums, heaviest, bins.shape[1] ** 2)
+    given, taken = weights[bins[heaviest]], weights[bins[near]]
+    found = _best(given, taken, sums[heaviest], sums[near], work)
+    if found is None:
+        return False
+    i, b, j = found
+    other = near[b]
+    bins[heaviest, i], bins[other, j] = bins[other, j], bins[heaviest, i]
+    return True
+
+
+def _exchange_two(
+    weights: Floats, bins: Ints, sums: Floats, heaviest: int, pairs: tuple[Ints, Ints], work: Work
+) -> bool:
+    """The best exchange of two items of the heaviest bin. Bins of up to five items need no other exchanges."""
+    first, second = pairs
+    if bins.shape[1] < 4 or len(first) ** 2 > MAX_EXCHANGES:
+        return False
+    near = _partners(sums, heaviest, len(first) ** 2)
+    values = weights[bins]
+    given, taken = values[heaviest][first] + values[heaviest][second], values[near][:, first] + values[near][:, second]
+    found = _best(given, taken, sums[heaviest], sums[near], work)
+    if found is None:
+        return False
+    i, b, j = found
+    here, there = (first[i], second[i]), (first[j], second[j])
+    other = near[b]
+    for mine, theirs in zip(here, there, strict=True):
+        bins[heaviest, mine], bins[other, theirs] = bins[other, theirs], bins[heaviest, mine]
+    return True
+
+
+def _partners(sums: Floats, heaviest: int, exchanges: int) -> Ints:
+    """The bins to exchange with: all others, or the lightest, as many as one step looks at."""
+    order = np.argsort(sums, kind="stable")
+    return order[order != heaviest][: max(1, MAX_EXCHANGES // exchanges)]
+
+
+def _best(given: Floats, taken: Floats, heaviest: float, others: Floats, work: Work) -> tuple[int, int, int] | None:
+    """(given, bin, taken) after which the heavier of both bins is lightest; None if that is not lighter than before."""
+    work.spend(given.size * taken.size)
+    moved = given[:, None, None] - taken[None, :, :]
+    after = np.maximum(heaviest - moved, others[None, :, None] + moved)
+    flat = int(after.argmin())
+    if after.reshape(-1)[flat] >= heaviest * (1 - STEP):
+        return None
+    i, b, j = np.unravel_index(flat, after.shape)
+    return int(i), int(b), int(j)
+
+
+# ---------------------------------------------------------------- numbers of replicas
+
+MAX_ALL = 500  # ways to give replicas, of which all are tried
+MAX_WAYS = 12
+MAX_GIVERS = 12  # experts that a replica is taken from, those whose others get least
+MAX_TAKERS = 12  # experts that it is given to: those on the heaviest device, then the lightest and the heaviest
+
+Pack = Callable[[Ints, Work], Packing]
+
+
+def first_counts(load: Floats, layout: Layout) -> Iterator[Ints]:
+    """Counts of replicas to try: the greedy ones, then all others; or if those are too many, some near the greedy.
+
+    These give fewer replicas greedily, and the rest evenly to all experts, the lightest first.
+    """
+    greedy, _ = replicate(load, layout.replicas)
+    yield greedy
+    spare = layout.replicas - layout.experts
+    if layout.slots == 1:
+        return
+    if comb(layout.replicas - 1, layout.experts - 1) <= MAX_ALL:
+        for ends in combinations(range(1, layout.replicas), layout.experts - 1):
+            yield np.diff([0, *ends, layout.replicas]).astype(np.int64)
+        return
+    for greedily in sorted({spare * step // MAX_WAYS for step in range(MAX_WAYS)} - {spare}, reverse=True):
+        counts, _ = replicate(load, layout.experts + greedily)
+        each, more = divmod(spare - greedily, layout.experts)
+        counts += each
+        counts[np.argsort(load / counts, kind="stable")[:more]] += 1
+        yield counts
+
+
+def moved_counts(
+    load: Floats, counts: Ints, packing: Packing, pack: Pack, target: float, work: Work
+) -> tuple[Ints, Packing]:
+    """Hill climbing: take a replica from one expert and give it to another while the heaviest device gets lighter."""
+    moved = True
+    while moved and packing.heaviest > target * (1 + CLOSE):
+        moved = False
+        for giver, taker in _moves(load, counts, packing.bins):
+            if work.left <= 0:
+                return counts, packing
+            other = counts.copy()
+            other[giver] -= 1
+            other[taker] += 1
+            if float((load / other).max()) >= packing.heaviest:
+                work.spend(0)
+                continue
+            tried = pack(other, work)
+            if tried.heaviest < packing.heaviest * (1 - STEP):
+                counts, packing, moved = other, tried, True
+                break
+    return counts, packing
+
+
+def _moves(load: Floats, counts: Ints, devices: Ints) -> Iterator[tuple[int, int]]:
+    """(giver, taker), the most promising first."""
+    expert = np.repeat(np.arange(len(load)), counts)
+    share = load / counts
+    heaviest = expert[devices[share[expert][devices].sum(axis=1).argmax()]]
+    several = np.flatnonzero(counts > 1)
+    givers = several[np.argsort(load[several] / (counts[several] - 1), kind="stable")][:MAX_GIVERS]
+    order = np.argsort(share, kind="stable")
+    takers = list(dict.fromkeys([*heaviest.tolist(), *order[:4].tolist(), *order[::-1].tolist()]))[:MAX_TAKERS]
+    yield from ((int(giver), taker) for taker in takers for giver in givers if giver != taker)

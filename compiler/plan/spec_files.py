@@ -1,0 +1,147 @@
+"""The files that a spec names: a schedule, a placement of experts, a rate table, a checkpoint to begin with,
+modules of its own, and rewards. What they say is a part of its value; of a checkpoint, its digest; of a module, its
+graph.
+
+`compiler/plan/read_files.py` reads them, once, where a command reads the spec; they travel with it, and whatever takes
+a spec asks here. A build stands alone: it has the files under names of its own, and its spec names those. A checkpoint
+stays where it is, as the text of the data does, and the build has its digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from compiler.ir.module import Module, Modules, Wanted
+from compiler.model.modules.source import FILE as MODULES
+from compiler.model.modules.source import to_json
+
+if TYPE_CHECKING:
+    from compiler.ir.expert_placement import ExpertPlacement
+    from compiler.machine.rates.table import Table
+    from compiler.schedule.schedule import Schedule
+    from dsl.schema import Spec  # with pydantic
+    from runtime.contract import Initial
+
+# What a build, and a run, call them.
+SCHEDULE, EXPERT_PLACEMENT, RATE_TABLE = "schedule.txt", "placement.json", "rates.json"
+INITIAL = "initial.sha256"
+REWARDS = "rewards"  # a folder
+
+
+@dataclass(frozen=True)
+class SpecFiles:
+    """What the files say, read and held to the spec. A rate table may be given where the spec names none."""
+
+    schedule: Schedule | None = None  # of `schedule { file = … }`
+    expert_placement: ExpertPlacement | None = None  # of `parallel { placement = … }`
+    rate_table: Table | None = None  # of `cluster { rates = … }`
+    initial: Initial | None = None  # of `train { initial = … }`
+    modules: Modules | None = None  # of `ffn custom { module = … }`, and of attention
+    rewards: Mapping[str, str] | None = None  # of `rewards { NAME { file = … } }`: name → text
+
+
+def files_of(spec: Spec) -> SpecFiles:
+    """All that were read."""
+    files = spec.files
+    return files if isinstance(files, SpecFiles) else SpecFiles()
+
+
+def with_schedule(spec: Spec, schedule: Schedule) -> Spec:
+    """The spec, with the schedule that its `schedule.file` stands for."""
+    return spec.with_files(replace(files_of(spec), schedule=schedule))
+
+
+def with_expert_placement(spec: Spec, expert_placement: ExpertPlacement) -> Spec:
+    """The spec, with the placement of experts that its `parallel.placement` stands for."""
+    return spec.with_files(replace(files_of(spec), expert_placement=expert_placement))
+
+
+def with_rate_table(spec: Spec, rate_table: Table) -> Spec:
+    """The spec, with the rate table that its `cluster.rates` stands for, or with one that is given in its place."""
+    return spec.with_files(replace(files_of(spec), rate_table=rate_table))
+
+
+def schedule_of_file(spec: Spec) -> Schedule | None:
+    """The schedule of the file that the spec names; None where it has a named schedule."""
+    if spec.schedule.file is None:
+        return None
+    schedule = files_of(spec).schedule
+    assert schedule is not None, "a spec that names a schedule's file is read with it: compiler/plan/read_files.py"
+    return schedule
+
+
+def expert_placement_of(spec: Spec) -> ExpertPlacement | None:
+    """The placement of experts that the spec names; None where they are placed by their numbers."""
+    if spec.parallel.placement is None:
+        return None
+    placement = files_of(spec).expert_placement
+    assert placement is not None, "a spec that names a placement of experts is read by compiler/plan/read_files.py"
+    return placement
+
+
+def rate_table_of(spec: Spec) -> Table | None:
+    """The rate table that the spec names, or that was given in its place; None where there is neither."""
+    table = files_of(spec).rate_table
+    assert table is not None or spec.cluster.rates is None, "a spec that names a rate table is read with it"
+    return table
+
+
+def initial_weights_of(spec: Spec) -> Initial | None:
+    """The checkpoint that the spec begins with; None where its weights begin at random."""
+    initial = files_of(spec).initial
+    assert initial is not None or spec.train.initial is None, "a spec that names a checkpoint is read with it"
+    return initial
+
+
+def modules_of(spec: Spec) -> dict[Wanted, Module]:
+    """The graphs of the modules that the spec names, at the sizes of the run."""
+    from compiler.model.layers.custom import all_wanted  # with pydantic
+
+    modules = files_of(spec).modules
+    assert modules is not None or not spec.model.customs, "a spec that names a module is read with it"
+    return {wanted: modules.module(wanted) for wanted in all_wanted(spec).values()} if modules else {}
+
+
+def reward_file(name: str) -> str:
+    """What a build, and a run, call the file of a reward."""
+    return f"{REWARDS}/{name}.py"
+
+
+def reward_files_of(spec: Spec) -> dict[str, str]:
+    """The texts of the files of rewards that the spec names, by what a build calls them."""
+    named = [each.name for each in spec.train.grpo.rewards if each.file is not None] if spec.train.grpo else []
+    rewards = files_of(spec).rewards
+    assert rewards is not None or not named, "a spec that names files of rewards is read with them"
+    return {reward_file(name): rewards[name] for name in named} if rewards else {}
+
+
+def standing_alone(spec: Spec) -> Spec:
+    """The spec as its build has it, which holds the files itself."""
+    keys = ("schedule", "file"), ("parallel", "placement"), ("cluster", "rates")
+    for (block, key), name in zip(keys, (SCHEDULE, EXPERT_PLACEMENT, RATE_TABLE), strict=True):
+        value = getattr(spec, block)
+        if getattr(value, key) is not None:
+            spec = spec.model_copy(update={block: value.model_copy(update={key: name})})
+    if (grpo := spec.train.grpo) is None:
+        return spec
+    rewards = tuple(
+        each if each.file is None else each.model_copy(update={"file": reward_file(each.name)}) for each in grpo.rewards
+    )
+    train = spec.train.model_copy(update={"grpo": grpo.model_copy(update={"rewards": rewards})})
+    return spec.model_copy(update={"train": train})
+
+
+def texts_of_files(spec: Spec) -> dict[str, str]:
+    """The files of a build that hold them, by name."""
+    schedule, expert_placement, table = schedule_of_file(spec), expert_placement_of(spec), rate_table_of(spec)
+    initial = initial_weights_of(spec)
+    return {
+        **({SCHEDULE: schedule.to_text()} if schedule else {}),
+        **({EXPERT_PLACEMENT: expert_placement.text} if expert_placement else {}),
+        **({RATE_TABLE: table.to_json()} if table else {}),
+        **({INITIAL: f"{initial.sha256}\n"} if initial else {}),
+        **({MODULES: to_json(traced.items())} if (traced := modules_of(spec)) else {}),
+        **reward_files_of(spec),
+    }

@@ -1,0 +1,100 @@
+"""Which spec is meant: SPEC, SPEC:RUN or SPEC:RUN.2 with overrides → a resolved spec with its files, `auto` decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsl.load import Resolved, alternatives, resolve
+from dsl.messages.diagnostics import Diagnostic, SpecError, plural
+from dsl.messages.source import Span
+from dsl.resolve.chosen import find, runs_in, split
+from dsl.rules import train_refusals
+from dsl.schema import Spec
+from dsl.schema.choices import Choice
+
+if TYPE_CHECKING:
+    from compiler.machine.rates import Table
+    from compiler.predict.search import Ranking
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A resolved spec with the files that it names, where its values are written, and the file it came from."""
+
+    spec: Spec
+    origins: Mapping[str, Span]
+    path: Path
+    ranking: Ranking | None = None  # of the plans that were tried, where the spec leaves something open
+    argument: str = ""  # by which a command chooses it: SPEC, SPEC:RUN, SPEC:RUN.2
+
+
+def choose(
+    argument: str | None,
+    overrides: list[str],
+    table: Table | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Chosen:
+    """The chosen spec; SpecError with all its mistakes. `tell` shows how far a search is."""
+    file, run = split(str(find()) if argument is None else argument)
+    resolved = resolve(file, run, overrides)
+    spec, origins, path = resolved.spec, resolved.origins, Path(file)
+    files = spec.schedule.file, spec.parallel.placement, spec.cluster.rates, spec.train.initial
+    if table is not None or any(files) or spec.model.customs or spec.train.grpo:
+        from compiler.plan.read_files import with_files  # only specs that name files wait for it
+
+        spec = with_files(spec, origins, path.parent, resolved.opened, table, runs_in(file))
+    ranking = None
+    if resolved.opened:
+        ranking = _decided(replace(resolved, spec=spec), file, run, overrides, tell)
+        spec = ranking.best.spec
+    return Chosen(spec, origins, path, ranking, argument or str(path))
+
+
+def refusals_of(chosen: Chosen) -> tuple[Diagnostic, ...]:
+    """Why a right spec does not run yet."""
+    found = train_refusals(chosen.spec, chosen.origins)
+    if chosen.spec.train.initial is not None:
+        from compiler.plan.read_files import to_come
+
+        found += to_come(chosen.spec, chosen.origins)
+    return found
+
+
+def _decided(
+    resolved: Resolved, file: str, run: str | None, overrides: Sequence[str], tell: Callable[[str], None]
+) -> Ranking:
+    """All plans that were tried, the best first. The spec has the files that it names.
+
+    `tell` shows how far the search is, and is called with "" at its end.
+    """
+    spec = resolved.spec
+    plans = [(choice, other.with_files(spec.files)) for choice, other in alternatives(file, run, overrides)]
+    plans = _placeable(resolved, plans)
+    from compiler.predict.search import search  # with networkx; only specs that leave something open wait for it
+
+    tell(f"looking for the best of {plural(len(plans), 'plan')}")
+    try:
+        return search(
+            spec, resolved.opened, plans, lambda share: tell(f"looking for the best plan: {share:.0%}")
+        )  # fmt: skip
+    finally:
+        tell("")
+
+
+def _placeable(resolved: Resolved, plans: list[tuple[Choice, Spec]]) -> list[tuple[Choice, Spec]]:
+    """The plans that the placement of experts is for, if the spec names one: others could not go on with it."""
+    from compiler.plan.spec_files import expert_placement_of
+
+    expert_placement = expert_placement_of(resolved.spec)
+    if expert_placement is None:
+        return plans
+    degree = expert_placement.num_ranks
+    found = [(choice, other) for choice, other in plans if other.parallel.expert == degree]
+    if not found:
+        message = f"{resolved.spec.parallel.placement} is for expert = {degree}, which no choice for `auto` is"
+        hint = f"place the experts anew, or leave more open, so that {degree} divides data·tensor"
+        raise SpecError([Diagnostic("P0101", message, resolved.origins.get("parallel.placement"), hint)])
+    return found

@@ -1,0 +1,297 @@
+"""What actions and pairs are predicted to take: times of their two-lane orders, as costs of schedules and of bodies.
+
+A schedule is made from costs before there is a program, so they come from the stages; a body's come from its very
+instructions. Both are the same times of the same orders.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from itertools import combinations_with_replacement
+from statistics import mean
+
+from compiler.ir import Body, Instruction, Plan, Program
+from compiler.ir.received_rows import Received
+from compiler.machine.topology.messages import Messages, messages_of
+from compiler.plan.actions.chains import Chains
+from compiler.plan.actions.lanes import computed
+from compiler.plan.actions.node import EXCHANGES, Key, Node
+from compiler.plan.actions.order import paces
+from compiler.plan.actions.timing import run_of_chains
+from compiler.program.lower.lowering import Lowering
+from compiler.schedule.costs import PAIR_KINDS, Costs
+from compiler.schedule.weights import Side, StagePairs, StageWeight, Weight, by_kind, rounded
+from runtime.contract.actions import COPIES
+
+Times = Mapping[Key, Node]  # segments and exchanges with the nanoseconds that they hold their lanes, by key
+KINDS = "FBIW"
+_PARTS = 1000  # of a weight and a share in a search
+
+
+# ---------------------------------------------------------------- of a schedule
+
+
+def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Costs:
+    """Costs of the schedules of a plan's stages, in milliseconds; of `pairs` alone, if that is all a schedule has.
+
+    A lone action takes the time of its own order and of its message, and its stage's weight of a kind is that time over
+    the mean of all stages. What a pair gains is what it gains on the ranks of the most common
+    kind. A stage that two kinds of devices run takes what it takes on the slower one.
+    """
+    plan = lowering.plan
+    messages = messages_of(lowering.rates[0].fabric, plan, plan.stage_placement)
+    alone = []
+    for stage in range(len(plan.stages)):
+        kinds = dict.fromkeys(lowering.kinds[rank] for rank in plan.ranks_of_stage(stage))
+        times = [{kind: _time(lowering, messages, rank, (kind, stage)) for kind in KINDS} for rank in kinds]
+        alone.append(max(times, key=lambda one: sum(one.values())))
+    rank = _common_rank(plan, alone)
+    stages = plan.stages_of(rank)
+    gained = {}
+    both = tuple(dict.fromkeys([(stages[0], stages[-1]), (stages[-1], stages[0])]))
+    for first, second in map(tuple, sorted(pairs)):
+        together = sum(_time(lowering, messages, rank, (first, a), (second, b)) for a, b in both)
+        apart = sum(_time(lowering, messages, rank, each) for a, b in both for each in ((first, a), (second, b)))
+        if together < apart:
+            lone = mean(times[first] + times[second] for times in alone)
+            gained[first + second] = _ms(Fraction(lone) * together / apart)
+    F, B, I, W = means = [_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS]
+    weights = [[_ms(times[kind]) / (each or 1) for kind, each in zip(KINDS, means, strict=True)] for times in alone]
+    return Costs(
+        F=F,
+        B=B,
+        I=I,
+        W=W,
+        pairs=tuple(sorted(gained.items())),
+        stages=tuple(map(Weight.of_factors, weights)),
+    )
+
+
+def costs_of_searches(lowering: Lowering) -> Costs:
+    """The costs by which schedules and orders are searched: stages weigh to a thousandth, which is more than is known.
+
+    So stages that differ by less are alike. Each pair on each rank takes what it takes there, also to a thousandth.
+    """
+    costs, plan = stage_costs(lowering), lowering.plan
+    stages = rounded(costs.stages, _PARTS)
+    shares = _shares_of_pairs(lowering, costs)
+    labels = _labels(plan, stages, shares)
+    pairs = _labelled(shares, labels)
+    if pairs is None:  # stages that are alike have unlike pairs
+        labels = [*range(1, len(stages) + 1)]
+        pairs = _labelled(shares, labels)
+    assert pairs is not None
+    of_label = tuple(by_kind(weight)._replace(label=label) for weight, label in zip(stages, labels, strict=True))
+    return replace(costs, stages=of_label, stage_pairs=StagePairs(pairs))
+
+
+def _shares_of_pairs(lowering: Lowering, costs: Costs) -> dict[tuple[Side, Side], Fraction]:
+    """By kinds and stages, the share that a pair takes of its two actions; of two ranks that run it, on the slower."""
+    plan = lowering.plan
+    messages = messages_of(lowering.rates[0].fabric, plan, plan.stage_placement)
+    found: dict[tuple[Side, Side], Fraction] = {}
+    for rank in range(plan.mesh.pp):
+        # in the order in which a search writes them: which action is first may decide which order of jobs is found
+        sides = [(kind, stage) for kind in KINDS for stage in sorted(plan.stages_of(rank))]
+        lone = {(kind, stage): costs.one(kind) * by_kind(costs.stages[stage]).of(kind) for kind, stage in sides}
+        for pair in combinations_with_replacement(sides, 2):
+            apart = sum(lone[side] for side in pair)
+            share = _ms(_time(lowering, messages, rank, *pair)) / apart if apart else Fraction(1)
+            found[pair] = max(found.get(pair, Fraction(0)), Fraction(round(_PARTS * share), _PARTS))
+    return found
+
+
+def _labels(plan: Plan, stages: Sequence[StageWeight], shares: Mapping[tuple[Side, Side], Fraction]) -> list[int]:
+    """By stage a label, the same where neither weights nor pairs differ; stages of one rank have different ones."""
+    between: dict[tuple[int, int], list[tuple[str, str, Fraction]]] = defaultdict(list)
+    for (kind, stage), (other_kind, other) in sorted(shares):
+        share = shares[(kind, stage), (other_kind, other)]
+        between[stage, other].append((kind, other_kind, share))
+        if stage != other:
+            between[other, stage].append((other_kind, kind, share))
+    keys: list[object] = []
+    for stage, weight in enumerate(stages):
+        held = sorted(plan.stages_of(plan.ranks_of_stage(stage)[0]))
+        with_others = [(held.index(other), stages[other], tuple(between[stage, other])) for other in held]
+        keys.append((held.index(stage), weight, tuple(with_others)))
+    alike = list(dict.fromkeys(keys))
+    return [alike.index(key) + 1 for key in keys]
+
+
+def _labelled(
+    shares: Mapping[tuple[Side, Side], Fraction], labels: Sequence[int]
+) -> tuple[tuple[Side, Side, Fraction], ...] | None:
+    """The shares by labels; None where these do not say them."""
+    found: dict[tuple[Side, Side], Fraction] = {}
+    for ((kind, stage), (other_kind, other)), share in shares.items():
+        one, two = sorted(((kind, labels[stage]), (other_kind, labels[other])))
+        if found.setdefault((one, two), share) != share:
+            return None
+    return tuple((*pair, share) for pair, share in sorted(found.items()))
+
+
+def copy_time(lowering: Lowering) -> Fraction:
+    """Milliseconds of the copy of a stage's activation to the host, or back: of the stage that copies longest."""
+    plan = lowering.plan
+    ranks = [(stage, rank) for stage in range(len(plan.stages)) for rank in plan.ranks_of_stage(stage)]
+    return _ms(max(copy_ns(lowering.chains(stage, rank)) for stage, rank in ranks))
+
+
+def _time(lowering: Lowering, messages: Messages, rank: int, *actions: tuple[str, int]) -> int:
+    """Nanoseconds of an action, or of a pair, on the kind of device of a rank: kinds and stages."""
+    plan = lowering.plan
+    chains = [lowering.chains(stage, rank).of(kind) for kind, stage in actions]
+    rank_of = partial(plan.stage_placement.rank_of, plan.mesh.pp, 2, micro_batch=0)
+    sends = [messages.sent_ns(kind, stage, len(plan.stages), rank_of) for kind, stage in actions]
+    end = run_of_chains(chains, sends, lowering.orders).end
+    return round(end * lowering.rates[rank].pair) if len(actions) > 1 else end
+
+
+def copy_ns(chains: Chains) -> int:
+    """Nanoseconds of the copy of what a forward saved to the host, or back."""
+    return round(10**9 * chains.rates.host_time_s(chains.copied_bytes(Received(chains.rows))))
+
+
+def _common_rank(plan: Plan, alone: Sequence[Mapping[str, int]]) -> int:
+    """A rank whose stages are of the most common kind, the first of them."""
+    ranks = [plan.stages_of(rank) for rank in range(plan.mesh.pp)]
+    kinds = [tuple(sorted(tuple(alone[stage].items()) for stage in stages)) for stages in ranks]
+    return kinds.index(Counter(kinds).most_common(1)[0][0])
+
+
+def _ms(time_ns: Fraction | int) -> Fraction:
+    return Fraction(round(time_ns), 10**6)
+
+
+# ---------------------------------------------------------------- of a program
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTimes:
+    """Nanoseconds: until a body's last instruction has ended, and how long each lane is busy till then."""
+
+    end: int = 0
+    compute: int = 0
+    communication: int = 0
+
+    @property
+    def hidden(self) -> float:
+        """Share of communication under which something is computed; 1 where there is none."""
+        # Compute pauses only to wait for an exchange, so what is not hidden is what it pauses.
+        return 1 - (self.end - self.compute) / self.communication if self.communication else 1.0
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Predicted times of a program: of each of its bodies once, and of all that runs, by kinds as in F, F&B, and W."""
+
+    bodies: tuple[tuple[str, LaneTimes], ...]
+    kinds: tuple[tuple[str, LaneTimes], ...]
+
+    @property
+    def total(self) -> LaneTimes:
+        """The times of all ranks together."""
+        return _sum((1, times) for _, times in self.kinds)
+
+
+def rank_times(lowering: Lowering) -> tuple[Times, ...]:
+    """The times of every pipeline rank; ranks on one kind of device share one table."""
+    tables = {kind: times_on(lowering, kind) for kind in dict.fromkeys(lowering.kinds)}
+    return tuple(tables[kind] for kind in lowering.kinds)
+
+
+def times_on(lowering: Lowering, rank: int) -> Times:
+    """The time of every segment and exchange of a plan on the device of a pipeline rank."""
+    chains = [lowering.chains(stage, rank) for stage in range(len(lowering.plan.stages))]
+    nodes = [node for stage in chains for node in (*stage.of("F"), *stage.of("B")) if node.ordered]
+    return {node.key: node for node in nodes}
+
+
+def lane_times(instructions: Sequence[Instruction], times: Times) -> LaneTimes:
+    """The time that a body takes, and that each lane is busy."""
+    spans = list(held(instructions, times))
+    busy = [sum(end - start for i, start, end in spans if (i.kind in EXCHANGES) == lane) for lane in (False, True)]
+    return LaneTimes(max((end for _, _, end in spans), default=0), *busy)
+
+
+def held(
+    instructions: Sequence[Instruction], times: Times, sends_ns: Sequence[int] = ()
+) -> Iterator[tuple[Instruction, int, int]]:
+    """The segments and exchanges of a body, each with its start and end in nanoseconds.
+
+    Compute goes in order, exchanges in order beside it, waits where they stand. `sends_ns`: of each slot, how long its
+    message is on the link to another rank; with them the messages are there too, as exchanges that nothing waits for.
+    """
+    on_lanes = [i for i in instructions if i.kind == "run" or i.kind in EXCHANGES]
+    nodes = [times[i.kind, i.phase, i.site] for i in on_lanes]
+    pace = zip(*paces(nodes, len({i.slot for i in on_lanes})), strict=True)
+    compute = link = 0
+    ends: dict[tuple[int, str, str, str], int] = {}
+    for i in instructions:
+        key = (i.slot, i.wait or i.kind, i.phase, i.site)
+        if i.kind == "wait":
+            compute = max(compute, ends[key])
+        elif i.kind in EXCHANGES:
+            start = max(link, compute)
+            link = ends[key] = start + next(pace)[0]
+            yield i, start, link
+        elif i.kind == "send" and sends_ns and sends_ns[i.slot]:
+            start = max(link, compute)
+            link = start + sends_ns[i.slot]
+            yield i, start, link
+        elif i.kind == "run":
+            start, compute = compute, compute + computed(*next(pace), link - compute)
+            yield i, start, compute
+
+
+def overlaps_of(programs: Mapping[str, Program], times: Times | Sequence[Times]) -> dict[str, Overlap]:
+    """The use that programs of one plan make of the two lanes, each body as often as it is invoked.
+
+    `times`: of all pipeline ranks, or of each. A body that two kinds of devices run has the times of the slower one.
+    """
+    lanes: dict[tuple[str, int], LaneTimes] = {}  # one name is one body, on whatever rank of a kind
+    for program in programs.values():
+        for bodies, (kind, table) in zip(program.bodies, tables_of(times, len(program.bodies)), strict=True):
+            for body in bodies:
+                if (body.name, kind) not in lanes:
+                    lanes[body.name, kind] = lane_times(body.instructions, table)
+    return {name: _overlap(program, times, lanes) for name, program in programs.items()}
+
+
+def _overlap(program: Program, times: Times | Sequence[Times], lanes: Mapping[tuple[str, int], LaneTimes]) -> Overlap:
+    """The overlap of one program. `lanes`: the times of its bodies, by name and kind of device."""
+    kinds: dict[str, list[tuple[int, LaneTimes]]] = defaultdict(list)
+    slowest: dict[str, LaneTimes] = {}
+    tables = tables_of(times, len(program.bodies))
+    for bodies, invocations, (kind, _) in zip(program.bodies, program.invocations, tables, strict=True):
+        counts = Counter(invocation.body for invocation in invocations)
+        for body in bodies:
+            if body.actions[0][0] in COPIES:
+                continue  # on neither lane
+            found = lanes[body.name, kind]
+            kinds[_kinds(body)].append((counts[body.name], found))
+            slowest[body.name] = max(slowest.get(body.name, found), found, key=lambda one: one.end)
+    return Overlap(
+        tuple(sorted(slowest.items())),
+        tuple((kind, _sum(kinds[kind])) for kind in sorted(kinds, key=lambda kind: (len(kind), kind))),
+    )
+
+
+def tables_of(times: Times | Sequence[Times], num_ranks: int) -> list[tuple[int, Times]]:
+    """The times of each pipeline rank, behind the first rank that has equal ones."""
+    tables = [times] * num_ranks if isinstance(times, Mapping) else list(times)
+    return [(tables.index(table), table) for table in tables]
+
+
+def _kinds(body: Body) -> str:
+    """The kinds of a body's actions: F, B, I, W or two of them, as in F&B, the forward of a pair first."""
+    return "&".join(sorted((action[0] for action in body.actions), key=KINDS.index))
+
+
+def _sum(counted: Iterable[tuple[int, LaneTimes]]) -> LaneTimes:
+    rows = [(n * t.end, n * t.compute, n * t.communication) for n, t in counted]
+    return LaneTimes(*(sum(column) for column in zip(*rows, strict=True)))

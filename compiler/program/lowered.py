@@ -1,0 +1,38 @@
+"""What is decided before torch is imported: a plan, schedules, programs, and the proofs of the programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.ir import Plan, Program
+from compiler.program.lower import Lowering
+from compiler.program.proof import Certificate
+from compiler.schedule.schedule import Schedule
+from dsl.closed_forms.memory import Memory
+from runtime.contract import Opening
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A plan and what runs on it: schedules, programs, and the proofs of the programs."""
+
+    lowering: Lowering
+    batches: tuple[tuple[int, int], ...]  # (first step, sequences of a step), ascending
+    num_steps: int
+    schedules: Mapping[str, Schedule]  # by program: train_8, evaluate_2
+    programs: Mapping[str, Program]
+    certificates: Mapping[str, Certificate]
+    openings: tuple[Opening, ...]  # the channels of all ranks, in the order in which they are opened
+    memories: tuple[Memory, ...]  # of a device of every pipeline rank, at the peak of the fullest of the programs
+    micro_batch_orders: Mapping[str, tuple[int, ...]]  # by program, where micro-batches go by their cost
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the programs run."""
+        return self.lowering.plan
+
+    @property
+    def main_schedule(self) -> Schedule:
+        """The schedule of the largest batch."""
+        return max((s for n, s in self.schedules.items() if n.startswith("train")), key=lambda s: s.num_micro_batches)

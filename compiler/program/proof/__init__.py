@@ -1,0 +1,80 @@
+"""Proof before emission: that a program cannot hang, compute with a wrong value, or leave a gradient unreduced.
+
+Five passes: bodies against the plan's stages, channels over all ranks, values over each rank, replicas over the plan,
+collectives over the world.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from compiler.ir import Collective, Plan, Program
+from compiler.ir.received_rows import Received
+from compiler.program.proof.certificate import Certificate, ProofError
+from compiler.program.proof.channels import check_channels
+from compiler.program.proof.collectives import check_collectives, check_reductions
+from compiler.program.proof.effects import Effects, Rows
+from compiler.program.proof.lifetimes import check_values
+from compiler.program.proof.replicas import check_holders
+from compiler.program.proof.structure import Structure
+from compiler.schedule.simulate import peak_activations
+
+__all__ = ["Certificate", "ProofError", "Prover", "Rows", "prove"]
+
+
+class Prover:
+    """Proves the programs of one plan. What one program has in common with those before it is not looked at again.
+
+    `rows` is R, the rows a rank receives in each dispatch, or with what it forwards: one value, or as recorded, a
+    function of (pipeline rank, layer as in "L17", micro-batch). Only `peak_bytes` depends on it.
+    """
+
+    def __init__(self, plan: Plan, rows: int | Received | Rows = 0) -> None:
+        self._plan, self._rows = plan, rows
+        self._structure = Structure(plan)
+        self._effects = Effects(self._structure.bodies)
+        self._holders_are_right = False
+        self._right_lists: dict[bool, tuple[tuple[Collective, ...], ...]] = {}  # of collectives, in training or not
+
+    def prove(self, program: Program) -> Certificate:
+        """The certificate of a program that holds in every interleaving; else ProofError, naming rank and action.
+
+        O(instructions), at most.
+        """
+        schedule = self._structure.schedule_of(program)
+        self._structure.check(program)
+        num_messages = check_channels(program, schedule)
+        memories = [
+            check_values(program, schedule, rank, self._rows, self._effects) for rank in range(schedule.num_ranks)
+        ]
+        if not self._holders_are_right:
+            check_holders(self._plan)
+            self._holders_are_right = True
+        bodies = [(rank, body) for rank, row in enumerate(program.bodies) for body in row]
+        trains = any(action[0] != "F" for _, body in bodies for action in body.actions)
+        lists = program.prologue, program.epilogue, program.update
+        if self._right_lists.get(trains) != lists:
+            check_collectives(program, self._plan, trains)
+            self._right_lists[trains] = lists
+        check_reductions(program, self._plan, trains)
+        invoked = [Counter([invocation.body for invocation in row]) for row in program.invocations]
+        counts = [(invoked[rank][body.name], *self._structure.bodies.counts(rank, body)) for rank, body in bodies]
+        return Certificate(
+            program=program.name,
+            stage_placement=program.stage_placement,
+            num_ranks=schedule.num_ranks,
+            num_micro_batches=program.num_micro_batches,
+            num_actions=sum(invoked[rank][body.name] * len(body.actions) for rank, body in bodies),
+            num_instructions=sum(times * instructions for times, instructions, _ in counts),
+            num_messages=num_messages,
+            num_exchanges=sum(times * exchanges for times, _, exchanges in counts),
+            num_collectives=len(program.collectives),
+            peak_activations=peak_activations(schedule),
+            peak_fixed_bytes=tuple(memory.peak_fixed_bytes for memory in memories),
+            peak_bytes=tuple(memory.peak_bytes for memory in memories),
+        )
+
+
+def prove(program: Program, plan: Plan, rows: int | Received | Rows = 0) -> Certificate:
+    """The certificate of a lone program: see `Prover`."""
+    return Prover(plan, rows).prove(program)

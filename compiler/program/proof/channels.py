@@ -1,0 +1,302 @@
+"""Second pass, over ranks together: one maximal run under zero-buffer rendezvous decides every interleaving.
+
+Why one run is enough. Rank programs are straight lines and name their peers, so whether a rank can go on depends only
+on how far the others have come, and going on never takes that away from anyone: all maximal runs end in the same
+state. If that is the end of every program, no interleaving can hang; if not, all do. A message moves once it is both
+sent and posted; a send never waits, a `receive` waits until its message has moved. There is one channel per ordered
+pair of ranks, in order at both ends, so its k-th post must be its k-th send.
+
+A send to the own rank has no channel: it must come before the `receive` of it in the rank's own line.
+
+A column (one data coordinate) stands for all: they run one program, so the members of an exchange start the same
+exchanges in the same order, and stepping all columns together is one of the runs.
+
+A release promises that a message has moved. That must hold in every interleaving, hence follow from the order of
+events alone: the peer's `receive` of it must lie in the releasing rank's past. Mostly the rank has received something
+that the peer sent after it, which is enough. Where it has not, it may know by way of other ranks: a second run decides,
+with vector clocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
+
+from compiler.ir import Body, Instruction, Message, Program
+from compiler.program.proof.certificate import ProofError
+from compiler.schedule.schedule import Schedule
+
+SEND, RECEIVE, RELEASE = range(3)
+Exchanged: TypeAlias = tuple[tuple[str, int, str, int], ...]  # (kind, peer, producer, slot)
+Event: TypeAlias = "tuple[int, int, Channel, int]"  # kind, number of the message, its channel, the invocation it is in
+
+
+@dataclass(slots=True, eq=False)
+class Channel:
+    """A channel between two ranks: the messages sent and those posted in their orders, each with its invocation."""
+
+    source: int
+    destination: int
+    numbers: dict[tuple[str, int], int] = field(default_factory=dict)  # of messages; on other channels there are others
+    sends: list[int] = field(default_factory=list)
+    sent_in: list[int] = field(default_factory=list)
+    posts: list[int] = field(default_factory=list)
+    posted_in: list[int] = field(default_factory=list)
+    heard: int = 0  # how many of the source's events the messages that were received tell of
+
+
+@dataclass
+class Lines:
+    """The events of each rank in its order: a program's messages by number, and what its ranks do with them."""
+
+    program: Program
+    schedule: Schedule
+    channels: dict[tuple[int, int], Channel] = field(default_factory=dict)  # by source and destination
+    messages: list[tuple[str, int]] = field(default_factory=list)  # by number: producer and micro-batch
+    events: list[list[Event]] = field(default_factory=list)  # by rank
+    faults: dict[int, tuple[int, str]] = field(default_factory=dict)  # rank -> events before its first, and what it is
+    ends: list[str] = field(default_factory=list)  # faults that show where a rank has come to its end
+
+    def at(self, rank: int, index: int) -> str:
+        """Rank and action of an invocation."""
+        return f"rank {rank}, {self.schedule.actions[rank][index]}"
+
+    def channel(self, rank: int, index: int, source: int, destination: int, what: str) -> Channel:
+        """The channel of an event of a rank."""
+        key = source, destination
+        if key not in self.channels:
+            peer = destination if rank == source else source
+            if not 0 <= peer < len(self.program.bodies) or peer == rank:
+                raise ProofError(f"{self.at(rank, index)}: {what} names rank {peer}")
+            self.channels[key] = Channel(source, destination)
+        return self.channels[key]
+
+    def message(self, number: int) -> Message:
+        """The message with a number."""
+        return Message(*self.messages[number])
+
+
+def message_of(instruction: Instruction, micro_batch: int) -> Message:
+    """The message that a send gives or a receive awaits, named by its producer."""
+    return Message(producer_of(instruction), micro_batch)
+
+
+def producer_of(instruction: Instruction) -> str:
+    """The action whose message it is."""
+    stage = int(instruction.action[1:])
+    forward = instruction.phase == "F"
+    if instruction.kind == "receive":
+        stage += -1 if forward else 1
+    return f"{'F' if forward else 'B'}{stage}"
+
+
+def exchanged(body: Body) -> Exchanged:
+    """Every message that a body sends or receives."""
+    return tuple((i.kind, i.peer, producer_of(i), i.slot) for _, i in body.messages)
+
+
+def check_channels(program: Program, schedule: Schedule) -> int:
+    """Raise ProofError unless all posts are in the sender's order, no rank can hang and releases are safe.
+
+    Returns the number of messages between ranks.
+    """
+    lines = read_lines(program, schedule)
+    for _, channel in sorted(lines.channels.items()):
+        _check_order(lines, channel)
+    if not _run(lines):
+        _run_with_clocks(lines)
+    if lines.ends:
+        raise ProofError(lines.ends[0])
+    return sum(len(channel.sends) for channel in lines.channels.values())
+
+
+def read_lines(program: Program, schedule: Schedule) -> Lines:
+    """What each rank communicates; ProofError where that is with a rank that is not there."""
+    lines = Lines(program, schedule)
+    for rank, bodies in enumerate(program.bodies):
+        lines.events.append(_line(lines, rank, {body.name: exchanged(body) for body in bodies}))
+    return lines
+
+
+def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
+    """The events of a rank. What it posts is told of in the channels alone: no one waits for it."""
+    events: list[Event] = []
+    messages = lines.messages
+    coming: dict[int, Channel] = {}  # by peer
+    going: dict[int, Channel] = {}
+    posted: set[int] = set()  # not yet awaited
+    in_flight: set[int] = set()  # sent, not yet released
+    handed_over: dict[Message, int] = {}  # sent to itself and not yet received, with the invocation
+
+    def fault(index: int, text: str) -> None:
+        lines.faults.setdefault(rank, (len(events), f"{lines.at(rank, index)}: {text}"))
+
+    for index, (body, micro_batches, posts, releases) in enumerate(lines.program.invocations[rank]):
+        for peer, message in posts:
+            if peer not in coming:
+                coming[peer] = lines.channel(rank, index, peer, rank, f"post {message}")
+            channel = coming[peer]
+            if (number := channel.numbers.get(message)) is None:
+                channel.numbers[message] = number = len(messages)
+                messages.append(message)
+            channel.posts.append(number)
+            channel.posted_in.append(index)
+            posted.add(number)
+        for kind, peer, producer, slot in bodies[body]:
+            named = producer, micro_batches[slot]
+            if peer == rank:
+                if text := _hand_over(kind, Message(*named), index, handed_over):
+                    fault(index, text)
+            elif kind == "send":
+                if peer not in going:
+                    going[peer] = lines.channel(rank, index, rank, peer, f"send {Message(*named)}")
+                channel = going[peer]
+                if (number := channel.numbers.get(named)) is None:
+                    channel.numbers[named] = number = len(messages)
+                    messages.append(named)
+                channel.sends.append(number)
+                channel.sent_in.append(index)
+                in_flight.add(number)
+                events.append((SEND, number, channel, index))
+            else:
+                if peer not in coming:
+                    coming[peer] = lines.channel(rank, index, peer, rank, f"receive {Message(*named)}")
+                channel = coming[peer]
+                if (number := channel.numbers.get(named)) is None:
+                    channel.numbers[named] = number = len(messages)
+                    messages.append(named)
+                events.append((RECEIVE, number, channel, index))
+                if number in posted:
+                    posted.remove(number)
+                else:
+                    fault(index, f"recv {Message(*named)} awaits what is not posted, or awaited already")
+        for peer, message in releases:
+            if peer not in going:
+                going[peer] = lines.channel(rank, index, rank, peer, f"release {message}")
+            channel = going[peer]
+            number = channel.numbers.get(message, -1)
+            if number in in_flight:
+                in_flight.remove(number)
+                events.append((RELEASE, number, channel, index))
+            else:
+                fault(index, f"releases {message}, which is not sent, or released already")
+    for left, index in handed_over.items():
+        lines.ends.append(f"{lines.at(rank, index)}: send {left} is never received by the rank itself")
+    for source, channel in coming.items():
+        late = sorted(str(lines.message(number)) for number in channel.posts if number in posted)
+        last = len(lines.program.invocations[rank]) - 1
+        lines.ends += [f"{lines.at(rank, last)}: {text} from rank {source} is posted, never awaited" for text in late]
+    return events
+
+
+def _hand_over(kind: str, message: Message, index: int, under_way: dict[Message, int]) -> str:
+    """Put a send to the own rank under way, or take the receive of it off; returns what is wrong with it, or ""."""
+    if kind == "send":
+        again = message in under_way
+        under_way[message] = index
+        return f"send {message} again before it was received" if again else ""
+    return "" if under_way.pop(message, None) is not None else f"recv {message} comes before this rank has sent it"
+
+
+def _check_order(lines: Lines, channel: Channel) -> None:
+    """On a channel the k-th post must be the k-th send."""
+    given, taken = channel.sends, channel.posts
+    if given == taken:
+        return
+    source, destination, message = channel.source, channel.destination, lines.message
+    for k, (send, post) in enumerate(zip(given, taken, strict=False)):
+        if send != post:
+            raise ProofError(
+                f"{lines.at(destination, channel.posted_in[k])}: posts {message(post)} as message {k} from rank "
+                f"{source}, which sends {message(send)} as message {k} (in "
+                f"{lines.schedule.actions[source][channel.sent_in[k]]})"
+            )
+    k = min(len(given), len(taken))
+    if len(given) > len(taken):
+        where = lines.at(source, channel.sent_in[k])
+        raise ProofError(f"{where}: send {message(given[k])} is never posted by rank {destination}")
+    where = lines.at(destination, channel.posted_in[k])
+    raise ProofError(f"{where}: posts {message(taken[k])}, which rank {source} never sends")
+
+
+def _run(lines: Lines) -> bool:
+    """A maximal run; False where what a rank has received itself does not show that a release is safe."""
+    sent, received = [0] * len(lines.messages), [0] * len(lines.messages)  # which event of the rank that is; 0: not yet
+    waiting: dict[int, int] = {}  # message -> rank
+    done = [0] * len(lines.events)
+    back = {id(channel): lines.channels.get((d, s)) for (s, d), channel in lines.channels.items()}
+    runnable = deque(range(len(done)))
+    while runnable:
+        rank = runnable.popleft()
+        events, count = lines.events[rank], done[rank]
+        stop, fault = lines.faults.get(rank, (len(events), ""))
+        for kind, number, channel, _ in islice(events, count, stop):
+            count += 1
+            if kind == RECEIVE:
+                if not sent[number]:
+                    waiting[number] = rank
+                    count -= 1
+                    break
+                if sent[number] > channel.heard:
+                    channel.heard = sent[number]
+                received[number] = count
+            elif kind == SEND:
+                sent[number] = count
+                if number in waiting:
+                    runnable.append(waiting.pop(number))
+            else:
+                reply = back[id(channel)]
+                if not received[number] or reply is None or received[number] > reply.heard:
+                    return False
+        else:
+            if fault:
+                raise ProofError(fault)
+        done[rank] = count
+    _check_ended(lines, done)
+    return True
+
+
+def _run_with_clocks(lines: Lines) -> None:
+    """A maximal run with what each rank knows of all others: of each, how many of its events lie in the own past."""
+    clocks = [[0] * len(lines.events) for _ in lines.events]
+    sent: dict[int, list[int]] = {}  # message -> sender's clock
+    received: dict[int, int] = {}  # message -> which event of the destination that was
+    waiting: dict[int, int] = {}
+    runnable = deque(range(len(clocks)))
+    while runnable:
+        rank = runnable.popleft()
+        events, clock = lines.events[rank], clocks[rank]
+        stop, fault = lines.faults.get(rank, (len(events), ""))
+        for kind, number, channel, index in islice(events, clock[rank], stop):
+            if kind == RECEIVE and number not in sent:
+                waiting[number] = rank
+                break
+            clock[rank] += 1
+            if kind == RECEIVE:
+                clock[:] = map(max, clock, sent[number])
+                received[number] = clock[rank]
+            elif kind == SEND:
+                sent[number] = clock[:]
+                if number in waiting:
+                    runnable.append(waiting.pop(number))
+            elif received.get(number, clock[channel.destination] + 1) > clock[channel.destination]:
+                raise ProofError(
+                    f"{lines.at(rank, index)}: releases {lines.message(number)}, but nothing it has received by then "
+                    f"shows that rank {channel.destination} has taken it"
+                )
+        else:
+            if fault:
+                raise ProofError(fault)
+    _check_ended(lines, [clock[rank] for rank, clock in enumerate(clocks)])
+
+
+def _check_ended(lines: Lines, done: list[int]) -> None:
+    stuck = [(rank, *lines.events[rank][count]) for rank, count in enumerate(done) if count < len(lines.events[rank])]
+    waits = [
+        f"{lines.at(rank, index)}: recv {lines.message(number)} waits for rank {channel.source}"
+        for rank, _, number, channel, index in stuck
+    ]
+    if waits:
+        raise ProofError("; ".join(waits) + "; none of them can go on")

@@ -1,0 +1,180 @@
+"""The states that values go through: of a namespace, of a rank's memory, and what bodies do to them.
+
+Namespaces with the same values in them are one state, and what a body does to a state is found once, however many
+micro-batches meet it: a proof takes time for each invocation, not for each instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from compiler.ir import Buffer, Instruction
+from compiler.ir.received_rows import Received
+from compiler.program.proof.structure import Bodies
+
+Name: TypeAlias = tuple[int, str]  # of a value: its stage, and its name there
+Rows: TypeAlias = Callable[[int, str, int], int | Received]  # (pipeline rank, layer, micro-batch) -> R, or with P and X
+Inside: TypeAlias = Callable[[str, str, int], int]  # (site, phase, R) -> bytes
+
+
+STAGED = "staged"  # ends the name of what exchanges stage
+
+
+class Staged(NamedTuple):
+    """Bytes that an exchange holds from its start to its wait, and those that its wait needs in their place."""
+
+    held: int = 0
+    at_wait: int = 0
+
+
+Staging: TypeAlias = Callable[[Instruction, Sequence[Buffer], Sequence[Buffer], Received], Staged]  # of its start, of
+# what it reads and what its wait writes
+Change: TypeAlias = tuple[int, int, int, int]  # of a memory: its fixed bytes, its bytes, and their peaks on the way
+Found: TypeAlias = dict[tuple[int, ...], tuple[tuple[int, ...], Change]]  # numbers of states -> those behind it
+Place: TypeAlias = int  # number of a namespace of a rank: of stages that follow each other there, and a micro-batch
+
+
+@dataclass
+class Storage:
+    """A piece of memory and how many values and sends hold it."""
+
+    fixed_bytes: int
+    bytes: int
+    holders: int = 0
+    name: str = ""  # of the value it was made for
+
+
+@dataclass
+class Memory:
+    """Live and peak bytes of a rank: without received rows, and with them."""
+
+    fixed_bytes: int = 0
+    bytes: int = 0
+    peak_fixed_bytes: int = 0
+    peak_bytes: int = 0
+
+    def hold(self, storage: Storage) -> None:
+        if storage.holders == 0:
+            self.add(storage.fixed_bytes, storage.bytes)
+        storage.holders += 1
+
+    def drop(self, storage: Storage) -> None:
+        storage.holders -= 1
+        if storage.holders == 0:
+            self.add(-storage.fixed_bytes, -storage.bytes)
+
+    def add(self, fixed_bytes: int, bytes: int) -> None:
+        self.fixed_bytes += fixed_bytes
+        self.bytes += bytes
+        if self.fixed_bytes > self.peak_fixed_bytes:
+            self.peak_fixed_bytes = self.fixed_bytes
+        if self.bytes > self.peak_bytes:
+            self.peak_bytes = self.bytes
+
+    def touch(self, fixed_bytes: int, bytes: int) -> None:
+        """These are there for a moment."""
+        if self.fixed_bytes + fixed_bytes > self.peak_fixed_bytes:
+            self.peak_fixed_bytes = self.fixed_bytes + fixed_bytes
+        if self.bytes + bytes > self.peak_bytes:
+            self.peak_bytes = self.bytes + bytes
+
+    def follow(self, change: Change) -> None:
+        """Go through what was found from no live bytes on."""
+        fixed_bytes, num_bytes, peak_fixed_bytes, peak_bytes = change
+        if self.fixed_bytes + peak_fixed_bytes > self.peak_fixed_bytes:
+            self.peak_fixed_bytes = self.fixed_bytes + peak_fixed_bytes
+        if self.bytes + peak_bytes > self.peak_bytes:
+            self.peak_bytes = self.bytes + peak_bytes
+        self.fixed_bytes += fixed_bytes
+        self.bytes += num_bytes
+
+    @property
+    def change(self) -> Change:
+        """The change since the memory was made, for another memory to follow."""
+        return self.fixed_bytes, self.bytes, self.peak_fixed_bytes, self.peak_bytes
+
+
+@dataclass(frozen=True)
+class State:
+    """A namespace as it stands between two bodies; storages are named by their place in `storages`."""
+
+    live: tuple[tuple[Name, Buffer, int], ...] = ()
+    written: frozenset[tuple[int, str, bool]] = frozenset()  # by (stage, name, whether a backward made it again)
+    sent: tuple[tuple[str, int], ...] = ()  # by the action that made the message; not yet released, or received here
+    away: tuple[tuple[Name, int], ...] = ()  # on the host
+    reported: tuple[tuple[Name, int], ...] = ()  # to the executor, which has it to the end
+    storages: tuple[tuple[int, int, int], ...] = ()  # fixed bytes, bytes, holders
+
+
+@dataclass
+class Namespace:
+    """Values of one micro-batch, of stages that follow each other on the rank: mostly of one stage."""
+
+    live: dict[Name, tuple[Buffer, Storage]] = field(default_factory=dict)
+    written: set[tuple[int, str, bool]] = field(default_factory=set)
+    sent: dict[str, Storage] = field(default_factory=dict)
+    away: dict[Name, Storage] = field(default_factory=dict)  # on the host, with the storage that it will have
+    reported: dict[Name, Storage] = field(default_factory=dict)  # to the executor
+
+    @staticmethod
+    def of(state: State) -> Namespace:
+        storages = [Storage(*sizes) for sizes in state.storages]
+        live = {name: (buffer, storages[at]) for name, buffer, at in state.live}
+        for name, (buffer, storage) in live.items():
+            storage.name = storage.name if buffer.alias and storage.name else name[1]
+        for name, at in state.away:
+            storages[at].name = storages[at].name or name[1]
+        for name, at in state.reported:
+            storages[at].name = storages[at].name or name[1]
+        sent = {action: storages[at] for action, at in state.sent}
+        away, reported = ({name: storages[at] for name, at in of} for of in (state.away, state.reported))
+        return Namespace(live, set(state.written), sent, away, reported)
+
+    @property
+    def held(self) -> tuple[Storage, ...]:
+        """What takes memory of the device; one storage may be there several times."""
+        return (*(storage for _, storage in self.live.values()), *self.sent.values(), *self.reported.values())
+
+    def state(self) -> State:
+        storages = {id(storage): storage for storage in (*self.held, *self.away.values())}
+        place = {key: at for at, key in enumerate(storages)}
+        return State(
+            tuple((name, buffer, place[id(storage)]) for name, (buffer, storage) in self.live.items()),
+            frozenset(self.written),
+            tuple((action, place[id(storage)]) for action, storage in self.sent.items()),
+            tuple((name, place[id(storage)]) for name, storage in self.away.items()),
+            tuple((name, place[id(storage)]) for name, storage in self.reported.items()),
+            tuple((storage.fixed_bytes, storage.bytes, storage.holders) for storage in storages.values()),
+        )
+
+
+@dataclass
+class Effects:
+    """The effects of bodies and releases on states, each found once.
+
+    It serves all programs of a plan, in which many bodies recur, for one number of received rows.
+    """
+
+    bodies: Bodies = field(default_factory=Bodies)
+    states: list[State] = field(default_factory=lambda: [State()])
+    numbers: dict[State, int] = field(default_factory=lambda: {State(): 0})
+    found: dict[Hashable, Found] = field(default_factory=dict)  # by all that decides what is done to the states
+    messages: dict[Buffer | None, int] = field(default_factory=dict)  # numbers of the programs' messages
+    inside: Inside | None = None  # bytes that segments need inside beside what they return; a ledger knows none
+    staging: Staging | None = None  # and that exchanges need; likewise
+
+    def find(
+        self, before: tuple[int, ...], act: Callable[[list[Namespace], Memory], None]
+    ) -> tuple[tuple[int, ...], Change]:
+        """The numbers of the states after `act`, and the change of memory."""
+        names, memory = [Namespace.of(self.states[number]) for number in before], Memory()
+        act(names, memory)
+        return tuple(self._number(each.state()) for each in names), memory.change
+
+    def _number(self, state: State) -> int:
+        number = self.numbers.setdefault(state, len(self.states))  # its hash is that of all values: taken once
+        if number == len(self.states):
+            self.states.append(state)
+        return number

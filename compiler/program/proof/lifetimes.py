@@ -1,0 +1,332 @@
+"""Third pass, over each rank alone: values are written once, read while live, freed in the end; and peak bytes.
+
+Posts and releases stand at fixed places of a rank's program, so its memory does not depend on the interleaving.
+A value lives in the namespace of its (stage, micro-batch), across bodies. A storage lives as long as one of: a value
+in it, a value that aliases it, an unreleased send of it; that of a value that is told lives to the end. A receive's
+buffer lives from its post, an exchange's results from its start; with one expert rank these are what it was given,
+whose storage it holds on to. What a rank sends to itself stays in its storage: the send's hold goes over to the value
+received. So stages that follow each other on one rank share a namespace. That all posted messages are sent, awaited
+and released once, and what is handed over is received once, is the second pass's finding.
+
+Where a namespace stands is a number, and what a body does to it is looked up (compiler/program/proof/effects.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+from compiler.ir import Body, Buffer, Instruction, Invocation, Message, Program
+from compiler.ir.received_rows import Received
+from compiler.program.proof.certificate import ProofError
+from compiler.program.proof.channels import message_of
+from compiler.program.proof.effects import STAGED, Effects, Found, Memory, Namespace, Place, Rows, Storage
+from compiler.program.proof.structure import EXCHANGES, Waits
+from compiler.schedule.schedule import Schedule
+from runtime.contract.actions import Action, Step, actions_of
+
+
+def check_values(
+    program: Program, schedule: Schedule, rank: int, rows: int | Received | Rows, effects: Effects
+) -> Memory:
+    """Raise ProofError unless every read, write and free of `rank` is sound; returns its peak bytes."""
+    state = RankValues(program, schedule, rank, rows, effects)
+    for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
+        state.invoke(invocation, step)
+    held = {number for number in set(state.numbers) if effects.states[number].live}
+    for place, number in enumerate(state.numbers) if held else ():
+        for (stage, name), _, _ in effects.states[number].live:
+            micro_batch = place % program.num_micro_batches
+            raise ProofError(f"rank {rank}, stage {stage}, micro-batch {micro_batch}: {name} is never freed")
+    return state.memory
+
+
+class RankValues:
+    """The namespaces and memory of one rank as its program goes on."""
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        rank: int,
+        rows: int | Received | Rows,
+        effects: Effects,
+        fixed_rows: int | Received = 0,
+    ) -> None:
+        """`fixed_rows`: how many received rows fixed bytes are to stand for; one `effects` knows one number."""
+        self.schedule, self.fixed_rows = schedule, received(fixed_rows)
+        self.rows = rows if callable(rows) else received(rows)
+        self.rank, self.message, self.effects = rank, program.message, effects
+        self.bodies = {body.name: (body, effects.bodies.waits(rank, body)) for body in program.bodies[rank]}
+        self.places = _places(schedule, rank)
+        self.slots = {body.name: [self.places[int(a[1:])] for a in body.actions] for body in program.bodies[rank]}
+        self.numbers = [0] * (1 + max((max(places) for places in self.places.values()), default=-1))  # of the states
+        self.found: dict[tuple[str, tuple[int, ...]], Found] = {}  # by body and `slots`
+        self.sent: dict[str, tuple[list[Place], Found]] = {}  # by the action that made a message
+        self.message_number = effects.messages.setdefault(self.message, len(effects.messages))
+        self.posted: Storage | None = None  # what a post takes
+        self.memory = Memory()
+
+    def invoke(self, invocation: Invocation, step: Step) -> None:
+        """Go through one invocation, with what is posted before it and released after it."""
+        name, micro_batches, posts, releases = invocation
+        if posts:
+            self._post(invocation, step, self.memory)
+        # Most of a proof's time is spent here and in `_release`.
+        places, slots = _different([places[k] for places, k in zip(self.slots[name], micro_batches, strict=True)])
+        if isinstance(self.rows, Received):
+            found = self.found.get((name, slots))
+            if found is None:
+                found = self.found[name, slots] = self._found(name, self.rows, slots)
+        else:  # with recorded rows every micro-batch of every rank has its own sizes
+            found = self._found(name, (self.rank, micro_batches), slots)
+        numbers = self.numbers
+        before = tuple([numbers[place] for place in places])
+        effect = found.get(before)
+        if effect is None:
+            body, waits = self.bodies[name]
+            act = partial(self._run, body, waits, actions_of(step), slots)
+            effect = found[before] = self.effects.find(before, act)
+        for place, number in zip(places, effect[0], strict=True):
+            numbers[place] = number
+        self.memory.follow(effect[1])
+        for _, message in releases:
+            self._release(message)
+
+    def _found(self, name: str, sizes: Hashable, slots: tuple[int, ...]) -> Found:
+        """The effects that were found of a body on the micro-batches of so many places."""
+        number = self.effects.bodies.number(self.rank, self.bodies[name][0])
+        return self.effects.found.setdefault((number, sizes, self.message_number, slots), {})
+
+    def _release(self, message: Message) -> None:
+        """A send needs its storage no longer."""
+        action, micro_batch = message
+        if action not in self.sent:
+            self.sent[action] = self.places[int(action[1:])], self.effects.found.setdefault(action, {})
+        places, found = self.sent[action]
+        place = places[micro_batch]
+        before = (self.numbers[place],)
+        effect = found.get(before)
+        if effect is None:
+            effect = found[before] = self.effects.find(before, partial(release, action))
+        self.numbers[place] = effect[0][0]
+        self.memory.follow(effect[1])
+
+    def spaces(self) -> dict[Place, Namespace]:
+        """The namespaces as they stand, to be gone on with without the rank."""
+        return {place: Namespace.of(self.effects.states[number]) for place, number in enumerate(self.numbers) if number}
+
+    def watch(self, invocation: Invocation, step: Step, spaces: dict[Place, Namespace], memory: Memory) -> None:
+        """Go through the next invocation, up to its releases, instruction by instruction, on `spaces` and `memory`."""
+        body, waits = self.bodies[invocation.body]
+        actions = actions_of(step)
+        places, slots = _different([self.places[action.stage][action.micro_batch] for action in actions])
+        self._post(invocation, step, memory)
+        self._run(body, waits, actions, slots, [spaces.setdefault(place, Namespace()) for place in places], memory)
+
+    def _post(self, invocation: Invocation, step: Step, memory: Memory) -> None:
+        if not invocation.posts:
+            return
+        if self.message is None:
+            message = invocation.posts[0][1]
+            raise ProofError(f"rank {self.rank}, {step}: posts {message}, but the program has no message buffer")
+        if self.posted is None:
+            self.posted = self._storage(self.message, "", 0)
+        count = len(invocation.posts)
+        memory.add(count * self.posted.fixed_bytes, count * self.posted.bytes)
+
+    def _run(
+        self,
+        body: Body,
+        waits: Waits,
+        actions: tuple[Action, ...],
+        slots: tuple[int, ...],
+        namespaces: list[Namespace],
+        memory: Memory,
+    ) -> None:
+        results: dict[int, dict[str, Storage]] = {}  # of exchanges under way, by the index of their wait
+        staged: dict[int, tuple[Storage, Storage]] = {}  # likewise: what they hold, and what their wait needs
+        for index, instruction in enumerate(body.instructions):
+            action, names = actions[instruction.slot], namespaces[slots[instruction.slot]]
+            for name in instruction.reads:
+                if (action.stage, name) not in names.live:
+                    raise self._error(action, instruction, f"{name} is not live")
+            if instruction.kind == "free":
+                for name in instruction.reads:
+                    self._free(action, instruction, names, name, memory)
+            elif instruction.kind in EXCHANGES:
+                results[waits[index]] = {}
+                for buffer in body.instructions[waits[index]].writes:
+                    storage = self._storage(buffer, instruction.site, action.micro_batch)
+                    if buffer.alias:  # one of what it reads, which is live
+                        storage = names.live[action.stage, buffer.alias][1]
+                    memory.hold(storage)
+                    results[waits[index]][buffer.name] = storage
+                if self.effects.staging:
+                    read = [names.live[action.stage, name][0] for name in instruction.reads]
+                    writes = body.instructions[waits[index]].writes
+                    staged[waits[index]] = self._staged(instruction, read, writes, action.micro_batch)
+                    memory.hold(staged[waits[index]][0])
+            elif instruction.kind == "to_host":
+                _go(action.stage, instruction, names)
+            elif instruction.kind == "from_host":
+                given = self._come(action, instruction, names, memory)
+                self._write(action, instruction, names, given, memory)
+            elif instruction.kind == "send":
+                buffer, storage = names.live[action.stage, instruction.reads[0]]
+                self._check_message(action, instruction, buffer)
+                memory.hold(storage)
+                names.sent[message_of(instruction, action.micro_batch).action] = storage
+            elif instruction.kind == "tell":
+                storage = names.live[action.stage, instruction.reads[0]][1]
+                memory.hold(storage)
+                names.reported[action.stage, instruction.site] = storage
+            elif instruction.kind == "receive":
+                self._check_message(action, instruction, instruction.writes[0])
+                if instruction.peer == self.rank:
+                    storage = names.sent.pop(message_of(instruction, action.micro_batch).action)
+                else:
+                    storage = self._storage(instruction.writes[0], "", 0)
+                    storage.holders = 1  # since its post
+                self._write(action, instruction, names, {instruction.writes[0].name: storage}, memory)
+            else:
+                self._write(action, instruction, names, results.pop(index, {}), memory)
+                if instruction.kind == "run" and self.effects.inside:
+                    both = (self.fixed_rows, self._rows(instruction.site, action.micro_batch))
+                    memory.touch(*(self.effects.inside(instruction.site, instruction.phase, of.rows) for of in both))
+                if index in staged:
+                    held, at_wait = staged.pop(index)
+                    memory.drop(held)
+                    memory.hold(at_wait)
+                    memory.drop(at_wait)
+
+    def _staged(
+        self, start: Instruction, read: Sequence[Buffer], written: Sequence[Buffer], micro_batch: int
+    ) -> tuple[Storage, Storage]:
+        """What an exchange holds until its wait, and what that needs then."""
+        assert self.effects.staging
+        fixed = self.effects.staging(start, read, written, self.fixed_rows)
+        here = self.effects.staging(start, read, written, self._rows(start.site, micro_batch))
+        name = f"{start.site}_{STAGED}"
+        return Storage(fixed.held, here.held, name=name), Storage(fixed.at_wait, here.at_wait, name=name)
+
+    def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:
+        assert buffer is not None, "a message of a program that has messages"
+        if not buffer.row_bytes:
+            return Storage(fixed := buffer.fixed_bytes, fixed, name=buffer.name)
+        here = buffer.bytes_at(*self._rows(site, micro_batch))
+        return Storage(buffer.bytes_at(*self.fixed_rows), here, name=buffer.name)
+
+    def _rows(self, site: str, micro_batch: int) -> Received:
+        """The rows that its rank receives in a layer. A site without one receives none, and asks for none recorded."""
+        if isinstance(self.rows, Received):
+            return self.rows
+        return received(self.rows(self.rank, site.split(".")[0], micro_batch))
+
+    def _write(
+        self,
+        action: Action,
+        instruction: Instruction,
+        names: Namespace,
+        given: dict[str, Storage],
+        memory: Memory,
+    ) -> None:
+        """Bind what an instruction writes: to storage it was given, to that of the value it aliases, or to its own."""
+        again = instruction.phase == "F" != action.kind  # by a backward, which first runs a forward again
+        pending = list(instruction.writes)
+        while pending:
+            later = []
+            for buffer in pending:
+                name, alias = (action.stage, buffer.name), (action.stage, buffer.alias)
+                once = (*name, again)
+                if once in names.written or name in names.live:
+                    raise self._error(action, instruction, f"{buffer.name} is written twice")
+                storage = given.get(buffer.name)
+                if buffer.alias and storage is None:
+                    if alias not in names.live:
+                        later.append(buffer)
+                        continue
+                    storage = names.live[alias][1]
+                if storage is None:
+                    storage = self._storage(buffer, instruction.site, action.micro_batch)
+                if buffer.name not in given:
+                    memory.hold(storage)
+                names.live[name] = (buffer, storage)
+                names.written.add(once)
+            if len(later) == len(pending):
+                raise self._error(action, instruction, f"{later[0].name} aliases {later[0].alias}, which is not live")
+            pending = later
+
+    def _come(self, action: Action, instruction: Instruction, names: Namespace, memory: Memory) -> dict[str, Storage]:
+        """The storages of values that come back, of which each holds its own."""
+        given = {}
+        for buffer in instruction.writes:
+            storage = names.away.pop((action.stage, buffer.name), None)
+            if storage is None:
+                raise self._error(action, instruction, f"{buffer.name} is not on the host")
+            memory.hold(storage)
+            given[buffer.name] = storage
+        return given
+
+    def _check_message(self, action: Action, instruction: Instruction, buffer: Buffer) -> None:
+        expected = self.message
+        if expected is None or (buffer.shape, buffer.dtype) != (expected.shape, expected.dtype):
+            shape = f"{expected.dtype}{list(expected.shape)}" if expected else "no tensor"
+            raise self._error(
+                action,
+                instruction,
+                f"{buffer.name} is {buffer.dtype}{list(buffer.shape)}, a message of the program {shape}",
+            )
+
+    def _free(self, action: Action, instruction: Instruction, names: Namespace, name: str, memory: Memory) -> None:
+        if (action.stage, name) not in names.live:
+            raise self._error(action, instruction, f"{name} is not live")
+        memory.drop(names.live.pop((action.stage, name))[1])
+
+    def _error(self, action: Action, instruction: Instruction, fault: str) -> ProofError:
+        words = (instruction.kind, instruction.wait, instruction.phase, instruction.site)
+        return ProofError(f"rank {self.rank}, {action}: {' '.join(word for word in words if word)}: {fault}")
+
+
+def _go(stage: int, instruction: Instruction, names: Namespace) -> None:
+    """What is live is on the host too. What shares a storage will share one again when it is back."""
+    copies: dict[int, Storage] = {}
+    for name in instruction.reads:
+        storage = names.live[stage, name][1]
+        copy = copies.setdefault(id(storage), Storage(storage.fixed_bytes, storage.bytes, name=storage.name))
+        names.away[stage, name] = copy
+
+
+def received(rows: int | Received) -> Received:
+    """A number of rows as what a rank receives without nodes."""
+    return rows if isinstance(rows, Received) else Received(rows)
+
+
+def _places(schedule: Schedule, rank: int) -> dict[int, list[Place]]:
+    """Where the values of each stage of a rank live, by micro-batch. Stages that follow each other there share it."""
+    turn, count = min(schedule.turn, schedule.num_micro_batches), schedule.num_micro_batches
+
+    def first(stage: int, micro_batch: int) -> int:
+        while stage and schedule.rank_of(stage - 1, micro_batch) == rank:
+            stage -= 1
+        return stage
+
+    firsts = {stage: (first(stage, 0), first(stage, turn)) for stage in schedule.stages_of(rank)}
+    rows = {stage: row * count for row, stage in enumerate(sorted({each for pair in firsts.values() for each in pair}))}
+    return {
+        stage: [*range(rows[one], rows[one] + turn), *range(rows[other] + turn, rows[other] + count)]
+        for stage, (one, other) in firsts.items()
+    }
+
+
+def _different(places: list[Place]) -> tuple[list[Place], tuple[int, ...]]:
+    """Each place once, and which of these every given one is."""
+    if len(places) == 1:
+        return places, (0,)
+    first, second = places
+    return ([first], (0, 0)) if first == second else (places, (0, 1))
+
+
+def release(action: str, namespaces: list[Namespace], memory: Memory) -> None:
+    """A send of the namespace's action needs its storage no longer."""
+    memory.drop(namespaces[0].sent.pop(action))

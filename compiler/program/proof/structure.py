@@ -1,0 +1,299 @@
+"""First pass, over bodies: each holds exactly the instructions its stage needs, with the operands its stage says, in
+their order, and ends every exchange it starts.
+
+It leaves to the later passes only *when* things happen. A body is looked at once, however often it is invoked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from typing import TypeAlias
+
+from compiler.ir import Body, Buffer, Communication, Instruction, Plan, Program, Stage, Use
+from compiler.program.proof.certificate import ProofError
+from compiler.program.proof.operands import Operands, gathers, operands, runs, scatters, steps_of
+from compiler.schedule.schedule import Schedule, ScheduleError
+from runtime.contract.actions import Action, Pair, Step, actions_of, parse_step
+
+Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or what is waited for)
+Waits: TypeAlias = dict[int, int]  # index of each exchange's start in a body -> that of the wait which ends it
+
+PHASES = {"F": "F", "B": "IW", "I": "I", "W": "W"}
+COPIES = {"O": "to_host", "R": "from_host"}
+EXCHANGES = (
+    *("counts", "dispatch", "combine"),
+    *("gather_rows", "scatter_rows", "gather_sequences", "scatter_sequences", "gather_choices"),
+    *("gather", "scatter"),
+)
+
+
+class Bodies:
+    """The bodies of programs, by number, with what was found of each: made once, however many programs have it.
+
+    Bodies that differ in whom they talk to alone have one number, as long as that is not the own rank.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[Body, int]] = {}  # by identity; the body stays, so that no other one gets it
+        self._alike: dict[Hashable, int] = {}  # by all but whom a body talks to
+        self._waits: dict[int, Waits] = {}
+        self._counts: dict[int, tuple[int, int]] = {}
+
+    def number(self, rank: int, body: Body) -> int:
+        """The number of a body on a rank."""
+        found = self._numbers.get(id(body))
+        if found is None:
+            same = body.name, body.actions, tuple([_but_peer(rank, i) for i in body.instructions])
+            found = self._numbers[id(body)] = body, self._alike.setdefault(same, len(self._alike))
+        return found[1]
+
+    def waits(self, rank: int, body: Body) -> Waits:
+        """The wait of each exchange; ProofError where one has none."""
+        number = self.number(rank, body)
+        if number not in self._waits:
+            self._waits[number] = waits_of(rank, body)
+        return self._waits[number]
+
+    def counts(self, rank: int, body: Body) -> tuple[int, int]:
+        """The numbers of instructions, and of exchanges that start among them."""
+        number = self.number(rank, body)
+        if number not in self._counts:
+            self._counts[number] = len(body.instructions), sum(i.kind in EXCHANGES for i in body.instructions)
+        return self._counts[number]
+
+
+def _but_peer(rank: int, instruction: Instruction) -> Hashable:
+    """All of an instruction but the other rank it talks to. Bodies that are made together have most of them in common:
+    identity tells, as long as the bodies stay."""
+    i = instruction
+    if i.peer < 0:
+        return id(i)
+    return i.kind, i.slot, i.action, i.phase, i.site, i.wait, i.reads, i.writes, i.params, i.weights, i.peer == rank
+
+
+class Structure:
+    """The first pass, over the programs of one plan. A body that was found right is not looked at again."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.bodies = Bodies()
+        self._plan = plan
+        self._right: set[int] = set()  # numbers of bodies
+        self._actions: dict[tuple[str, int], Action] = {}  # by text and micro-batch
+
+    def schedule_of(self, program: Program) -> Schedule:
+        """The schedule of a program, legal (each F, then B or I…W, once, on the placement's rank) on the plan."""
+        plan, num_ranks, invoked = self._plan, len(program.bodies), len(program.invocations)
+        if invoked != num_ranks or plan.mesh.pp != num_ranks:
+            raise ProofError(f"{num_ranks} ranks have bodies, {invoked} invocations, and the plan has {plan.mesh.pp}")
+        steps = tuple(tuple(self._steps(program, rank)) for rank in range(num_ranks))
+        needed, held = program.stage_placement, plan.stage_placement
+        schedule = Schedule(program.name, num_ranks, program.num_micro_batches, needed, steps)
+        try:
+            schedule.check()
+        except ScheduleError as error:
+            raise ProofError(str(error)) from None
+        if needed.num_stages(num_ranks) != len(plan.stages):
+            raise ProofError(f"placement {needed} on {num_ranks} ranks does not fit {len(plan.stages)} stages")
+        if not held.supports(needed, num_ranks):
+            raise ProofError(f"a {needed} program runs stages that a {held} plan does not store there")
+        return schedule
+
+    def check(self, program: Program) -> None:
+        """Raise ProofError unless every body holds what its actions need, and nothing else."""
+        for rank, bodies in enumerate(program.bodies):
+            names = [body.name for body in bodies]
+            if len(set(names)) < len(names):
+                raise ProofError(f"rank {rank}: two bodies have one name")
+            if set(names) != {invocation.body for invocation in program.invocations[rank]}:
+                raise ProofError(f"rank {rank}: there is a body that nothing invokes")
+            for body in bodies:
+                number = self.bodies.number(rank, body)
+                if number not in self._right:
+                    self._check_body(rank, body)
+                    self._right.add(number)
+
+    def _check_body(self, rank: int, body: Body) -> None:
+        _check_labels(rank, body)
+        for slot, action in enumerate(body.actions):
+            stage = self._plan.stages[int(action[1:])]
+            steps = steps_of(stage)
+            of_slot = [i for i in body.instructions if i.slot == slot and i.kind != "free"]
+            if action[0] in COPIES:
+                _check_copy(f"rank {rank}, {action}", of_slot, COPIES[action[0]], saved_of(stage, self._plan))
+                continue
+            _check_counts(f"rank {rank}, {action}", of_slot, _needs(stage, PHASES[action[0]], self._plan))
+            for i in of_slot:
+                writes = i.writes if i.kind not in EXCHANGES else ()
+                has = (i.reads, i.params, i.weights, writes, i.params_in, i.weights_in)
+                if has != operands(i, stage, steps, self._plan):
+                    raise ProofError(f"rank {rank}, {action}: {_name(i)} has other operands than its stage says")
+            _check_scattered(f"rank {rank}, {action}", of_slot)
+        self.bodies.waits(rank, body)
+
+    def _steps(self, program: Program, rank: int) -> Iterator[Step]:
+        """The steps that the invocations of a rank run, from the texts of its bodies' actions."""
+        texts = {body.name: body.actions for body in reversed(program.bodies[rank])}
+        for invocation in program.invocations[rank]:
+            name, micro_batches = invocation.body, invocation.micro_batches
+            of = texts.get(name, ())
+            if len(of) != len(micro_batches) or len(of) not in (1, 2):
+                raise ProofError(f"rank {rank}, {name}: no body of this name takes {len(micro_batches)} micro-batches")
+            taken = []
+            for key in zip(of, micro_batches, strict=True):
+                if key not in self._actions:
+                    self._actions[key] = _action(rank, name, *key)
+                taken.append(self._actions[key])
+            yield taken[0] if len(taken) == 1 else Pair(*taken)
+
+
+def waits_of(rank: int, body: Body) -> Waits:
+    """Index of each exchange's start → that of the wait which ends it: exactly one, later, with the same operands."""
+    started: dict[tuple[int, Key], int] = {}
+    ends: Waits = {}
+    for index, instruction in enumerate(body.instructions):
+        kind = instruction.wait or instruction.kind
+        where = (instruction.slot, (kind, instruction.phase, instruction.site, ""))
+        if instruction.kind in EXCHANGES:
+            if where in started:
+                raise ProofError(
+                    f"rank {rank}, {instruction.action}: {_name(instruction)} starts again before its wait"
+                )
+            started[where] = index
+        elif instruction.kind == "wait":
+            start = started.pop(where, None)
+            if start is None or body.instructions[start].reads != instruction.reads:
+                raise ProofError(
+                    f"rank {rank}, {instruction.action}: {_name(instruction)} has no start with its operands"
+                )
+            ends[start] = index
+    for start in started.values():
+        late = body.instructions[start]
+        raise ProofError(f"rank {rank}, {late.action}: {_name(late)} is never waited for")
+    return ends
+
+
+def _action(rank: int, name: str, text: str, micro_batch: int) -> Action:
+    try:
+        (action,) = actions_of(parse_step(f"{text}.0"))
+        return Action(action.kind, action.stage, micro_batch)
+    except ValueError as error:
+        raise ProofError(f"rank {rank}, {name}: {error}") from None
+
+
+def _needs(stage: Stage, phases: str, plan: Plan) -> frozenset[Key]:
+    """What an action of a stage must hold, each exactly once."""
+    once: list[Key] = []
+    if "F" in phases:
+        once += [("load", "F", buffer.name, buffer.name) for buffer in stage.loads]
+        once += [("record", "F", metric, value) for metric, value in stage.records]
+        once += [("tell", "F", name, value) for name, value in stage.tells]
+    if "I" in phases:
+        once += [("constant", "I", constant, f"d_{value}") for value, constant in stage.tangents]
+    for phase, comes, goes in (("F", stage.input, stage.output), ("I", stage.output, stage.input)):
+        if phase in phases:
+            once += [("receive", phase, "", "")] if comes else []
+            once += [("send", phase, "", "")] if goes else []
+    for step in stage.steps:
+        for phase in _phases_of(step, phases):
+            if isinstance(step, Communication):
+                keys = _exchange_keys(step, phase)
+                # a backward that moves rows again does so by the counts of the forward
+                once += keys if phase in phases else [key for key in keys if "counts" not in key]
+            elif runs(step, phase, plan.cuts):
+                once.append(("run", phase, step.site, ""))
+                once += _started("gather", phase, step.site) if gathers(step, phase, plan) else []
+                if phase == "W" and scatters(step, plan):
+                    once += [("zeros", "W", step.site, ""), *_started("scatter", "W", step.site)]
+    return frozenset(once)
+
+
+def _phases_of(step: Use | Communication, phases: str) -> str:
+    """The phases of a step that an action carries out: a backward may run its forward again."""
+    return f"F{phases}" if step.again and "I" in phases else phases
+
+
+def _exchange_keys(step: Communication, phase: str) -> list[Key]:
+    if phase == "W":
+        return []
+    if step.moves_rows:
+        moved = step.outputs if phase == "F" else step.returned
+        return _started(step.rows_kind(phase), phase, step.site) if moved else []
+    kinds = ("counts", step.kind) if (step.kind, phase) == ("dispatch", "F") else (step.kind,)
+    return [key for kind in kinds for key in _started(kind, phase, step.site)]
+
+
+def _started(kind: str, phase: str, site: str) -> list[Key]:
+    """An exchange and its wait."""
+    return [(kind, phase, site, ""), ("wait", phase, site, kind)]
+
+
+def saved_of(stage: Stage, plan: Plan) -> tuple[Buffer, ...]:
+    """What a forward of a stage makes, and a backward reads and does not make again; but for loaded data, and for
+    integers, which count and place rows."""
+    steps = steps_of(stage)
+
+    def of(phases: str) -> list[tuple[str, Operands]]:
+        keys = sorted(_needs(stage, phases, plan))
+        needed = [Instruction(k, 0, "", p, site, wait=w if k == "wait" else "") for k, p, site, w in keys]  # type: ignore[arg-type]
+        return [(i.kind, operands(i, stage, steps, plan)) for i in needed]
+
+    backward = [found for _, found in of("IW")]
+    read = {name for found in backward for name in found[0]} - {each.name for found in backward for each in found[3]}
+    made = [each for kind, found in of("F") if kind not in ("load", *EXCHANGES) for each in found[3]]
+    return tuple(sorted((b for b in made if b.name in read and "int" not in b.dtype), key=lambda b: b.name))
+
+
+def _check_copy(where: str, instructions: list[Instruction], kind: str, saved: tuple[Buffer, ...]) -> None:
+    """An O or an R has the one instruction that copies what a forward of its stage saved."""
+    _check_counts(where, instructions, frozenset({(kind, "F", "", "")}))
+    (only,) = instructions
+    names = tuple(buffer.name for buffer in saved)
+    wanted = (names, ()) if kind == "to_host" else ((), saved)
+    if (only.reads, only.writes) != wanted or only.params or only.weights or only.params_in or only.weights_in:
+        raise ProofError(f"{where}: {kind} has other operands than what a forward of its stage saves")
+
+
+def _check_scattered(where: str, instructions: list[Instruction]) -> None:
+    """Gradients are scattered behind the W that adds to them; that both are there once, and live, is known."""
+    added: set[str] = set()
+    for i in instructions:
+        if (i.kind, i.phase) == ("run", "W"):
+            added.add(i.site)
+        elif i.kind == "scatter" and i.site not in added:
+            raise ProofError(f"{where}: {_name(i)} starts before its gradients are there")
+
+
+def _key(instruction: Instruction) -> Key:
+    detail = instruction.wait
+    if instruction.kind in ("load", "constant"):
+        detail = " ".join(buffer.name for buffer in instruction.writes)
+    if instruction.kind in ("record", "tell"):
+        detail = " ".join(instruction.reads)
+    return (instruction.kind, instruction.phase, instruction.site, detail)
+
+
+def _check_labels(rank: int, body: Body) -> None:
+    for instruction in body.instructions:
+        if not 0 <= instruction.slot < len(body.actions) or instruction.action != body.actions[instruction.slot]:
+            raise ProofError(
+                f"rank {rank}, {instruction.action}: {_name(instruction)} is in slot {instruction.slot} of {body.name}"
+            )
+
+
+def _check_counts(where: str, instructions: list[Instruction], needs: frozenset[Key]) -> None:
+    counts = Counter(_key(instruction) for instruction in instructions)
+    for key in sorted(needs | counts.keys()):
+        if key not in needs:
+            raise ProofError(f"{where}: {_text(key)} does not belong to it")
+        if counts[key] != 1:
+            raise ProofError(f"{where}: {_text(key)} runs {counts[key]} times instead of once")
+
+
+def _name(instruction: Instruction) -> str:
+    return _text(_key(instruction))
+
+
+def _text(key: Key) -> str:
+    kind, phase, site, detail = key
+    return " ".join(word for word in (kind, detail if kind == "wait" else "", f"{phase} {site}".strip()) if word)

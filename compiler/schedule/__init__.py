@@ -1,0 +1,94 @@
+"""Pipeline schedules: pure functions from sizes to a `Schedule`, one file each, and the table of them.
+
+What is known of a schedule before it is made is its row in `dsl.facts.schedules`. `auto` is in neither table: it is
+solved for (compiler/schedule/solver), on the placement that `stage_placement_of_spec` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
+from compiler.schedule.dualpipe import dualpipe
+from compiler.schedule.dualpipev import dualpipev
+from compiler.schedule.gpipe import gpipe
+from compiler.schedule.interleaved import interleaved
+from compiler.schedule.interleaved_pairs import interleaved_pairs
+from compiler.schedule.interleaved_zb import interleaved_zb
+from compiler.schedule.one_f_one_b import one_f_one_b
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.vhalf import vhalf
+from compiler.schedule.vmin import vmin
+from compiler.schedule.zb1p import zb1p
+from compiler.schedule.zbh2 import zbh2
+from compiler.schedule.zbv import zbv, zbv_both_ways
+from dsl.facts.schedules import AUTO, DEFAULT_CHUNKS, FACTS, ScheduleFacts
+
+__all__ = ["AUTO", "DEFAULT_CHUNKS", "SCHEDULES", "NamedSchedule", "schedule_of", "stand_in"]
+
+MAKERS: dict[str, Callable[..., Schedule]] = {  # of (num_ranks, num_micro_batches), and chunks where a run chooses them
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "interleaved_pairs": interleaved_pairs,
+    "interleaved_zb": interleaved_zb,
+    "zb1p": zb1p,
+    "zbh2": zbh2,
+    "vmin": vmin,
+    "vhalf": vhalf,
+    "zbv": zbv,
+    "dualpipev": dualpipev,
+    "dualpipe": dualpipe,
+}
+
+
+@dataclass(frozen=True)
+class NamedSchedule:
+    """A schedule of the language: its facts, and how it is made."""
+
+    facts: ScheduleFacts
+    make: Callable[..., Schedule]
+
+    def generate(self, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Schedule:
+        """The schedule; ValueError for a size it does not have, with what to change. `chunks`: where a run chooses."""
+        chosen = (chunks,) if self.facts.is_chunked else ()
+        return self.make(num_ranks, num_micro_batches, *chosen)
+
+    def stage_placement(self, chunks: int = DEFAULT_CHUNKS) -> StagePlacement:
+        """Where its stages are. `chunks`: where a run chooses."""
+        return loop(chunks) if self.facts.is_chunked else StagePlacement.parse(self.facts.placement)
+
+    def needs(self, num_ranks: int) -> int:
+        """The least number of micro-batches that it has; at least 1."""
+        return max(1, self.facts.fewest * num_ranks)
+
+    def has(self, num_ranks: int, num_micro_batches: int) -> bool:
+        """Whether `generate` has this size."""
+        unit = self.facts.multiple
+        whole = num_ranks % unit == 0 and num_micro_batches % unit == 0
+        return whole and num_ranks >= 1 and num_micro_batches >= self.needs(num_ranks)
+
+
+SCHEDULES: dict[str, NamedSchedule] = {name: NamedSchedule(FACTS[name], make) for name, make in MAKERS.items()}
+
+
+def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Schedule:
+    """The schedule of a name, or where it has too few micro-batches (a ramp's first) what runs on the same stages."""
+    row = SCHEDULES[name]
+    if num_micro_batches < row.needs(num_ranks):
+        return stand_in(row.stage_placement(chunks), num_ranks, num_micro_batches)
+    return row.generate(num_ranks, num_micro_batches, chunks)
+
+
+def stand_in(placement: StagePlacement, num_ranks: int, num_micro_batches: int, prompt: bool = True) -> Schedule:
+    """A schedule of any number of micro-batches on a placement: for the sizes that the spec's schedule does not have.
+
+    It is to fit where the spec's schedule does, rather than to be the fastest; not if `prompt` is off (zbv.py).
+    """
+    if placement == BIDIRECTIONAL:
+        return zbv_both_ways(num_ranks, num_micro_batches, prompt)
+    if placement == V:
+        return zbv(num_ranks, num_micro_batches, prompt)
+    chunks = placement.loops
+    return zb1p(num_ranks, num_micro_batches) if chunks == 1 else interleaved(num_ranks, num_micro_batches, chunks)

@@ -1,0 +1,374 @@
+"""What the actions of a schedule cost, in exact rationals of one unit of the user's choice (a table in ms gives ms).
+
+The costs are those of one action of the schedule at hand: one stage, one micro-batch. Three ways to say them: the text
+`F=1,I=1,W=1,FB=1.8`, a JSON table (`costs_of_json`), and the tables that come with dsc (`shipped`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Any
+
+from compiler.files.text import json_of, object_of
+from compiler.schedule.exact import exact
+from compiler.schedule.links import ALIKE, Links
+from compiler.schedule.memory import UNKNOWN, Bytes, bytes_of_json
+from compiler.schedule.weights import (
+    NO_PAIRS,
+    ONE,
+    StagePairs,
+    StageWeight,
+    Weight,
+    by_kind,
+    cut_anew,
+    parse_stage_weights,
+    parse_weights,
+)
+from runtime.contract.actions import COPIES, KINDS, Action, Step, actions_of
+
+PAIR_KINDS = tuple(sorted("".join(sorted(pair)) for pair in combinations_with_replacement(KINDS, 2)))  # BB, BF, …
+TABLES = Path(__file__).parent / "tables"
+UNIT_OF_SHIPPED = "ms"
+MOST_PARTS = 1000  # of an activation, some of which are kept for W: memory is counted in whole parts
+MOST_OVERLAP = 10  # times what they take apart, of two actions at a time: more is another unit, or a slip
+MOST_BYTES = 1 << 20  # of a table
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Time of each kind of action, of pairs that overlap, and of a message; all exact, 0 or more.
+
+    `B` None means I + W. `pairs` has (kinds, time) with the kinds in alphabetical order ("BF", "FF", "IW"); a pair that
+    is not there takes the sum of its two actions. `stages`, `ranks` and `micro_batches` are factors of the actions of a
+    stage (one for all, or one by kind), of a pipeline rank and on a micro-batch; empty means 1 for all. `latency` is
+    what a message takes to the next stage on another rank. `keeps` is the share of an activation that is held from the
+    end of its I to the end of its W. `links` says where messages take another time than `latency`, and `bytes` what an
+    activation takes, and what ranks hold beside activations. `O` and `R` are the times of the copies of one activation
+    to the host and back; None where nothing can be copied. A copy takes the same time on all stages, ranks and
+    micro-batches, as activations are alike. `stage_pairs`: what pairs of labelled stages take, instead of `pairs`.
+    """
+
+    F: Fraction = Fraction(1)
+    I: Fraction = Fraction(1)
+    W: Fraction = Fraction(1)
+    B: Fraction | None = None
+    pairs: tuple[tuple[str, Fraction], ...] = ()
+    latency: Fraction = Fraction(0)
+    stages: tuple[StageWeight, ...] = ()
+    ranks: tuple[Fraction, ...] = ()
+    micro_batches: tuple[Fraction, ...] = ()
+    keeps: Fraction = Fraction(1)
+    bytes: Bytes = UNKNOWN
+    links: Links = ALIKE
+    O: Fraction | None = None
+    R: Fraction | None = None
+    stage_pairs: StagePairs = NO_PAIRS
+
+    def __post_init__(self) -> None:
+        assert all(kinds in PAIR_KINDS for kinds, _ in self.pairs), self.pairs
+        assert len(dict(self.pairs)) == len(self.pairs), self.pairs
+
+    def one(self, kind: str) -> Fraction:
+        """Time of a lone action of a kind on a stage and a rank of weight 1."""
+        if kind == "B":
+            return self.I + self.W if self.B is None else self.B
+        time = {"F": self.F, "I": self.I, "W": self.W, "O": self.O, "R": self.R}[kind]
+        if time is None:
+            raise ValueError(f"the schedule has {kind}, and the costs do not say what it takes: use --offload TIME")
+        return time
+
+    @property
+    def offloads(self) -> bool:
+        """Whether activations can be copied to the host and back."""
+        return self.O is not None
+
+    def on_device(self) -> Costs:
+        """The costs where nothing can be copied to the host."""
+        return replace(self, O=None, R=None)
+
+    def two(self, kinds: str) -> Fraction:
+        """Time of a pair, kinds in any order, on a stage and a rank of weight 1."""
+        return dict(self.pairs).get("".join(sorted(kinds)), self.one(kinds[0]) + self.one(kinds[1]))
+
+    def quickest(self, kind: str) -> Fraction:
+        """The least time of a step that has an action of a kind and weight 1: alone, or in a pair."""
+        least = min(self.one(kind), *(self.two(kind + other) for other in KINDS))
+        return min(least, self.one(kind) * self.stage_pairs.least(kind))
+
+    def least_work(self, weight: Weight = ONE) -> Fraction:
+        """What a stage of a weight takes on a micro-batch, every action at the best share of its time in a pair."""
+        least = {}
+        for kind in KINDS:
+            sums = {other: self.one(kind) + self.one(other) for other in KINDS}
+            shares = [self.two(kind + other) / both for other, both in sums.items() if both]
+            if weight.label:
+                shares = [self.stage_pairs.least(kind, weight.label)]
+            least[kind] = self.one(kind) * weight.of(kind) * min(Fraction(1), *shares)
+        return least["F"] + min(least["B"], least["I"] + least["W"])
+
+    def weight(self, stage: int, rank: int) -> Weight:
+        """The factors of a stage's actions on a rank, on a micro-batch of weight 1."""
+        weight = by_kind(self.stages[stage]) if self.stages else ONE
+        return weight.longer(self.ranks[rank]) if self.ranks else weight
+
+    def of(self, step: Step, rank: int) -> Fraction:
+        """Time of a step on a pipeline rank.
+
+        A pair of unequal weights gains what it gains at weight 1, as a share of its sum. It takes at least what the
+        larger of the two takes, or where the table's pair is below that (a lone action waits for its own
+        communication), that much of it.
+        """
+        if isinstance(step, Action) and step.kind in COPIES:
+            return self.one(step.kind)
+        parts, least = self.parts(step, rank)
+        if self.micro_batches:
+            by = [self.micro_batches[action.micro_batch] for action in actions_of(step)]
+            parts, least = ([time * m for time, m in zip(times, by, strict=True)] for times in (parts, least))
+        return max(sum(parts, Fraction(0)), *least)
+
+    def parts(self, step: Step, rank: int) -> tuple[list[Fraction], list[Fraction]]:
+        """What each action adds to a step at micro-batches of weight 1, and the least that it lets the step take."""
+        actions = actions_of(step)
+        weights = [self.weight(action.stage, rank) for action in actions]
+        ones = [self.one(action.kind) for action in actions]
+        lone = [one * weight.of(action.kind) for one, weight, action in zip(ones, weights, actions, strict=True)]
+        if isinstance(step, Action):
+            return lone, lone
+        if any(weight.label for weight in weights):
+            a, b = ((action.kind, weight.label) for action, weight in zip(actions, weights, strict=True))
+            share = self.stage_pairs.share(a, b)
+            return [share * time for time in lone], [min(time, share * sum(lone)) for time in lone]
+        time = self.two(actions[0].kind + actions[1].kind)
+        share = time / sum(ones) if sum(ones) else Fraction(0)
+        factors = [weight.of(action.kind) for weight, action in zip(weights, actions, strict=True)]
+        least = [min(one, time) * factor for one, factor in zip(ones, factors, strict=True)]
+        return [share * time for time in lone], least
+
+    def frees(self, kind: str) -> Fraction:
+        """The share of an activation that the end of an action of a kind frees."""
+        return {"F": Fraction(0), "B": Fraction(1), "I": 1 - self.keeps, "W": self.keeps}[kind]
+
+    def in_parts(self, cap: Fraction) -> Fraction:
+        """The most that can be held under a cap: whole activations, or parts of them where an I frees some."""
+        return Fraction(int(cap * self.keeps.denominator), self.keeps.denominator)
+
+    def message(self, source: int, target: int) -> Fraction:
+        """Time of a message from a pipeline rank to another; where all are alike, also to itself."""
+        return self.links.time(source, target, self.latency)
+
+    def is_mirrored(self, num_ranks: int) -> bool:
+        """Whether a rank and its neighbour cost what their mirrored ones do, as seen from the other end."""
+        last, ranks = num_ranks - 1, range(num_ranks - 1)
+        links = all(self.message(r, r + 1) == self.message(last - r, last - r - 1) for r in ranks)
+        return links and self.ranks == self.ranks[::-1]
+
+    def gains(self) -> frozenset[str]:
+        """The kinds of pairs that take less than their two actions one after the other, alphabetical."""
+        gain = {kinds for kinds, time in self.pairs if time < self.one(kinds[0]) + self.one(kinds[1])}
+        return self.stage_pairs.gains | gain
+
+    def recut(self, had: int, wanted: int) -> Costs:
+        """Costs of the same model cut into `wanted` stages in the place of `had`, each that much larger or smaller.
+
+        A new stage's weight is that of the old ones it lies in, by its shares of them.
+        """
+        if had == wanted:
+            return self
+        by = Fraction(had, wanted)
+        stages = cut_anew(self.stages, wanted) if self.stages else ()
+        O, R = (None if time is None else time * by for time in (self.O, self.R))
+        return replace(self.longer(by), stages=stages, bytes=self.bytes.longer(by), O=O, R=R)
+
+    def longer(self, by: Fraction) -> Costs:
+        """Costs of actions that take so many times as long; messages do not."""
+        pairs = tuple((kinds, time * by) for kinds, time in self.pairs)
+        B = None if self.B is None else self.B * by
+        return replace(self, F=self.F * by, I=self.I * by, W=self.W * by, B=B, pairs=pairs)
+
+    def check(self, num_ranks: int, num_stages: int, num_micro_batches: int | None = None) -> None:
+        """ValueError unless the weights are as many as there are stages, ranks and, if that is said, micro-batches."""
+        for what, weights, count in (
+            ("stages", self.stages, num_stages),
+            ("ranks", self.ranks, num_ranks),
+            ("micro-batches", self.micro_batches, num_micro_batches),
+            ("ranks in the table of latency", self.links.table, num_ranks),
+            ("ranks beside activations", self.bytes.beside[1:] and self.bytes.beside, num_ranks),
+        ):
+            if weights and count is not None and len(weights) != count:
+                raise ValueError(f"the costs have weights of {len(weights)} {what}, the schedule has {count}")
+
+
+def any_pairs(costs: Costs) -> Costs:
+    """Let every pair of F, B and I gain by the factor of F&B, FB / (F + B); pairs with W gain nothing."""
+    factor = costs.two("FB") / (costs.one("F") + costs.one("B"))
+    kinds = [pair for pair in PAIR_KINDS if "W" not in pair]
+    return replace(costs, pairs=tuple((pair, factor * (costs.one(pair[0]) + costs.one(pair[1]))) for pair in kinds))
+
+
+# ---------------------------------------------------------------- reading
+
+
+def parse_costs(text: str) -> Costs:
+    """`F=1,I=1,W=1,FB=1.8`: F, I and W default to 1, B to I+W, a pair to its sum; ValueError says what is wrong."""
+    values: dict[str, Fraction] = {}
+    for item in text.split(","):
+        name, equals, number = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise ValueError(f"{item[:40]!r} is not a cost: write it as F=1")
+        key = name if name == "keeps" or name in COPIES else _key(name)
+        if key in values:
+            raise ValueError(f"{name[:40]} is given twice")
+        values[key] = exact(number, name)
+    keeps = _share(values.pop("keeps", Fraction(1)))
+    O, R = _copies(values)
+    return replace(_costs(values, {k: time for k, time in values.items() if len(k) == 2}), keeps=keeps, O=O, R=R)
+
+
+def parse_time(text: str) -> Fraction:
+    """A time as it is written in costs: `1.8` or `9/5`; ValueError for what is none, or below 0."""
+    return exact(text)
+
+
+def costs_of_json(text: str, shown: str = "table") -> Costs:
+    """A table of costs: `{"F": 1, "I": 1, "W": 1, "B": 2, "pairs": {"FB": 1.8}, "stages": [1, …], "ranks": …}`.
+
+    `lanes` says it by what overlaps instead: `{"compute": {"F", "I", "W"}, "communication": {"F", "B"}, "overlap"}`.
+    A lone action takes both lanes one after the other (I and B communicate alike, W not at all, B = I + W); a pair
+    takes max(overlap x compute, communication, the longer of the two chains); `pairs` are measured and go before.
+    ValueError says what is wrong, TextFileError in which line of the file that is `shown`.
+    """
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"a table of costs has at most {MOST_BYTES} characters")
+    value = json_of(text, shown, exact)
+    lanes = isinstance(value, dict) and "lanes" in value
+    forms = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
+    more: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list}
+    more |= {"latency": object, "keeps": Fraction, "bytes": dict} | dict.fromkeys(COPIES, object)
+    table = object_of(value, forms | more, "the table")
+    one, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
+    if missing := {"F", "I", "W"} - one.keys():
+        raise ValueError(f"the table has no {', '.join(sorted(missing))}")
+    measured = _pairs(table.get("pairs", {}))
+    latency, links = _latency(table.get("latency", Fraction(0)))
+    O, R = _copies(table)
+    return replace(
+        _costs(one, pairs | measured),
+        latency=latency,
+        links=links,
+        stages=parse_stage_weights(table.get("stages", []), one),
+        ranks=parse_weights(table.get("ranks", []), "ranks"),
+        micro_batches=parse_weights(table.get("micro_batches", []), "micro_batches"),
+        keeps=_share(table.get("keeps", Fraction(1))),
+        bytes=bytes_of_json(table.get("bytes", {})),
+        O=O,
+        R=R,
+    )
+
+
+def shipped_names() -> tuple[str, ...]:
+    """Names of the tables that come with dsc."""
+    return tuple(sorted(path.stem for path in TABLES.glob("*.json")))
+
+
+def shipped(name: str) -> Costs:
+    """A table that comes with dsc: `deepseek-v3-low` and `deepseek-v3-high`, ms of 4 layers of V3 on H800."""
+    return costs_of_json((TABLES / f"{name}.json").read_text("utf-8"))
+
+
+def _pairs(said: Mapping[str, Any]) -> dict[str, Fraction]:
+    measured: dict[str, Fraction] = {}
+    for name, time in said.items():
+        key = _key(name)
+        if len(key) == 1:
+            raise ValueError(f'"pairs" has {key}, which is no pair')
+        if key in measured:
+            raise ValueError(f'"pairs" has {key} and {key[::-1]}, which are one pair: leave one of them out')
+        measured[key] = _time(time, name)
+    return measured
+
+
+def _of_lanes(value: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
+    lanes = object_of(value, {"compute": dict, "communication": dict, "overlap": Fraction}, '"lanes"')
+    compute = object_of(lanes.get("compute"), dict.fromkeys("FIW", Fraction), '"compute"')
+    moved = object_of(lanes.get("communication"), dict.fromkeys("FB", Fraction), '"communication"')
+    if missing := {"F", "I", "W"} - compute.keys() or {"F", "B"} - moved.keys():
+        raise ValueError(f'"lanes" has no {", ".join(sorted(missing))}')
+    compute["B"] = compute["I"] + compute["W"]
+    moved |= {"I": moved["B"], "W": Fraction(0)}
+    chain = {kind: compute["I" if kind == "B" else kind] + moved[kind] for kind in "FBIW"}
+    overlap = lanes.get("overlap", Fraction(1))
+    if overlap > MOST_OVERLAP:
+        raise ValueError(f'"overlap" is {float(overlap):g}: at most {MOST_OVERLAP}; 1 is no loss, 0.98 a little gain')
+    pairs = {}
+    for a, b in map(tuple, PAIR_KINDS):
+        if moved[a] + moved[b]:  # W&W has nothing to hide
+            pairs[a + b] = max(overlap * (compute[a] + compute[b]), moved[a] + moved[b], chain[a], chain[b])
+    return {kind: compute[kind] + moved[kind] for kind in "FIW"}, pairs
+
+
+def _costs(one: Mapping[str, Fraction], pairs: Mapping[str, Fraction]) -> Costs:
+    F, I, W = (one.get(kind, Fraction(1)) for kind in "FIW")
+    costs = Costs(F, I, W, one.get("B"), tuple(sorted(pairs.items())))
+    for kind in "FB":
+        if not costs.one(kind):
+            raise ValueError(f"{kind} costs nothing: give it a time above 0")
+    if empty := [kinds for kinds, time in costs.pairs if not time and costs.one(kinds[0]) + costs.one(kinds[1])]:
+        raise ValueError(f"the pair {empty[0]} costs nothing: give it a time above 0")
+    for kinds, time in costs.pairs:
+        apart = costs.one(kinds[0]) + costs.one(kinds[1])
+        if time > MOST_OVERLAP * apart:
+            raise ValueError(
+                f"the pair {kinds} takes {float(time):g}, its two actions one after the other {float(apart):g}: "
+                f"give it at most {MOST_OVERLAP} times as much"
+            )
+    return costs
+
+
+def _copies(times: Mapping[str, Any]) -> tuple[Fraction | None, Fraction | None]:
+    """The times of O and R; where one is not given, it is that of the other."""
+    O, R = (None if times.get(kind) is None else _time(times[kind], kind) for kind in COPIES)
+    return (R if O is None else O), (O if R is None else R)
+
+
+def _key(name: str) -> str:
+    key = "".join(sorted(name)) if len(name) == 2 else name
+    if key not in PAIR_KINDS and key not in KINDS:
+        raise ValueError(f"unknown cost {name[:40]!r}: use F, I, W, B, O, R, or a pair of the first four as FB")
+    return key
+
+
+def _time(value: Any, name: str) -> Fraction:
+    if not isinstance(value, Fraction):
+        raise ValueError(f"{name[:40]!r} must be a number")
+    return value
+
+
+def _latency(value: Any) -> tuple[Fraction, Links]:
+    """A number; an object of `inside` a `node` of so many ranks and `between` nodes; or an object with a `table`."""
+    if isinstance(value, Fraction):
+        return value, ALIKE
+    said = object_of(value, {"inside": Fraction, "node": Fraction, "between": Fraction, "table": list}, '"latency"')
+    inside, node, between = (said.get(key, Fraction(0)) for key in ("inside", "node", "between"))
+    table = said.get("table", [])
+    if table and (node or between):
+        raise ValueError('"latency": "table" has the times of all links: leave "node" and "between" out')
+    if not table and (not node or node.denominator != 1):
+        raise ValueError(
+            '"latency": "node" must be a whole number of ranks, 1 or more; or write one number for all links'
+        )
+    rows = tuple(tuple(row) for row in table if isinstance(row, list) and all(isinstance(t, Fraction) for t in row))
+    square = all(len(row) == len(table) for row in rows) and len(rows) == len(table)
+    if not square or rows != tuple(zip(*rows, strict=True)) or any(row[k] for k, row in enumerate(rows)):
+        raise ValueError('"latency": "table" must have a time for each rank and rank, the same both ways, 0 to itself')
+    links = Links(int(node), between, rows)
+    return (links.least(len(rows), inside) if rows else inside), links
+
+
+def _share(keeps: Fraction) -> Fraction:
+    if keeps > 1 or keeps.denominator > MOST_PARTS:
+        raise ValueError(f"keeps {float(keeps):g} is no share: write a number from 0 to 1 with up to 3 decimals")
+    return keeps

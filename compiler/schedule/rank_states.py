@@ -1,0 +1,229 @@
+"""A lower bound for small pipelines: all that each rank can run, in turn with what the other ranks wait for.
+
+A state of a rank says how many forwards and backwards of each slot it has run, and how many W are due. The other ranks
+are relaxed to times: no action starts before its head, and after its end at least its tail is still to come. Of two
+ways to a state the one that is there earlier is never worse, so one pass over all steps finds the earliest start of
+every action; that is a head which other ranks wait for (`Waits`). If in the end some action cannot be through in time,
+no schedule is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from compiler.schedule.waits import Item, Slot, Times, Waits
+
+QUICK = 60_000  # steps looked at for a bound that is asked for often: some 0.1 s
+_MOST_STATES = 5000  # of a rank
+_MOST_FORWARDS = 16  # of a rank: with more, there are mostly too many states
+_Runs = tuple[tuple[int, int], ...]  # of a step's F of the rank's slot s, 2 s and its number; of its B or I, 2 s + 1
+_Choice = tuple[tuple[str, int], ...]  # of a step, the kinds of its actions, each with its slot, a W with its weight
+RankStep = tuple[int, int, int, _Runs, _Choice]  # from a state, to a state, its time, what it runs
+State = tuple[int, ...]  # forwards and backwards of each slot, then the W due of each weight
+
+
+class SmallPipeline:
+    """The ranks of a small pipeline, and how many steps may still be looked at: no clock decides what is shown."""
+
+    def __init__(self, waits: Waits, work: int, most_forwards: int = _MOST_FORWARDS, most: int = _MOST_STATES) -> None:
+        self.waits, self.work = waits, work
+        self.ranks: list[tuple[RankStates, list[Slot]]] = []
+        alike: dict[object, RankStates | None] = {}
+        for rank, slots in enumerate(waits.slots):
+            if sum(waits.counts[direction] for direction, _ in slots) > most_forwards:
+                continue
+            rules = Rules(waits, rank)
+            if rules.key not in alike:
+                alike[rules.key] = RankStates.of(rules, min(most, self.work // 10))
+            if (states := alike[rules.key]) is not None:
+                self.ranks.append((states, slots))
+                self.work -= len(states.steps)
+
+    def bound(self, least: Fraction) -> Fraction:
+        """A bound that is at least the given one: it rises as long as there is work left."""
+        unit = self.waits.unit
+        low, high = math.ceil(least / unit) - 1, None  # nothing ends by `low`; something may by `high`
+        step = max(1, low // 50)
+        while (high is None or high - low > 1) and self.ranks and self.work > 0:
+            middle = low + step if high is None else (low + high) // 2
+            if self.fits(middle):
+                high = middle
+            else:
+                low, step = middle, 2 * step
+        return max(least, (low + 1) * unit)
+
+    def fits(self, end: int) -> bool:
+        """Whether nothing that was looked at shows that a schedule cannot end by then."""
+        return self.windows(end) is not None
+
+    def windows(self, end: int) -> tuple[Times, Times] | None:
+        """The earliest starts of all actions, and the least times from their starts to the end of all, if that is by
+        `end`; None where it cannot be."""
+        heads, ends, tails, rests = (self.waits.zeros() for _ in range(4))
+        before = None
+        while before != (heads, tails) and self.work > 0:
+            before = heads, tails
+            heads, (rests, tails) = self.waits.heads(heads, ends), self.waits.rests(tails, rests)
+            for states, slots in self.ranks:
+                self.work -= len(states.steps)
+                found = states.windows(slots, heads, tails, end)
+                if found is None:
+                    return None
+                heads, ends, tails, rests = (
+                    old | new for old, new in zip((heads, ends, tails, rests), found, strict=True)
+                )
+        return heads, rests
+
+
+@dataclass(frozen=True)
+class RankStates:
+    """The steps from state to state, those to a state before those from it."""
+
+    states: list[State]
+    end: int  # the state in which all has run
+    steps: list[RankStep]
+
+    @staticmethod
+    def of(rules: Rules, most: int) -> RankStates | None:
+        """None where there are more states, or no way to the end under the cap."""
+        start = tuple(0 for _ in rules.end)
+        numbers, steps = {start: 0}, []
+        levels: list[list[State]] = [[] for _ in range(rules.level(rules.end) + 1)]
+        levels[0].append(start)
+        for level in levels:
+            for state in level:
+                for new, time, runs, choice in rules.next(state):
+                    if new not in numbers:
+                        if len(numbers) >= most:
+                            return None
+                        numbers[new] = len(numbers)
+                        levels[rules.level(new)].append(new)
+                    steps.append((numbers[state], numbers[new], time, runs, choice))
+        return RankStates([*numbers], numbers[rules.end], steps) if rules.end in numbers else None
+
+    def windows(
+        self, slots: Sequence[Slot], heads: Times, tails: Times, end: int
+    ) -> tuple[Times, Times, Times, Times] | None:
+        """When a rank's actions can start and end, if everything ends by `end`; None if it cannot.
+
+        The earliest starts and ends, and the least times from the ends and from the starts to `end`.
+        """
+        never = end + 1
+        keys = [(kind, slot) for slot in slots for kind in "FB"]
+        starts, ends, after, rests = ([[never] * len(heads[key]) for key in keys] for _ in range(4))
+        fitting = self.fitting(slots, heads, tails, end)
+        if fitting is None:
+            return None
+        for (_, _, time, runs, _), begin, rest in fitting:
+            for at, k in runs:
+                starts[at][k] = min(starts[at][k], begin)
+                ends[at][k] = min(ends[at][k], begin + time)
+                after[at][k] = min(after[at][k], rest - time)
+                rests[at][k] = min(rests[at][k], rest)
+        first, second, third, fourth = (dict(zip(keys, rows, strict=True)) for rows in (starts, ends, after, rests))
+        return first, second, third, fourth
+
+    def fitting(
+        self, slots: Sequence[Slot], heads: Times, tails: Times, end: int
+    ) -> list[tuple[RankStep, int, int]] | None:
+        """The steps on a way to the last state by `end`, each with its earliest start and the least time from its start
+        to the end of all, those behind it first; None if there is no such way."""
+        never = end + 1
+        keys = [(kind, slot) for slot in slots for kind in "FB"]
+        head, tail = ([times[key] for key in keys] for times in (heads, tails))
+        free = [never] * len(self.states)
+        free[0] = 0
+        possible = []
+        for step in self.steps:
+            source, target, time, runs, _ = step
+            begin, behind = free[source], 0
+            if begin == never:
+                continue
+            for at, k in runs:
+                if head[at][k] > begin:
+                    begin = head[at][k]
+                if tail[at][k] > behind:
+                    behind = tail[at][k]
+            if begin + time + behind <= end:
+                free[target] = min(free[target], begin + time)
+                possible.append((step, begin, behind))
+        left = [never] * len(self.states)  # from a state to the end of all
+        left[self.end] = 0
+        fits = []
+        for step, begin, behind in reversed(possible):
+            source, target, time, _, _ = step
+            rest = max(behind, left[target]) + time
+            if begin + rest <= end:
+                left[source] = min(left[source], rest)
+                fits.append((step, begin, rest))
+        return fits if left[0] < never else None
+
+
+class Rules:
+    """What a rank may run next."""
+
+    def __init__(self, waits: Waits, rank: int) -> None:
+        slots = waits.slots[rank]
+        parts = waits.costs.keeps.denominator  # of an activation, in which is counted what is held
+        self.whole, self.kept = parts, waits.costs.keeps.numerator
+        self.cap = int(waits.caps[rank] * parts) if waits.caps else None
+        self.due = 2 * len(slots)  # where the W that are due begin
+        self.weight = [waits.weights[rank].index(waits.weight(slot)) for slot in slots]
+        self.counts = [waits.counts[direction] for direction, _ in slots]
+        self.end: State = (*(n for n in self.counts for _ in "FB"), *(0 for _ in waits.weights[rank]))
+        neighbours = [[s for s, (way, _) in enumerate(slots) if way == direction] for direction, _ in slots]
+        self.before = [max((s for s in same if s < at), default=None) for at, same in enumerate(neighbours)]
+        self.behind = [min((s for s in same if s > at), default=None) for at, same in enumerate(neighbours)]
+        self.choices = [(choice, time) for items, time in waits.steps[rank] for choice in self._choices(items)]
+        self.key = (*self.choices, self.cap, *self.counts, *self.before, *self.behind, *self.weight)  # of ranks alike
+
+    def level(self, state: State) -> int:
+        """A number that every step raises: 1 for F, B counts 3, I 2 and W 1."""
+        return sum(state[0 : self.due : 2]) + 3 * sum(state[1 : self.due : 2]) - sum(state[self.due :])
+
+    def next(self, state: State) -> list[tuple[State, int, _Runs, _Choice]]:
+        """The steps from a state: the state behind it, its time, and what it runs."""
+        held = self.whole * (sum(state[0 : self.due : 2]) - sum(state[1 : self.due : 2]))
+        held += self.kept * sum(state[self.due :])
+        found = []
+        for items, time in self.choices:
+            more = self.whole * sum(kind == "F" for kind, _ in items)
+            room = self.cap is None or held + more <= self.cap
+            if room and (new := self._after(state, items)) is not None:
+                found.append((new[0], time, new[1], items))
+        return found
+
+    def _choices(self, items: Sequence[Item]) -> list[tuple[tuple[str, int], ...]]:
+        """A step of weights as steps of slots; a W stays of its weight."""
+        found: list[tuple[tuple[str, int], ...]] = [()]
+        for kind, weight in items:
+            places = [weight] if kind == "W" else [s for s, each in enumerate(self.weight) if each == weight]
+            found = [(*one, (kind, place)) for one in found for place in places]
+        return list({tuple(sorted(one)): one for one in found}.values())
+
+    def _after(self, state: State, items: Sequence[tuple[str, int]]) -> tuple[State, _Runs] | None:
+        """The state behind a step and what it runs; None where an action waits for one that has not run before it."""
+        new, runs = list(state), []
+        for kind, at in items:
+            if kind == "W":
+                new[self.due + at] -= 1
+                if new[self.due + at] < 0:
+                    return None
+                continue
+            if kind == "F":
+                before, most = self.before[at], self.counts[at]
+                most = most if before is None else state[2 * before]
+            else:
+                behind = self.behind[at]
+                most = state[2 * at] if behind is None else state[2 * behind + 1]
+            place = 2 * at + (kind != "F")
+            if new[place] >= most:
+                return None
+            runs.append((place, new[place]))
+            new[place] += 1
+        for kind, at in items:  # a W of this step is of an I before it
+            new[self.due + self.weight[at]] += kind == "I" if kind != "W" else 0
+        return tuple(new), tuple(runs)

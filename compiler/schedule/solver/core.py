@@ -1,0 +1,226 @@
+"""The search of one problem: annealing from the best starts, then from the best that came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+
+from compiler.schedule.solver.anneal import anneal
+from compiler.schedule.solver.cycle import Period, cycle_time, marked, unrolled
+from compiler.schedule.solver.exact import has_or_tools
+from compiler.schedule.solver.exact_period import shortest
+from compiler.schedule.solver.filled import anneal_filled, filled, fills_pauses
+from compiler.schedule.solver.line import FIXED
+from compiler.schedule.solver.periods import COPIES, makespan_of, stretched, with_periods
+from compiler.schedule.solver.problem import Problem, resized
+from compiler.schedule.solver.seeds import greedy_seeds, seeds
+from compiler.schedule.solver.tokens import Slots
+from compiler.schedule.solver.waves import waves
+
+Report = Callable[[float], None]  # told the share of the work that is done
+Bound = Callable[[int], int]  # by count: no slots end sooner
+_Heats = tuple[tuple[float, float], ...]  # at the start and at the end of a run, in F
+# Work is counted in microseconds of one core of 2024 by what is done, so that no clock decides what is found.
+_WORK_A_SLOT, _LEAST_WORK, _MOST_WORK = 60_000, 300_000, 15_000_000
+_STEADY = 0.25  # share of the work for a better steady state, where that of the starts is not at the bound
+_FIRST_ROUND = 0.65  # share of the rest
+_RUN = 12_000  # work a slot of a run of the first round: shorter ones end high, longer ones are too few
+_KEPT, _WORTH = 3, 1.02  # starts of the first round: so many, of at most so much of the best one's makespan
+_HEATS: _Heats = ((0.2, 0.02), (0.1, 0.1), (0.1, 0.01), (0.05, 0.02))
+_LAST_HEATS: _Heats = ((0.05, 0.01), (0.1, 0.02))
+_FILLED_HEATS: _Heats = ((0.4, 0.04), (0.3, 0.02))  # of the first round where W fill pauses
+_WAVES = 8  # of those found, the shortest
+_EXACT_WORK, _EXACT_SIZE = 2.0, 32  # deterministic seconds for the shortest period, and chunks of all rows at most
+SEVERAL, SEVERAL_WORK = (2, 3), 2.5  # micro-batches of a period, and deterministic seconds for each
+_DOZENS, _FEW = 0.05, 3  # an effort that is worth starts by the dozen, and how many greedy ones another has
+_LONG = 3  # a steady state is judged by a run of so many times the length
+
+
+@dataclass(frozen=True)
+class Core:
+    """Slots that were found; `origin` is "search", or the name of the start that no search improved.
+
+    `value` is the makespan; if a period is marked, the makespan of a much longer run.
+    """
+
+    value: int
+    origin: str
+    problem: Problem
+    slots: Slots
+    size: int = 1  # micro-batches of each chunk in a marked period
+
+
+@dataclass(frozen=True)
+class Given:
+    """Slots to start from, whose period, if there is one, is of `size` micro-batches of each chunk."""
+
+    slots: Sequence[Slots]
+    size: int = 1
+
+
+def solve_core(
+    problem: Problem,
+    effort: float,
+    bound: Bound,
+    periodic: bool,
+    report: Report,
+    given: Given | None = None,
+    worth: int | None = None,
+) -> Core | None:
+    """The best slots found from all starts, or from the given ones; None where no start is legal.
+
+    Where the best start takes longer than `worth`, it is all that is found.
+    `periodic` marks a period of the steady state, which stays as it is and can be repeated. Stops at the bound.
+    """
+    first = _starts(problem, periodic, bound, effort) if given is None else _from_given(problem, given)
+    starts = sorted(first, key=lambda core: core.value)
+    if not starts:
+        return None
+    if worth is not None and starts[0].value > worth:
+        return starts[0]
+    length = sum(map(len, starts[0].slots))
+    work = effort * min(max(_WORK_A_SLOT * length, _LEAST_WORK), _MOST_WORK)
+    if periodic and given is None and _is_slow(starts[0], bound):
+        work *= 1 - _STEADY
+        free = _steady(problem, work * _STEADY, bound, effort)
+        starts = sorted([*starts, *free], key=lambda core: core.value)
+    best = starts[0]
+    goal = bound(best.problem.count)
+    pool = list(dict.fromkeys(core.slots for core in starts if core.value <= _WORTH * best.value))[:_KEPT]
+    runs, heats, walk = max(1, round(_FIRST_ROUND * work / (_RUN * length))), _HEATS, anneal
+    if fills_pauses(best.problem):
+        runs, heats, walk = len(_FILLED_HEATS), _FILLED_HEATS, anneal_filled
+    rounds = ((runs, _FIRST_ROUND, heats, walk), (len(_LAST_HEATS), 1 - _FIRST_ROUND, _LAST_HEATS, anneal))
+    seed, done = 0, 0.0
+    for runs, share, heats, walk in rounds:
+        found: list[Core] = []
+        for run in range(runs):
+            seed, start, heat = seed + 1, pool[run % len(pool)], heats[run % len(heats)]
+            slots = walk(best.problem, start, work * share / runs, heat, seed, goal).slots
+            core = _core("search", best.problem, slots, best.size)
+            assert core is not None
+            found.append(core)
+            done += share / runs
+            report(done)
+            if core.value < best.value:
+                best = core
+        pool = [core.slots for core in sorted(found, key=lambda core: core.value)]
+    return best
+
+
+def _starts(problem: Problem, periodic: bool, bound: Bound, effort: float) -> Iterator[Core]:
+    """Legal starts; later kinds only where they can help: none is at the bound, or has as short a period."""
+    found: list[Core] = []
+    makes = [_named_starts, _wave_starts, _exact_starts, _greedy_starts]
+    if problem.num_chunks > 2:  # too much for starts by the dozen; those with a name are good
+        makes = [_named_starts]
+    elif effort < _DOZENS and not periodic:  # they would take longer than the search
+        makes = [_named_starts, _few_greedy_starts]
+    for make in makes:
+        if periodic and found and (make == _greedy_starts or not all(_is_slow(core, bound) for core in found)):
+            return
+        if not periodic and any(core.value <= bound(problem.count) for core in found):
+            return
+        more = list(make(problem, periodic, effort))
+        more += list(_with_filled_pauses(more))
+        yield from more
+        found += more
+
+
+def _with_filled_pauses(cores: Sequence[Core]) -> Iterator[Core]:
+    for core in cores:
+        slots = filled(core.problem, core.slots) if fills_pauses(core.problem) else None
+        better = slots and _core("search", core.problem, slots)
+        if better and better.value < core.value:
+            yield better
+
+
+def _named_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+    return _from_slots(problem, periodic, seeds(problem))
+
+
+def _greedy_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+    return _from_slots(problem, periodic, greedy_seeds(problem))
+
+
+def _few_greedy_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+    return _from_slots(problem, periodic, islice(greedy_seeds(problem), _FEW))
+
+
+def _from_slots(problem: Problem, periodic: bool, named: Iterable[tuple[str, Slots]]) -> Iterator[Core]:
+    for name, slots in named:
+        start = with_periods(problem, slots) if periodic else (problem, slots)
+        if start and (core := _core(name, *start)):
+            yield core
+
+
+def _wave_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+    return _of_periods(problem, periodic, "wave", islice(waves(problem), _WAVES))
+
+
+def _exact_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+    """The shortest period of a long run, where OR-tools is there and the problem is small enough for it."""
+    if not periodic or problem.num_rows * problem.num_chunks > _EXACT_SIZE or not has_or_tools():
+        return iter(())
+    found = shortest(problem, 1, _EXACT_WORK * effort, next(waves(problem), None)).period
+    return _of_periods(problem, periodic, "search", () if found is None else (found,))
+
+
+def _of_periods(problem: Problem, periodic: bool, origin: str, periods: Iterable[Period]) -> Iterator[Core]:
+    """Starts that are a period and what is left of it where a run begins and ends."""
+    larger = resized(problem, problem.count + COPIES - 1) if periodic else problem
+    for period in periods:
+        slots = marked(larger, period) if periodic else unrolled(larger, period)
+        if slots and (core := _core(origin, larger, slots)):
+            yield core
+
+
+def _from_given(problem: Problem, given: Given) -> Iterator[Core]:
+    return (core for slots in given.slots if (core := _core("search", problem, slots, given.size)))
+
+
+def _core(origin: str, problem: Problem, slots: Slots, size: int = 1) -> Core | None:
+    """The core with its value; None where it is not legal."""
+    periodic = any(slot >= FIXED for row in slots for slot in row)
+    count = problem.count + ((_LONG - 1) * problem.count // size * size if periodic else 0)
+    value = makespan_of(resized(problem, count), stretched(problem, slots, count, size) if periodic else slots)
+    return None if value is None else Core(value, origin, problem, slots, size)
+
+
+def period_of_several(problem: Problem, effort: float, bound: Bound) -> Period | None:
+    """The shortest period of two or three micro-batches of each chunk, if one is found that takes less than as many of
+    one; None without OR-tools, and where the problem is too large for it."""
+    if problem.num_rows * problem.num_chunks > _EXACT_SIZE // 2 or not has_or_tools():
+        return None
+    one = shortest(problem, 1, _EXACT_WORK * effort, next(waves(problem), None)).period
+    time = cycle_time(problem, one) if one else None
+    best, least = None, Fraction(bound(_LONG * problem.count) - bound(problem.count), (_LONG - 1) * problem.count)
+    for size in SEVERAL:
+        if time is None or time <= least:
+            break
+        work, most = SEVERAL_WORK * effort, size * time
+        if found := shortest(problem, size, work, below=most, least=math.ceil(size * least)).period:
+            took = cycle_time(problem, found)
+            assert took is not None and took < most, "the period is no shorter than as many of one"
+            best, time = found, took / size
+    return best
+
+
+def _is_slow(core: Core, bound: Bound) -> bool:
+    """Whether the steady state of a core could be shorter."""
+    short, long = core.problem.count, _LONG * core.problem.count
+    makespan = makespan_of(core.problem, core.slots)
+    return makespan is not None and core.value - makespan > bound(long) - bound(short)
+
+
+def _steady(problem: Problem, work: float, bound: Bound, effort: float) -> Iterator[Core]:
+    """Starts with a marked period, made from what a search without a period found."""
+    starts = sorted(_starts(problem, False, bound, effort), key=lambda core: core.value)[:_KEPT]
+    for seed, start in enumerate(starts):
+        slots = anneal(problem, start.slots, work / len(starts), _HEATS[0], seed, bound(problem.count)).slots
+        periodic = with_periods(problem, slots)
+        if periodic and (core := _core("search", *periodic)):
+            yield core

@@ -1,0 +1,293 @@
+"""Rows without W: the search orders all else, and W fill the time in which a row would wait.
+
+A W waits for nothing and nobody waits for it, so where it runs follows from the rest: in a pause that is long enough,
+before a forward that the cap leaves no room for, and at the end. One change to an order moves all of them at once,
+which a walk over whole rows would have to do one by one. Marked slots keep their W, and as many run before them as did.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from compiler.schedule.solver.anneal import Found, anneal
+from compiler.schedule.solver.line import FIXED
+from compiler.schedule.solver.problem import FIRST, NOW, Problem
+from compiler.schedule.solver.tokens import B, F, I, Slots, W
+
+# Microseconds of a change that is drawn, of one that is made, and for each slot that is timed.
+_DRAWN, _CHANGED, _SLOT = 3.0, 20.0, 0.3
+_GAP = 8  # slots of a row between two states that are kept
+_FAR = 6  # slots by which a slot is moved at most
+_GO_ON = 0.8  # share of changes that are made to the next row, too
+_AT_ENDS, _NEAR_ENDS = 0.5, 0.4  # share of changes in so much of a row at each of its ends, where most is lost
+
+_Steps = dict[int, tuple[int, int, int, int]]  # by slot: its time, kind of event, parts held, and W due
+_Fills = list[list[tuple[int, int]]]  # by row, in front of which slot how many W run
+
+
+@dataclass(frozen=True)
+class Bare:
+    """Rows whose W are left out, but for marked ones. `spare`: by row, how many run before these, and behind them."""
+
+    rows: tuple[tuple[int, ...], ...]
+    spare: tuple[tuple[int, int], ...]
+
+
+def fills_pauses(problem: Problem) -> bool:
+    """Whether all that a W can do is to fill pauses: no pair gains, and any W is like another."""
+    return problem.one_w and all(slot <= W for offered in problem.offered for slot in offered)
+
+
+def filled(problem: Problem, slots: Slots) -> Slots | None:
+    """The slots with each W where its row would wait; None where a forward has no room so."""
+    bare = _bare(problem, slots)
+    found = _timed(problem, _steps(problem), bare, [_nothing(problem, bare)])
+    return None if found is None else _whole(bare, found.states[-1].fills)
+
+
+def anneal_filled(
+    problem: Problem, slots: Slots, work: float, heat: tuple[float, float], seed: int, goal: int
+) -> Found:
+    """Walk as `anneal` does, on rows whose W fill pauses."""
+    bare, steps = _bare(problem, slots), _steps(problem)
+    timed = _timed(problem, steps, bare, [_nothing(problem, bare)])
+    if timed is None:
+        return anneal(problem, slots, work, heat, seed, goal)
+    draw, num_rows, value = random.Random(seed).random, problem.num_rows, timed.value()
+    best, kept = (max(timed.ends), value), (bare, timed)
+    temperature, cooling = heat[0] * problem.times[0][F] * num_rows, math.log(heat[1] / heat[0]) / work
+    spent, size = 0.0, sum(map(len, bare.rows))
+    works = _works(problem, steps, bare)
+    while spent < work and best[0] > goal:
+        spent += _DRAWN
+        changed = _changed(problem.num_chunks, steps, bare, draw)
+        if changed is None:
+            continue
+        spent += _CHANGED
+        new, places = changed
+        states = timed.before(places)
+        allowed = -math.log(1 - draw()) * temperature * math.exp(cooling * spent)
+        spent += _SLOT * (size - sum(states[-1].at))
+        limit = max(timed.ends) + int(allowed / num_rows)
+        found = _timed(problem, steps, new, states, [limit - work for work in works])
+        if found is None or found.value() - value > allowed:
+            continue
+        bare, timed, value = new, found, found.value()
+        if (max(timed.ends), value) < best:
+            best, kept = (max(timed.ends), value), (bare, timed)
+    return Found(*best, _whole(kept[0], kept[1].states[-1].fills))
+
+
+def _bare(problem: Problem, slots: Slots) -> Bare:
+    """Rows without W; a B that takes as long as its two halves is an I."""
+    rows, spares = [], []
+    for times, row in zip(problem.times, slots, strict=True):
+        left, spare, part = [], [0, 0], 0
+        for slot in row:
+            if slot >= FIXED:
+                part = 1
+            elif slot == W:
+                spare[part] += 1
+                continue
+            elif B <= slot < I and times[slot] == times[slot + I - B] + times[W]:
+                spare[part] += 1
+                slot += I - B
+            left.append(slot)
+        rows.append(tuple(left))
+        spares.append((spare[0], spare[1]))
+    return Bare(tuple(rows), tuple(spares))
+
+
+def _steps(problem: Problem) -> list[_Steps]:
+    """By row, what its slots do; a marked W makes no event, which is the kind -1."""
+    C, whole, kept, tables = problem.num_chunks, problem.whole, problem.kept, []
+    for times in problem.times:
+        table: _Steps = {}
+        for chunk in range(C):
+            actions = ((F, chunk, whole, 0), (B, C + chunk, -whole, 0), (I, C + chunk, kept - whole, 1))
+            for token, kind, holds, due in actions:
+                table[token + chunk] = table[token + chunk + FIXED] = (times[token + chunk], kind, holds, due)
+        table[W + FIXED] = (times[W], -1, -kept, -1)
+        tables.append(table)
+    return tables
+
+
+@dataclass(slots=True)
+class _State:
+    """How far the rows are: what the next slots wait for, and by row the next slot, W due and spare, and time."""
+
+    events: list[int]
+    needs: list[list[int]]  # by row and kind, what the next one waits for
+    makes: list[list[int]]
+    at: list[int]
+    now: list[int]
+    due: list[int]
+    held: list[int]
+    idle: list[int]
+    spare: list[list[int]]
+    fills: _Fills
+
+    def copy(self) -> _State:
+        needs, makes, spare = ([each[:] for each in rows] for rows in (self.needs, self.makes, self.spare))
+        flat = (self.events, self.at, self.now, self.due, self.held, self.idle)
+        events, at, now, due, held, idle = (each[:] for each in flat)
+        return _State(events, needs, makes, at, now, due, held, idle, spare, [each[:] for each in self.fills])
+
+
+@dataclass(frozen=True)
+class _Timed:
+    ends: list[int]
+    states: list[_State]  # on the way, to go on from; the last is the end
+
+    def value(self) -> int:
+        return len(self.ends) * max(self.ends) + sum(self.ends)
+
+    def before(self, places: Sequence[int]) -> list[_State]:
+        """The states that do not know what the rows have behind these places."""
+        return [state for state in self.states if all(at <= place for at, place in zip(state.at, places, strict=True))]
+
+
+def _nothing(problem: Problem, bare: Bare) -> _State:
+    events, zeros = [-1] * problem.num_events, [0] * len(bare.rows)
+    events[NOW : FIRST + problem.count] = [0] * (FIRST + problem.count - NOW)
+    needs, makes, spare = ([list(each) for each in rows] for rows in (problem.needs, problem.makes, bare.spare))
+    at, now, due, held, idle = (zeros[:] for _ in range(5))
+    return _State(events, needs, makes, at, now, due, held, idle, spare, [[] for _ in zeros])
+
+
+def _timed(
+    problem: Problem, steps: Sequence[_Steps], bare: Bare, states: list[_State], pauses: Sequence[int] | None = None
+) -> _Timed | None:
+    """The rows timed on from the last state; None where rows wait for ever, a forward finds no room, or a row pauses
+    for longer than is given for it in `pauses`."""
+    state = states[-1].copy()
+    events, delays, kept, rows = state.events, problem.delays, problem.kept, range(len(bare.rows))
+    turns = [*rows, *reversed(rows)]
+    moved, states = True, states[:]
+    while moved:
+        moved = False
+        for row in turns:
+            slots, place = bare.rows[row], state.at[row]
+            count = len(slots)
+            if place == count:
+                continue
+            table, need, make, cap = steps[row], state.needs[row], state.makes[row], problem.caps[row]
+            time_w, spare, fill = problem.times[row][W], state.spare[row], state.fills[row]
+            time, due, held = state.now[row], state.due[row], state.held[row]
+            while place < count:
+                slot = slots[place]
+                length, kind, holds, more_due = table[slot]
+                ready = events[need[kind]] if kind >= 0 else 0
+                if ready < 0:
+                    break
+                most, runs = spare[0] if spare[0] < due else due, 0  # `min` takes a tenth of all time
+                if slot >= FIXED:
+                    if not place or slots[place - 1] < FIXED:  # all that run before the first marked one
+                        runs = most = spare.pop(0)
+                        spare[0] += runs
+                elif ready > time and most:
+                    runs = min(most, (ready - time) // time_w) if time_w else most
+                if held + holds > cap + runs * kept:
+                    runs = -((cap - held - holds) // kept) if kept else due + 1
+                if runs > most or runs > due + min(more_due, 0):
+                    return None
+                if runs:
+                    fill.append((place, runs))
+                    time += runs * time_w
+                    due -= runs
+                    held -= runs * kept
+                    spare[0] -= runs
+                if ready > time:
+                    state.idle[row] += ready - time
+                    time = ready
+                    if pauses is not None and state.idle[row] > pauses[row]:
+                        return None
+                time += length
+                if kind >= 0:
+                    events[make[kind]] = time + delays[row][kind]
+                    make[kind] += 1
+                    need[kind] += 1
+                held += holds
+                due += more_due
+                place += 1
+                moved = True
+            state.at[row], state.now[row], state.due[row], state.held[row] = place, time, due, held
+        if sum(state.at) - sum(states[-1].at) >= _GAP * len(rows):
+            states.append(state.copy())
+    for row in rows:
+        if state.at[row] < len(bare.rows[row]):
+            return None
+        state.fills[row].append((state.at[row], state.due[row]))
+        state.now[row] += state.due[row] * problem.times[row][W]
+    return _Timed(state.now, [*states, state])
+
+
+def _works(problem: Problem, steps: Sequence[_Steps], bare: Bare) -> list[int]:
+    """By row, the time of all its slots and W, in whatever order."""
+    works = []
+    for table, row, spare, times in zip(steps, bare.rows, bare.spare, problem.times, strict=True):
+        works.append(sum(table[slot][0] for slot in row) + sum(spare) * times[W])
+    return works
+
+
+def _changed(
+    num_chunks: int, steps: Sequence[_Steps], bare: Bare, draw: Callable[[], float]
+) -> tuple[Bare, list[int]] | None:
+    """The rows with a slot moved, and the first place of each that differs; the slots of its micro-batch in some
+    neighbouring rows go as far."""
+    places = [len(row) for row in bare.rows]
+    rows, row = list(bare.rows), int(draw() * len(bare.rows))
+    place, end = draw(), draw()
+    if end < _AT_ENDS:
+        place = _NEAR_ENDS * place * place
+        place = place if end < _AT_ENDS / 2 else 1 - place
+    at = min(int(place * len(rows[row])), len(rows[row]) - 1)
+    slot, far = rows[row][at], 1 + int(_FAR * draw() ** 3)
+    if slot >= FIXED:
+        return None
+    number, far, step = rows[row][:at].count(slot), far if draw() < 0.5 else -far, 1 if draw() < 0.5 else -1
+    while True:
+        new = list(rows[row])
+        to = at + far
+        if not 0 <= to < len(new):
+            return None
+        del new[at]
+        new.insert(to, slot)
+        if (0 < to < len(new) - 1 and new[to - 1] >= FIXED <= new[to + 1]) or not _is_legal(
+            num_chunks, steps[row], new
+        ):
+            return None
+        rows[row], places[row] = tuple(new), min(at, to)
+        row += step
+        if not 0 <= row < len(rows) or draw() >= _GO_ON or rows[row].count(slot) <= number:
+            return Bare(tuple(rows), bare.spare), places
+        at = -1
+        for _ in range(number + 1):
+            at = rows[row].index(slot, at + 1)
+
+
+def _is_legal(num_chunks: int, steps: _Steps, row: Sequence[int]) -> bool:
+    """Whether each backward is behind its forward."""
+    done = [0] * (2 * num_chunks + 1)  # the last one for W
+    for slot in row:
+        kind = steps[slot][1]
+        if kind >= num_chunks and done[kind] >= done[kind - num_chunks]:
+            return False
+        done[kind] += 1
+    return True
+
+
+def _whole(bare: Bare, fills: _Fills) -> Slots:
+    """Rows with their W."""
+    rows = []
+    for row, fill in zip(bare.rows, fills, strict=True):
+        whole: list[int] = []
+        begin = 0
+        for place, runs in fill:
+            whole += (*row[begin:place], *(W,) * runs)
+            begin = place
+        rows.append(tuple(whole))
+    return tuple(rows)

@@ -1,0 +1,278 @@
+"""What is solved: rows that run slots, who waits for whom, and whole times that are those of the costs exactly.
+
+A row is a rank, and its chunks are the stages that it runs: those that the placement gives it. A micro-batch takes a
+path, stage by stage a row and a chunk of it; under `bidirectional` there are two, one for each direction. `folded`: a
+bidirectional pipeline whose rank r and mirror P-1-r run the same list; its rows are half the ranks, and both paths are
+one, a V.
+
+Costs and cap are those of the placement's stages: of half as much of the model under `v` as under `loop(1)`. Where a
+path stays on its rank, the message takes the latency as any other here, so that the judge may find less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import combinations_with_replacement, product
+
+from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement
+from compiler.schedule.costs import Costs
+from compiler.schedule.numbering import numbered
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.slots import Home, Slot, homes
+from compiler.schedule.solver.tokens import NUM_TOKENS, B, F, I, Slots, W, chunk_of, kind_of, slot_of, tokens_of
+from compiler.schedule.weights import Weight
+from runtime.contract.actions import Action, ActionKind, Pair, actions_of
+
+NEVER, NOW, NOBODY, FIRST = 0, 1, 2, 3  # events: not there, at the start, waited for by nobody; then `count` entries
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes, times and waits; an event is the end of the k-th F, or of the k-th B or I, of a chunk of a row.
+
+    A kind of event is a number: the chunk for F, `num_chunks` more for B and I.
+    """
+
+    placement: StagePlacement
+    folded: bool
+    num_ranks: int
+    count: int  # micro-batches of each chunk, or most of them
+    odd: bool  # bidirectional with one micro-batch less in direction 1
+    caps: tuple[int, ...]  # [row], in parts of an activation
+    whole: int  # parts of an activation,
+    kept: int  # and of them those that are held from its I to its W
+    unit: Fraction  # of the whole times
+    delays: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: of the messages that its events send
+    times: tuple[dict[int, int], ...] = field(repr=False)  # [row][slot, its W written with their chunks]
+    offered: tuple[frozenset[int], ...] = field(repr=False)  # [row]: lone tokens, and pairs that gain
+    one_w: bool  # whether a W takes the same time whichever chunk's it is
+    delay: tuple[int, ...] = field(repr=False)  # [event]
+    needs: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one waits for
+    makes: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one makes
+    counts: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][chunk]: its micro-batches
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.times)
+
+    @property
+    def num_chunks(self) -> int:
+        return chunks_a_row(self.placement)
+
+    @property
+    def num_events(self) -> int:
+        return FIRST + self.count * (2 * self.num_chunks * self.num_rows + 1)
+
+    @property
+    def room(self) -> tuple[int, ...]:
+        """By row, whole activations that it can hold."""
+        return tuple(cap // self.whole for cap in self.caps)
+
+    @property
+    def num_stages(self) -> int:
+        return self.placement.num_stages(self.num_ranks)
+
+    @property
+    def num_micro_batches(self) -> int:
+        return self.count * self.placement.copies - self.odd
+
+    @cached_property
+    def homes(self) -> tuple[tuple[Home, ...], ...]:
+        """By rank and chunk: its stage, and the direction of its micro-batches."""
+        return tuple(homes(self.placement, self.num_ranks, rank) for rank in range(self.num_ranks))
+
+    def event(self, row: int, kind: int) -> int:
+        """The first event of a row and kind."""
+        return FIRST + self.count * (1 + 2 * self.num_chunks * row + kind)
+
+    def row_of(self, rank: int) -> int:
+        """The row that a rank runs."""
+        return min(rank, self.num_ranks - 1 - rank) if self.folded else rank
+
+
+def chunks_a_row(placement: StagePlacement) -> int:
+    """How many stages a row runs, those of both directions counted."""
+    return placement.stages_per_rank * placement.copies
+
+
+def make_problem(
+    placement: StagePlacement,
+    num_ranks: int,
+    num_micro_batches: int,
+    costs: Costs,
+    cap: Fraction | int | Sequence[Fraction | int],
+    folded: bool = False,
+) -> Problem:
+    """A problem of so many micro-batches, or where the ranks are folded and they are odd, of one more.
+
+    `cap`: of every rank, or one for each.
+    """
+    P, both = num_ranks, placement == BIDIRECTIONAL
+    count, odd = (num_micro_batches + both) // placement.copies, both and not folded and num_micro_batches % 2 == 1
+    whole, kept = costs.keeps.denominator, costs.keeps.numerator
+    of_rank = [int(each * whole) for each in ((cap,) * P if isinstance(cap, (int, Fraction)) else cap)]
+    rows = P // 2 if folded else P
+    caps = tuple(min(of_rank[row], of_rank[P - 1 - row]) for row in range(rows)) if folded else tuple(of_rank)
+    gains = costs.gains()
+    tables: dict[tuple[Weight, ...], dict[int, Fraction]] = {}  # rows of equal weights have one
+    keys = [tuple(costs.weight(stage, row) for stage, _ in homes(placement, P, row)) for row in range(rows)]
+    for row, key in enumerate(keys):
+        if key not in tables:
+            tables[key] = _times([stage for stage, _ in homes(placement, P, row)], row, costs)
+    messages = [_messages(placement, P, row, costs) for row in range(rows)]
+    denominators = (time.denominator for row in messages for time in row)
+    unit = Fraction(
+        1,
+        math.lcm(
+            costs.latency.denominator,
+            *denominators,
+            *(t.denominator for table in tables.values() for t in table.values()),
+        ),
+    )
+    times = {key: {slot: int(time / unit) for slot, time in table.items()} for key, table in tables.items()}
+    offered = {
+        key: frozenset(slot for slot in table if _is_offered(slot, table, gains)) for key, table in tables.items()
+    }
+    problem = Problem(
+        placement,
+        folded,
+        P,
+        count,
+        odd,
+        caps,
+        whole,
+        kept,
+        unit,
+        tuple(tuple(int(time / unit) for time in row) for row in messages),
+        tuple(times[key] for key in keys),
+        tuple(offered[key] for key in keys),
+        all(alike(table, W, W + chunk, len(key)) for key, table in times.items() for chunk in range(len(key))),
+        (),
+        (),
+        (),
+        (),
+    )
+    return resized(problem, count)
+
+
+def resized(problem: Problem, count: int) -> Problem:
+    """The problem with another number of micro-batches."""
+    problem = replace(problem, count=count)
+    C, rows = problem.num_chunks, range(problem.num_rows)
+    own = problem.homes[: problem.num_rows]
+    at = {
+        home: (problem.row_of(rank), chunk)
+        for rank, each in enumerate(problem.homes)
+        for chunk, home in enumerate(each)
+    }
+
+    def need(stage: int, direction: int, step: int) -> int:
+        """The event of the stage before or behind; at its ends a path waits for nothing."""
+        if (stage + step, direction) not in at:
+            return FIRST
+        row, chunk = at[stage + step, direction]
+        return problem.event(row, chunk if step < 0 else C + chunk)
+
+    needs = tuple((*(need(*home, -1) for home in own[row]), *(need(*home, 1) for home in own[row])) for row in rows)
+    makes = tuple(tuple(problem.event(row, kind) for kind in range(2 * C)) for row in rows)
+    counts = tuple(tuple(count - (problem.odd and direction) for _, direction in own[row]) for row in rows)
+    delay = [0] * problem.num_events
+    for row, each in enumerate(problem.delays):
+        for kind, time in enumerate(each):
+            first = problem.event(row, kind)
+            delay[first : first + count] = [time] * count
+    return replace(problem, delay=tuple(delay), needs=needs, makes=makes, counts=counts)
+
+
+def _messages(placement: StagePlacement, num_ranks: int, row: int, costs: Costs) -> list[Fraction]:
+    """By kind of event of a row, the time of the message to the rank that waits for it; 0 where none does."""
+    found = []
+    for step in (1, -1):
+        for stage, direction in homes(placement, num_ranks, row):
+            end = stage + step
+            inside = 0 <= end < placement.num_stages(num_ranks)
+            found.append(costs.message(row, _rank_of(placement, num_ranks, end, direction)) if inside else Fraction(0))
+    return found
+
+
+def _rank_of(placement: StagePlacement, num_ranks: int, stage: int, direction: int) -> int:
+    """The rank of a stage on micro-batches of a direction."""
+    return placement.rank_of(num_ranks, 2, stage, direction if placement == BIDIRECTIONAL else 0)
+
+
+def _times(stages: Sequence[int], row: int, costs: Costs) -> dict[int, Fraction]:
+    """Time of each token of a row, W with its chunk, and of each pair."""
+    lone = [token + chunk for token in (F, B, I, W) for chunk in range(len(stages))]
+    action = {token: Action(_kind(token), stages[chunk_of(token)], 0) for token in lone}
+    result = {token: costs.of(action[token], row) for token in lone}
+    for tokens in combinations_with_replacement(lone, 2):
+        first, second = (action[token] for token in tokens)
+        result[slot_of(tokens)] = costs.of(Pair(first, replace(second, micro_batch=1)), row)
+    return result
+
+
+def alike(table: dict[int, int], one: int, other: int, num_chunks: int) -> bool:
+    """Whether two tokens of a row take as long as each other, alone and in each pair with a third."""
+    partners = [(token + chunk,) for token in (F, B, I, W) for chunk in range(num_chunks)]
+    return all(table[slot_of((one, *rest))] == table[slot_of((other, *rest))] for rest in [(), *partners])
+
+
+def _is_offered(slot: int, table: dict[int, Fraction], gains: frozenset[str]) -> bool:
+    tokens = tokens_of(slot)
+    if any(token > W for token in tokens):
+        return False
+    if len(tokens) == 1:
+        return True
+    if "".join(sorted(map(kind_of, tokens))) not in gains:
+        return False
+    chunks = range(sum(token >= W for token in table if token < NUM_TOKENS))  # a W in a slot may be any chunk's
+    pairs = product(*([W + chunk for chunk in chunks] if token == W else [token] for token in tokens))
+    return any(table[slot_of(pair)] < sum(table[token] for token in pair) for pair in pairs)
+
+
+def _kind(token: int) -> ActionKind:
+    return kind_of(token)  # type: ignore[return-value]
+
+
+# ---------------------------------------------------------------- to and from schedules
+
+
+def schedule_of_slots(problem: Problem, slots: Slots) -> Schedule:
+    """The schedule that the rows run, named auto."""
+    said = {slot: _said(slot) for slot in set().union(*slots)}
+    P, N = problem.num_ranks, problem.num_micro_batches
+
+    def of_rank(rank: int) -> list[Slot]:
+        return [said[slot] for slot in slots[problem.row_of(rank)]]
+
+    return numbered("auto", P, N, problem.placement, of_rank)
+
+
+def _said(slot: int) -> Slot:
+    """The slot as named schedules have it."""
+    return tuple(("W", -1) if token == W else (_kind(token), chunk_of(token)) for token in tokens_of(slot))
+
+
+def slots_of_schedule(problem: Problem, schedule: Schedule) -> Slots:
+    """The rows of a schedule of the problem's ranks, or of the V of half of them; pairs not offered are taken apart.
+
+    What the form cannot say (an order of micro-batches of its own, or of W) is lost: time what comes back.
+    """
+    rows = []
+    for row in range(min(problem.num_rows, schedule.num_ranks)):
+        chunks = {stage: chunk for chunk, (stage, _) in enumerate(problem.homes[row])}
+        slots: list[int] = []
+        for step in schedule.actions[row]:
+            tokens = [_token(action, chunks) for action in actions_of(step)]
+            slot = slot_of(tokens)
+            slots += [slot] if slot in problem.offered[row] else sorted(tokens, reverse=True)
+        rows.append(tuple(slots))
+    return tuple(rows)
+
+
+def _token(action: Action, chunks: dict[int, int]) -> int:
+    return W if action.kind == "W" else {"F": F, "B": B, "I": I}[action.kind] + chunks[action.stage]

@@ -1,0 +1,376 @@
+"""`auto`: the schedule that ends soonest for given costs under a hard cap on activations, as far as can be found.
+
+Every named schedule that fits is a candidate, so that none is better; a search goes on from the best of a placement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cache
+from itertools import islice
+
+from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
+from compiler.schedule import DEFAULT_CHUNKS, SCHEDULES
+from compiler.schedule.bound import lower_bound
+from compiler.schedule.costs import Costs
+from compiler.schedule.measure import Measured, measure
+from compiler.schedule.schedule import Schedule, is_in_numbers
+from compiler.schedule.simulate import held_at_most
+from compiler.schedule.solver.asked import Asked, Cap, Found, checked, lower_bound_of
+from compiler.schedule.solver.core import Bound, Core, Given, Report, period_of_several, solve_core
+from compiler.schedule.solver.cycle import Period, marked, unrolled
+from compiler.schedule.solver.exact import MOST_TIME, exact
+from compiler.schedule.solver.periods import COPIES, stretched
+from compiler.schedule.solver.problem import Problem, make_problem, resized, schedule_of_slots
+from compiler.schedule.solver.seeds import capped, in_groups, without_last
+from compiler.schedule.solver.tokens import MOST_CHUNKS, Slots
+from compiler.schedule.solver.two_ranks import shortest_of_two
+from compiler.schedule.solver.waves import waves
+from compiler.schedule.zbv import zbv_both_ways
+from runtime.contract.actions import Pair, Step, actions_of
+
+_CHUNKS = (2, 3, 4)  # stages a rank of `loop(v)` that are tried where nobody says
+# By placement a share of the effort; `loop(v)` starts from good named schedules, and is large.
+_SHARES, _SHARE_OF_LOOPS = {BIDIRECTIONAL: 1.0, V: 0.6, ONE_STAGE: 0.3}, 0.15
+_Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
+_Periods = dict[tuple[object, ...], Period | None]  # periods of several micro-batches, likewise
+_MOST_STEPS = 4_000  # ranks times micro-batches of which several stages a rank are tried
+_WORTH = Fraction(5, 4)  # of the best makespan: from a start further off, 6 s of annealing took away 2%
+_OF_SEVERAL = 0.5  # of the effort of a placement, for a period of several micro-batches
+_WAVES = 2  # tried where there are more actions than that
+_SMALL = (4, 6)  # ranks and micro-batches up to which the best is proven, where so much work shows it:
+_STEPS_OF_PROOF, _SECONDS_OF_PROOF = 1_000_000, 5.0  # of the bound of each placement, and of OR-tools for all
+_STATES_OF_PROOF = 1_000_000  # of two ranks, on all placements: some 20 s, and 3 s where half an effort compiles a spec
+_MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A schedule named auto, what it takes, and what it came from.
+
+    `costs` are those of its actions, and `cap` counts its activations. `lower_bound`: no schedule ends sooner that is
+    on its placement or one that was searched, and holds no more than the cap, or where there is none, than this one.
+    """
+
+    schedule: Schedule
+    costs: Costs
+    cap: Fraction | None
+    makespan: Fraction
+    lower_bound: Fraction
+    origin: str  # "search", or the name of the schedule that it is
+    searched: tuple[StagePlacement, ...]  # its own, and those that could have had a better one
+
+    def measured(self) -> Measured:
+        """The measures of the schedule that are printed, with the lower bound of the solution."""
+        return replace(measure(self.schedule, self.costs, self.cap), lower_bound=self.lower_bound)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A search, and the cores that searches have found: those are the solver's."""
+
+    effort: float
+    cores: _Cores
+    periods: _Periods
+    report: Report
+    worth: Fraction | None = None  # starts that take longer than that are too far from the best to be improved
+
+    def part(self, start: float, share: float, whole: float, effort: float = 1.0) -> _Search:
+        """One of several searches, which is so much of the whole work, and starts behind so much of it."""
+        return replace(
+            self, effort=self.effort * effort, report=lambda done: self.report((start + share * done) / whole)
+        )
+
+
+def default_cap(num_ranks: int) -> int:
+    """What a rank may hold where nobody says, in activations of 1/P of the model: what DualPipe holds, which full pairs
+    need; more buys almost nothing."""
+    return num_ranks + 1
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Searches at given costs under a cap on activations. It remembers them: once there are enough micro-batches,
+    other numbers of these cost next to nothing.
+
+    `cap` None: what a named schedule holds, or `default_cap`; it may be a fraction, or one for each rank. `effort`
+    scales how much is searched: about 30 s at most at 1. `report` is told of progress. Equal arguments give equal
+    schedules.
+    """
+
+    costs: Costs
+    cap: Cap | None = None
+    effort: float = 1.0
+    report: Report = lambda share: None
+    cores: _Cores = field(default_factory=dict, repr=False, compare=False)
+    periods: _Periods = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def solve(
+        self,
+        num_ranks: int,
+        num_micro_batches: int,
+        chunks: int | None = None,
+        copies: int = 2,
+        placement: StagePlacement | None = None,
+    ) -> Solution:
+        """The best schedule found of any placement. Costs and cap are those of 1/P of the model: with v stages a rank,
+        an action takes 1/v of them and an activation counts 1/v.
+
+        Searched on are `bidirectional` where P is even, `v`, `loop(1)` where there is one copy or P is odd, and
+        `loop(chunks)`, or some where that is None: each where a bound says that something better could be there.
+        `copies` is how many ranks may hold a stage; with `placement`, nothing else is searched. Candidates are all
+        named schedules. Of equal ones that with fewer copies of the parameters is taken. ValueError for sizes, weights
+        or a cap with which nothing runs.
+        """
+        P, N = num_ranks, num_micro_batches
+        asked = checked(Asked(P, N, self.costs, P, self.cap))
+        small = P * N <= _MOST_STEPS  # else, more stages a rank are too much
+        counts: tuple[int, ...] = (_CHUNKS if small else (DEFAULT_CHUNKS,)) if chunks is None else (chunks,)
+        if placement is not None:
+            placement.num_stages(P)
+            placements: tuple[StagePlacement, ...] = (placement,)
+            counts = (placement.loops,) if placement.loops > 1 else ()
+        else:
+            both = copies > 1 and P % 2 == 0
+            placements = (BIDIRECTIONAL, V) if both else (V, ONE_STAGE)
+            placements += tuple(loop(count) for count in counts if small)
+        named = _named(asked, counts, placement, copies)
+        return _solved(asked, placements, named, _Search(self.effort, self.cores, self.periods, self.report))
+
+    def solve_on(
+        self,
+        placement: StagePlacement,
+        num_ranks: int,
+        num_micro_batches: int,
+        effort: float | None = None,
+        report: Report | None = None,
+    ) -> Solution:
+        """Find the shortest schedule for ranks that hold their stages by `placement`.
+
+        Costs and cap are those of one of its stages. `effort`, `report`: of this search, where they are others.
+        """
+        asked = checked(Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
+        search = _Search(self.effort if effort is None else effort, self.cores, self.periods, report or self.report)
+        counts = (placement.loops,) if placement.loops > 1 else ()
+        return _solved(asked, (placement,), _named(asked, counts, placement), search)
+
+
+def _named(
+    asked: Asked, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
+) -> Iterator[Found]:
+    """All named schedules that fit the cap and have so many copies at most, those of `loop(v)` with some counts for v.
+
+    They run on ranks that hold their stages by `held_by`, if that is given.
+    """
+    P, N = asked.num_ranks, asked.num_micro_batches
+    for name, row in SCHEDULES.items():
+        for chunks in counts if row.facts.is_chunked else (DEFAULT_CHUNKS,):
+            placement = row.stage_placement(chunks)
+            runs = row.has(P, N) and placement.copies <= copies
+            if runs and (held_by is None or held_by.supports(placement, P)):
+                schedule = row.generate(P, N, chunks)
+                if asked.cap is None or asked.holds(asked.held(schedule), asked.cap):
+                    yield asked.timed(name, schedule)
+
+
+def _solved(asked: Asked, placements: Sequence[StagePlacement], named: Iterator[Found], search: _Search) -> Solution:
+    """The best of the named ones and of what searches find; later ones where a bound says that they may be better."""
+    P = asked.num_ranks
+    best = min(named, key=Found.key, default=None)
+    cap = asked.cap or Fraction(default_cap(P) * asked.num_stages, P)
+    shares = [_SHARES.get(each, _SHARE_OF_LOOPS) if len(placements) > 1 else 1.0 for each in placements]
+    tried: dict[StagePlacement, Found] = {}  # the best of each placement that was searched
+    for at, placement in enumerate(placements):
+        if best is None or asked.bound(placement, cap) < best.makespan:
+            part = search.part(sum(shares[:at]), shares[at], sum(shares), shares[at])
+            part = replace(part, worth=_WORTH * best.makespan if best else None)
+            found = (asked.timed(*each) for each in _searched(placement, asked, cap, part))
+            tried[placement] = min(found, key=Found.key)
+            best = min((each for each in (best, tried[placement]) if each), key=Found.key)
+    assert best is not None
+    held = max(best.held) if asked.cap is None else asked.cap
+    bounds = {each: asked.bound(each, held) for each in (*placements, best.schedule.stage_placement)}
+    small, most = _SMALL
+    if asked.num_ranks <= small and asked.num_micro_batches <= most:
+        best = _proven(asked, best, bounds, held, search.effort)
+    search.report(1.0)
+    schedule = best.schedule
+    return Solution(
+        replace(schedule, name="auto"),
+        asked.costs_on(schedule.stage_placement),
+        asked.cap_on(schedule.stage_placement, asked.cap),
+        best.makespan,
+        min(bounds.values()),
+        best.origin,
+        tuple(bounds),
+    )
+
+
+def _proven(
+    asked: Asked,
+    best: Found,
+    bounds: dict[StagePlacement, Fraction],
+    cap: Cap,
+    effort: float,
+) -> Found:
+    """The best of a small pipeline, as far as a little work shows it: bounds rise, and OR-tools, if it is there, looks
+    for what is shorter. Where it is the best of all placements that were searched, the least bound is its makespan."""
+    P, N = asked.num_ranks, asked.num_micro_batches
+    for placement in bounds:
+        if bounds[placement] < best.makespan:
+            costs, caps = asked.costs_on(placement), asked.caps_on(placement, cap)
+            bounds[placement] = lower_bound(placement, P, N, costs, caps, round(_STEPS_OF_PROOF * effort))
+    least, states = sorted(bounds, key=bounds.__getitem__), round(_STATES_OF_PROOF * effort**3)
+    for placement in least if P == 2 else ():
+        if bounds[placement] < best.makespan:
+            within = bounds[placement], best.makespan
+            sizes = placement, N, asked.costs_on(placement), asked.caps_on(placement, cap)
+            shortest = shortest_of_two(*sizes, within, states)
+            bounds[placement], states = shortest.least, shortest.work
+            best = asked.timed("search", shortest.schedule) if shortest.schedule else best
+    work = _SECONDS_OF_PROOF * effort
+    open_ones = [placement for placement in least if bounds[placement] < best.makespan]
+    for at, placement in enumerate(open_ones):
+        problem = make_problem(placement, P, N, asked.costs_on(placement), asked.caps_on(placement, cap))
+        makespan = math.ceil(best.makespan / problem.unit)
+        if bounds[placement] >= best.makespan or makespan > MOST_TIME:  # or it is in too fine a unit
+            continue
+        share = work / (len(open_ones) - at)
+        try:
+            found = exact(problem, asked.costs_on(placement), makespan, share)
+        except ValueError:  # without OR-tools
+            break
+        work -= share - found.left
+        if found.slots:
+            best = asked.timed("search", schedule_of_slots(problem, found.slots))
+        if found.proven:
+            bounds[placement] = best.makespan
+    return best
+
+
+def _searched(placement: StagePlacement, asked: Asked, cap: Cap, search: _Search) -> Iterator[tuple[str, Schedule]]:
+    """What a search finds on a placement, and what runs there under any cap; one at a time, as they may be large."""
+    P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(placement)
+    caps = asked.caps_on(placement, cap)
+    folded = placement == BIDIRECTIONAL and costs.is_mirrored(P) and caps == caps[::-1]
+    one_way = placement in (BIDIRECTIONAL, ONE_STAGE)
+    anyway = make_problem(ONE_STAGE if one_way else placement, P, N, costs, caps)
+    slots = capped(anyway) if one_way else in_groups(anyway)
+    yield "capped" if one_way else "groups", schedule_of_slots(anyway, slots)
+    if placement == BIDIRECTIONAL:
+        both = zbv_both_ways(P, N)
+        if all(held <= most for held, most in zip(held_at_most(both, costs.keeps), caps, strict=True)):
+            yield both.name, both
+    twice = placement == BIDIRECTIONAL and N % 2 == 1
+    problem = make_problem(placement, P, N + twice, costs, caps, folded)
+    core = _core(problem, costs, search.part(0, 1, 1 + twice))
+    if core is not None:
+        yield core.origin, _first(_schedule(problem, core), N)
+    else:  # too large for more
+        for period in islice(waves(problem), _WAVES):
+            yield "wave", _first(schedule_of_slots(problem, unrolled(problem, period)), N)
+    several = core and _several(problem, costs, search.part(1, 0, 1 + twice, _OF_SEVERAL))
+    if several:
+        yield several.origin, _first(_schedule(problem, several), N)
+    if core is not None and twice:  # a pair may take less than what is left of it: go on
+        odd = make_problem(placement, P, N, costs, caps)
+        slots = (*core.slots, *reversed(core.slots)) if folded else core.slots
+        core = _core(odd, costs, search.part(1, 1, 2, 0.5), (without_last(slots),))
+        if core is not None:
+            yield core.origin, _schedule(odd, core)
+
+
+def is_long(placement: StagePlacement, num_ranks: int, num_micro_batches: int) -> bool:
+    """Whether a run is solved as a shorter one with a period to repeat, the same for all that are long.
+
+    Under `loop(v)` groups of micro-batches take turns, and there is no period of one.
+    """
+    if placement.loops > 1:
+        return False
+    short = _short(placement, num_ranks) + COPIES - 1
+    return num_micro_batches > (2 * short if placement == BIDIRECTIONAL else short)
+
+
+def _short(placement: StagePlacement, num_ranks: int) -> int:
+    """Micro-batches of a chunk that are enough to fill and to drain, with some steady state between."""
+    return num_ranks + 2 if placement == BIDIRECTIONAL else 2 * num_ranks + 2
+
+
+def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, ...] = ()) -> Core | None:
+    """What a search finds from the given slots, or from all starts."""
+    P, placement = problem.num_ranks, problem.placement
+    long = is_long(placement, P, problem.num_micro_batches)
+    count = _short(placement, P) + (COPIES - 1 if given else 0) if long else problem.count
+    if 2 * problem.num_rows * problem.num_chunks * count > _MOST_ACTIONS or problem.num_chunks > MOST_CHUNKS:
+        return None
+
+    bound = _bound(problem, costs)
+    worth = None if long or search.worth is None else math.floor(search.worth / problem.unit)
+    key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort, worth)
+    if key not in search.cores:
+        short, started = resized(problem, count), Given(given) if given else None
+        search.cores[key] = solve_core(short, search.effort, bound, long, search.report, started, worth)
+    return search.cores[key]
+
+
+def _several(problem: Problem, costs: Costs, search: _Search) -> Core | None:
+    """What a search finds around a period of several micro-batches of each chunk, where that is shorter than one."""
+    P, placement = problem.num_ranks, problem.placement
+    if not is_long(placement, P, problem.num_micro_batches):
+        return None
+    bound, short = _bound(problem, costs), _short(placement, P)
+    about = (placement, problem.folded, P, costs, problem.caps, search.effort)
+    if about not in search.periods:
+        search.periods[about] = period_of_several(resized(problem, short), search.effort, bound)
+    period = search.periods[about]
+    if period is None:
+        return None
+    size = period.size
+    count = short + COPIES * size - 1
+    count += (problem.count - count) % size
+    periodic = count < problem.count
+    sized = resized(problem, count) if periodic else problem
+    key = (*about, sized.odd, sized.count, size)
+    if key not in search.cores:
+        slots = marked(sized, period) if periodic else unrolled(sized, period)
+        search.cores[key] = (
+            solve_core(sized, search.effort, bound, periodic, search.report, Given((slots,), size)) if slots else None
+        )
+    return search.cores[key]
+
+
+def _bound(problem: Problem, costs: Costs) -> Bound:
+    P, placement = problem.num_ranks, problem.placement
+    caps = tuple(Fraction(problem.caps[problem.row_of(rank)], problem.whole) for rank in range(P))
+
+    @cache
+    def bound(count: int) -> int:
+        least = lower_bound_of(placement, P, resized(problem, count).num_micro_batches, costs, caps)
+        return math.ceil(least / problem.unit)
+
+    return bound
+
+
+def _schedule(problem: Problem, core: Core) -> Schedule:
+    """The schedule of the problem's size, from a core of the same form."""
+    short, count = core.problem, problem.count
+    slots = stretched(short, core.slots, count, core.size) if short.count < count else core.slots
+    return schedule_of_slots(problem, slots)
+
+
+def _first(schedule: Schedule, num_micro_batches: int) -> Schedule:
+    """The schedule without its last micro-batch, of direction 1, if it has one too many: still legal, and no longer."""
+    N = num_micro_batches
+    if schedule.num_micro_batches == N:
+        return schedule
+    ranks: list[Sequence[Step]] = []
+    for steps in schedule.actions:
+        if is_in_numbers(steps):
+            ranks.append(steps.before(N))
+            continue
+        left = [tuple(action for action in actions_of(step) if action.micro_batch < N) for step in steps]
+        ranks.append(tuple(Pair(*actions) if len(actions) == 2 else actions[0] for actions in left if actions))
+    return replace(schedule, num_micro_batches=N, actions=tuple(ranks))

@@ -1,0 +1,109 @@
+"""The CSV of torch.distributed.pipelining (`_dump_csv`, `_load_csv`; torch 2.13): a line a rank, a cell a step.
+
+`3F0` is the forward of stage 3 on micro-batch 0, `(0F4;0B1)OVERLAP_F_B` an overlapped pair, an empty cell a wait.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+from compiler.ir.stage_placement import BIDIRECTIONAL, MAX_LOOPS, StagePlacement, V, loop
+from compiler.schedule.schedule import Schedule, ScheduleError
+from runtime.contract.actions import Action, ActionKind, Pair, Step, actions_of, is_copy
+
+_ACTION = re.compile(r"(0|[1-9]\d{0,5})([FIWB])(0|[1-9]\d{0,5})")
+_PAIR = re.compile(r"\(([^();]*);([^();]*)\)OVERLAP_F_B")
+# What torch adds for its own runtime: messages, and sharding of parameters. Here they follow from the actions.
+_ADDED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)\d*")
+
+NO_OFFLOAD = "torch has no O and R: write --format text or json, or leave O and R out of the costs"
+NO_COPIES = "torch has no bidirectional placement: use dualpipev, the same schedule folded onto half the ranks"
+
+
+def to_torch_csv(schedule: Schedule) -> str:
+    """The actions alone (`format="compute_only"`). A pair that is not F and B has no word there: one after the other.
+
+    ValueError for the bidirectional placement and for copies to the host, which torch does not have.
+    """
+    if schedule.stage_placement == BIDIRECTIONAL:
+        raise ValueError(NO_COPIES)
+    if any(is_copy(step) for steps in schedule.actions for step in steps):
+        raise ValueError(NO_OFFLOAD)
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(
+        [cell for step in steps for cell in _cells(step)] for steps in schedule.actions
+    )
+    return out.getvalue()
+
+
+def from_torch_csv(text: str, name: str = "csv") -> Schedule:
+    """Inverse of `to_torch_csv`, which also takes what torch writes with communication; the placement is found.
+
+    ScheduleError names the line and the cell that cannot be read. Legality is the matter of `Schedule.check`.
+    """
+    rows: list[tuple[Step, ...]] = []
+    try:
+        for cells in csv.reader(io.StringIO(text), strict=True):
+            if not cells:  # an empty line is no rank; one with a comma is a rank that waits
+                continue
+            rows.append(tuple(step for cell in cells for step in _steps(cell.strip(), f"line {len(rows) + 1}")))
+    except csv.Error as error:
+        raise ScheduleError(f"line {len(rows) + 1}: not CSV: {error}") from None
+    actions = [action for row in rows for step in row for action in actions_of(step)]
+    if not actions:
+        raise ScheduleError("there is no action in it: a line a rank, with cells such as 0F0")
+    num_micro_batches = 1 + max(action.micro_batch for action in actions)
+    placement = _placement(rows, num_micro_batches, 1 + max(action.stage for action in actions))
+    return Schedule(name, len(rows), num_micro_batches, placement, tuple(rows))
+
+
+def _cells(step: Step) -> list[str]:
+    actions = actions_of(step)
+    cells = [f"{a.stage}{a.kind}{a.micro_batch}" for a in actions]
+    if isinstance(step, Pair) and sorted(a.kind for a in actions) == ["B", "F"]:
+        forward_first = sorted(cells, key=lambda cell: "B" in cell)
+        return [f"({';'.join(forward_first)})OVERLAP_F_B"]
+    return cells
+
+
+def _steps(cell: str, where: str) -> tuple[Step, ...]:
+    if not cell or _ADDED.fullmatch(cell):
+        return ()
+    if pair := _PAIR.fullmatch(cell):
+        return (Pair(_action(pair[1], where), _action(pair[2], where)),)
+    return (_action(cell, where),)
+
+
+def _action(text: str, where: str) -> Action:
+    match = _ACTION.fullmatch(text.strip())
+    if match is None:
+        raise ScheduleError(
+            f"{where}: {text[:40]!r} is not an action of torch: expected a stage, F, I, W or B, a number"
+        )
+    kinds: dict[str, ActionKind] = {"F": "F", "I": "I", "W": "W", "B": "B"}
+    return Action(kinds[match[2]], int(match[1]), int(match[3]))
+
+
+def _placement(rows: list[tuple[Step, ...]], num_micro_batches: int, stages: int) -> StagePlacement:
+    """The placement under which every action is on its rank."""
+    ranks = len(rows)
+    candidates = [loop(stages // ranks)] if stages % ranks == 0 and stages // ranks <= MAX_LOOPS else []
+    candidates += [V] if stages == 2 * ranks else []
+
+    def holds(placement: StagePlacement) -> bool:
+        return placement.num_stages(ranks) == stages and all(
+            placement.rank_of(ranks, num_micro_batches, action.stage, action.micro_batch) == rank
+            for rank, row in enumerate(rows)
+            for step in row
+            for action in actions_of(step)
+        )
+
+    found = next((placement for placement in candidates if holds(placement)), None)
+    if found is None:
+        raise ScheduleError(
+            f"{stages} stages on {ranks} ranks are neither a loop (stage s on rank s mod {ranks}) nor a V "
+            f"(rank r with stages r and {2 * ranks - 1} - r)"
+        )
+    return found

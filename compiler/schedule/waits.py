@@ -1,0 +1,293 @@
+"""What waits for what in a pipeline: the earliest start of every action, and the least time from it to the end of all.
+
+Micro-batches are alike, so every stage can take those of a direction in their order: the k-th that starts there gets
+the number k, and the schedule stays legal and as long as it was. With these numbers, an action waits
+
+- for the stage before (a forward) or behind (a backward), and for the message from there;
+- for the micro-batch before on its own stage, unless a pair can run both;
+- a forward, for backwards before which the cap leaves no room. A rank holds the stages s1 < … < sv of a direction.
+  Until micro-batch j is back from su, it holds the activations of s1 to su, and each later one that has started si
+  holds those of s1 to s_min(i, u), because backwards are in order too. So the forward of si on micro-batch j + lag
+  waits for j if lag · min(i, u) + u > cap: if it did not, j could never start su. It waits until the first release,
+  which comes some time behind the start of the backward of su on j, as a W may still have to run if an I frees nothing.
+
+The longest path of waits is a lower bound. It contains a memory–time relation: under a cap of c on `loop(1)`, a
+micro-batch starts when the c-th before it has been to the last stage and back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import combinations_with_replacement
+
+from compiler.ir.stage_placement import StagePlacement
+from compiler.schedule.costs import Costs
+from compiler.schedule.weights import Weight
+from runtime.contract.actions import KINDS, Action, ActionKind, Pair
+
+Slot = tuple[int, int]  # a direction and a stage
+Item = tuple[ActionKind, int]  # an action of a step: its kind, and which of the rank's weights
+Times = dict[tuple[str, Slot], list[int]]  # of "F", or "B" for B and I, of a slot: a time for each micro-batch
+
+
+@dataclass(frozen=True)
+class Waits:
+    """A pipeline whose times are whole multiples of `unit`, each action at the least time it can take."""
+
+    placement: StagePlacement
+    num_ranks: int
+    num_micro_batches: int
+    costs: Costs
+    caps: tuple[Fraction | int, ...] | None  # activations that each rank may hold
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Micro-batches of each direction that has any."""
+        first = min(self.placement.turn(self.num_micro_batches), self.num_micro_batches)
+        return tuple(count for count in (first, self.num_micro_batches - first) if count)
+
+    @cached_property
+    def last(self) -> int:
+        """The last stage."""
+        return self.placement.num_stages(self.num_ranks) - 1
+
+    @cached_property
+    def rank(self) -> dict[Slot, int]:
+        """The rank of each slot, in the order in which a micro-batch goes through them."""
+        P, N = self.num_ranks, self.num_micro_batches
+        firsts = {direction: direction * (N - 1) for direction in range(len(self.counts))}
+        return {(d, s): self.placement.rank_of(P, N, s, m) for d, m in firsts.items() for s in range(self.last + 1)}
+
+    @cached_property
+    def slots(self) -> list[list[Slot]]:
+        """The slots of each rank."""
+        found: list[list[Slot]] = [[] for _ in range(self.num_ranks)]
+        for slot, rank in self.rank.items():
+            found[rank].append(slot)
+        return found
+
+    def weight(self, slot: Slot) -> Weight:
+        """The factors of the costs of a slot's actions."""
+        return self.costs.weight(slot[1], self.rank[slot])
+
+    @cached_property
+    def weights(self) -> list[list[Weight]]:
+        """The different weights of each rank's slots."""
+        return [sorted({self.weight(slot) for slot in slots}) for slots in self.slots]
+
+    @cached_property
+    def _steps(self) -> list[list[tuple[tuple[Item, ...], Fraction]]]:
+        alike = {tuple(weights): list(steps_of(KINDS, weights, self.costs)) for weights in self.weights}
+        return [alike[tuple(weights)] for weights in self.weights]
+
+    @cached_property
+    def unit(self) -> Fraction:
+        """The unit of all times."""
+        times = {time.denominator for steps in self._steps for _, time in steps}
+        messages = (time.denominator for time in self._hop.values())
+        return Fraction(1, math.lcm(self.costs.latency.denominator, *messages, *times))
+
+    @cached_property
+    def steps(self) -> list[list[tuple[tuple[Item, ...], int]]]:
+        """The lone actions of each rank and its pairs that gain, with their times."""
+        return [[(items, int(time / self.unit)) for items, time in steps] for steps in self._steps]
+
+    @cached_property
+    def quickest(self) -> dict[tuple[str, Slot], int]:
+        """The least time of a step with an action."""
+        found: dict[tuple[str, Slot], int] = {}
+        for rank, slots in enumerate(self.slots):
+            least: dict[Item, int] = {}
+            for items, time in self.steps[rank]:
+                for item in items:
+                    least[item] = min(time, least.get(item, time))
+            for slot in slots:
+                weight = self.weights[rank].index(self.weight(slot))
+                found |= {(kind, slot): least[kind, weight] for kind in KINDS}
+        return found
+
+    @cached_property
+    def back(self) -> dict[Slot, int]:
+        """The least time of the backward that the stage before waits for."""
+        return {slot: min(self.quickest["B", slot], self.quickest["I", slot]) for slot in self.rank}
+
+    @cached_property
+    def whole(self) -> dict[Slot, int]:
+        """The least time from the start of a backward until all of it has run."""
+        quickest = self.quickest
+        return {slot: min(quickest["B", slot], quickest["I", slot] + quickest["W", slot]) for slot in self.rank}
+
+    @cached_property
+    def release(self) -> dict[Slot, int]:
+        """The least time from the start of a backward until it frees any of its activation."""
+        return self.whole if self.costs.keeps == 1 else self.back
+
+    @cached_property
+    def apart(self) -> dict[tuple[str, Slot], int]:
+        """The least time between the starts of neighbouring micro-batches on a slot: 0 where a pair can run both."""
+        found = {}
+        for slot, rank in self.rank.items():
+            k = self.weights[rank].index(self.weight(slot))
+            pairs = {items[0][0] + items[1][0] for items, _ in self.steps[rank] if [w for _, w in items] == [k, k]}
+            found["F", slot] = 0 if "FF" in pairs else self.quickest["F", slot]
+            found["B", slot] = 0 if pairs & {"BB", "BI", "II"} else self.back[slot]
+        return found
+
+    @cached_property
+    def hop(self) -> dict[Slot, int]:
+        """The time of a message between a slot and that of the next stage, both ways."""
+        return {slot: int(time / self.unit) for slot, time in self._hop.items()}
+
+    @cached_property
+    def _hop(self) -> dict[Slot, Fraction]:
+        ends = {(d, s): (self.rank[d, s], self.rank[d, s + 1]) for d, s in self.rank if s < self.last}
+        return {slot: self.costs.message(a, b) if a != b else Fraction(0) for slot, (a, b) in ends.items()}
+
+    @cached_property
+    def room(self) -> list[tuple[Slot, Slot, int, int]]:
+        """Forwards that wait for room: their slot, that of the backward, how many before it is, time from its start."""
+        found = []
+        for slots, cap in zip(self.slots, self.caps or (), strict=False):
+            for direction in range(len(self.counts)):
+                here = sorted(slot for slot in slots if slot[0] == direction)
+                for u, other in enumerate(here, 1):
+                    time = self._until_release(here[:u])
+                    found += [
+                        (slot, other, int(max(0, cap - u) // min(i, u)) + 1, time) for i, slot in enumerate(here, 1)
+                    ]
+        return found
+
+    def _until_release(self, here: Sequence[Slot]) -> int:
+        """The least time from the start of the last slot's backward until this or a later micro-batch releases any."""
+        least, way, (direction, at) = self.release[here[-1]], 0, here[-1]
+        for slot in reversed(here[:-1]):
+            while at > slot[1]:
+                way += self.back[direction, at] + self.hop[direction, at - 1]
+                at -= 1
+            least = min(least, way + self.release[slot])
+        return least
+
+    # ---------------------------------------------------------------- times
+
+    def zeros(self) -> Times:
+        """A time of 0 for every action."""
+        return {(kind, slot): [0] * self.counts[slot[0]] for kind in "FB" for slot in self.rank}
+
+    def heads(self, least: Times, ends: Times) -> Times:
+        """The earliest starts, none before those given, where actions do not end before times that are given too."""
+        heads = {key: list(row) for key, row in least.items()}
+        room: dict[Slot, list[tuple[list[int], int, int]]] = {slot: [] for slot in self.rank}
+        for slot, other, lag, time in self.room:
+            room[slot].append((heads["B", other], lag, time))
+        for k, direction in self._numbers():
+            for stage in range(self.last + 1):
+                slot = direction, stage
+                row, quickest = heads["F", slot], self.quickest["F", slot]
+                start = row[k]
+                if stage:
+                    before = direction, stage - 1
+                    end = max(ends["F", before][k], heads["F", before][k] + self.quickest["F", before])
+                    start = max(start, end + self.hop[before])
+                for backwards, lag, time in room[slot]:
+                    if k >= lag:
+                        start = max(start, backwards[k - lag] + time)
+                row[k] = max(start, _after(row, k, -1, self.apart["F", slot], quickest))
+            for stage in range(self.last, -1, -1):
+                slot = direction, stage
+                row = heads["B", slot]
+                start = max(row[k], ends["F", slot][k], heads["F", slot][k] + self.quickest["F", slot])
+                if stage < self.last:
+                    behind = direction, stage + 1
+                    end = max(ends["B", behind][k], heads["B", behind][k] + self.back[behind])
+                    start = max(start, end + self.hop[slot])
+                row[k] = max(start, _after(row, k, -1, self.apart["B", slot], self.back[slot]))
+        return heads
+
+    def tails(self, least: Times, starts: Times) -> Times:
+        """The least time to the end of all from the end of each action, none below those given.
+
+        `starts`: times to the end of all that are given from the start of each.
+        """
+        return self.rests(least, starts)[1]
+
+    def rests(self, least: Times, starts: Times) -> tuple[Times, Times]:
+        """The least time to the end of all from the start of each action, and from its end, as in `tails`."""
+        rests, tails = ({key: list(row) for key, row in times.items()} for times in (starts, least))
+        room: dict[Slot, list[tuple[list[int], int, int]]] = {slot: [] for slot in self.rank}
+        for slot, other, lag, time in self.room:
+            room[other].append((rests["F", slot], lag, time))
+        for k, direction in reversed(list(self._numbers())):
+            for stage in range(self.last + 1):
+                slot = direction, stage
+                row, tail = rests["B", slot], tails["B", slot][k]
+                if stage:
+                    before = direction, stage - 1
+                    tail = max(tail, self.hop[before] + rests["B", before][k])
+                tails["B", slot][k] = tail
+                rest = max(row[k], self.whole[slot], self.back[slot] + tail)
+                for forwards, lag, time in room[slot]:
+                    if k + lag < len(forwards):
+                        rest = max(rest, time + forwards[k + lag])
+                row[k] = max(rest, _after(row, k, 1, self.apart["B", slot], self.back[slot]))
+            for stage in range(self.last, -1, -1):
+                slot = direction, stage
+                row, tail = rests["F", slot], max(tails["F", slot][k], rests["B", slot][k])
+                if stage < self.last:
+                    tail = max(tail, self.hop[slot] + rests["F", (direction, stage + 1)][k])
+                tails["F", slot][k] = tail
+                quickest = self.quickest["F", slot]
+                row[k] = max(row[k], quickest + tail, _after(row, k, 1, self.apart["F", slot], quickest))
+        return rests, tails
+
+    def _numbers(self) -> Iterator[tuple[int, int]]:
+        """Micro-batches and directions in an order in which none waits for a later one."""
+        most = max(self.counts)
+        return ((k, direction) for k in range(most) for direction, count in enumerate(self.counts) if k < count)
+
+    def longest(self) -> Fraction:
+        """The longest path of waits, or all micro-batches in turn where that is known to be longer."""
+        heads, (rests, _) = self.heads(self.zeros(), self.zeros()), self.rests(self.zeros(), self.zeros())
+        longest = max(h + rest for key in heads for h, rest in zip(heads[key], rests[key], strict=True))
+        return max(longest, self._in_turn()) * self.unit
+
+    def _in_turn(self) -> int:
+        """All in turn, where micro-batches come from both ends, and the first and the last rank hold one activation.
+
+        Two that are on their way at once, one from each end, would wait for each other for ever: each holds the rank
+        that the other needs. So the next one starts when the last stage has released this one, or where it comes from
+        the same end, when the first stage has.
+        """
+        if not self.caps or {self.caps[0], self.caps[-1]} != {1} or len(self.counts) < 2 or self.last < 1:
+            return 0
+        alone = replace(self, num_micro_batches=2, caps=None)
+        heads, ends, both = alone.heads(alone.zeros(), alone.zeros()), (0, self.last), range(2)
+        freed = self.whole if self.costs.keeps else self.back  # the next one needs all of it
+        turns = [min(heads["B", (d, end)][0] + freed[d, end] for end in ends) for d in both]
+        rests = [heads["B", (d, 0)][0] + self.whole[d, 0] - turns[d] for d in both]
+        return sum(n * turn for n, turn in zip(self.counts, turns, strict=True)) + min(rests)
+
+
+def _after(row: Sequence[int], k: int, sign: int, apart: int, quickest: int) -> int:
+    """What the two neighbours of a micro-batch on its slot leave: at most two run in one step."""
+    near, far = k + sign, k + 2 * sign
+    time = row[near] + apart if 0 <= near < len(row) else 0
+    return max(time, row[far] + quickest) if 0 <= far < len(row) else time
+
+
+def steps_of(
+    kinds: Sequence[ActionKind], weights: Sequence[Weight], costs: Costs
+) -> Iterator[tuple[tuple[Item, ...], Fraction]]:
+    """The lone actions of some kinds and all weights, and the pairs that gain, with their times."""
+    one = [(kind, k) for kind in kinds for k in range(len(weights))]
+    weighted = replace(costs, stages=tuple(weights), ranks=())
+    for item in one:
+        yield (item,), weighted.of(Action(item[0], item[1], 0), 0)
+    for pair in combinations_with_replacement(one, 2):
+        first, second = (Action(kind, k, m) for m, (kind, k) in enumerate(pair))
+        time = weighted.of(Pair(first, second), 0)
+        if time < weighted.of(first, 0) + weighted.of(second, 0):
+            yield pair, time

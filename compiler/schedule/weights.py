@@ -1,0 +1,160 @@
+"""Weights of stages: the factors by which a stage's actions take more or less than those of costs, kind by kind.
+
+A stage with the head has a longer W for its I than one of layers alone, so one factor for all kinds says too little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
+
+from runtime.contract.actions import KINDS
+
+_MOST_WEIGHTS = 4096
+
+
+class Weight(NamedTuple):
+    """Factors of the times of the four kinds of actions. `label`: of stages whose pairs are known, 0 of others."""
+
+    F: Fraction
+    B: Fraction
+    I: Fraction
+    W: Fraction
+    label: int = 0
+
+    @staticmethod
+    def of_factors(factors: Iterable[Fraction], label: int = 0) -> Weight:
+        """The weight of factors in the order of KINDS."""
+        F, B, I, W = factors
+        return Weight(F, B, I, W, label)
+
+    @property
+    def factors(self) -> tuple[Fraction, Fraction, Fraction, Fraction]:
+        """The factors in the order of KINDS."""
+        return self.F, self.B, self.I, self.W
+
+    @staticmethod
+    def even(factor: Fraction) -> Weight:
+        """Weight with one factor for all kinds."""
+        return Weight(factor, factor, factor, factor)
+
+    def of(self, kind: str) -> Fraction:
+        """The factor of a kind."""
+        return self.factors[KINDS.index(kind)]
+
+    def longer(self, by: Fraction) -> Weight:
+        """Factors that are so many times as large."""
+        return self if by == 1 else Weight.of_factors((factor * by for factor in self.factors), self.label)
+
+
+Side = tuple[str, int]  # of a pair: a kind, and the label of its stage
+
+
+@dataclass(frozen=True)
+class StagePairs:
+    """What pairs of labelled stages take, as a share of the time of their two actions one by one; it may be above 1."""
+
+    shares: tuple[tuple[Side, Side, Fraction], ...] = ()
+
+    @cached_property
+    def _share(self) -> dict[tuple[Side, Side], Fraction]:
+        return {sides: share for a, b, share in self.shares for sides in ((a, b), (b, a))}
+
+    def share(self, a: Side, b: Side) -> Fraction:
+        """The share of a pair; 1 where nothing is known of it."""
+        return self._share.get((a, b), Fraction(1))
+
+    def least(self, kind: str, label: int | None = None) -> Fraction:
+        """The least share of a pair with a kind of a labelled stage, or of any."""
+        sides = ((side, share) for a, b, share in self.shares for side in (a, b))
+        return min((share for (k, of), share in sides if k == kind and label in (None, of)), default=Fraction(1))
+
+    @property
+    def gains(self) -> frozenset[str]:
+        """The kinds of pairs that gain somewhere, alphabetical."""
+        return frozenset("".join(sorted(a[0] + b[0])) for a, b, share in self.shares if share < 1)
+
+
+NO_PAIRS = StagePairs()
+StageWeight = Fraction | Weight  # one factor for all kinds of a stage, or one for each
+ONE = Weight.even(Fraction(1))
+
+
+def by_kind(weight: StageWeight) -> Weight:
+    """The factors of a stage, kind by kind."""
+    return weight if isinstance(weight, Weight) else Weight.even(weight)
+
+
+def rounded(weights: Sequence[StageWeight], parts: int) -> tuple[StageWeight, ...]:
+    """The weights in whole parts of 1, at least one part."""
+
+    def of_one(factor: Fraction) -> Fraction:
+        return Fraction(max(1, round(parts * factor)), parts)
+
+    return tuple(
+        Weight.of_factors(map(of_one, each.factors), each.label) if isinstance(each, Weight) else of_one(each)
+        for each in weights
+    )
+
+
+def cut_anew(weights: Sequence[StageWeight], wanted: int) -> tuple[StageWeight, ...]:
+    """The weights of as many stages as are wanted, of the same model: a mean of the old ones that a new one lies in.
+
+    They have no labels: no pair of them is known.
+    """
+    by = Fraction(len(weights), wanted)
+    spans = [(by * k, by * (k + 1)) for k in range(wanted)]
+    factors = [each for each in weights if isinstance(each, Fraction)]
+    if len(factors) == len(weights):
+        return tuple(_mean(factors, *span) for span in spans)
+    columns = [*zip(*(by_kind(each).factors for each in weights), strict=True)]
+    return tuple(Weight.of_factors(_mean(column, *span) for column in columns) for span in spans)
+
+
+def _mean(factors: Sequence[Fraction], start: Fraction, end: Fraction) -> Fraction:
+    """The mean of factors over [start, end), where the k-th holds over [k, k + 1)."""
+    bounds = [(max(start, Fraction(k)), min(end, Fraction(k + 1))) for k in range(len(factors))]
+    parts = (factor * (b - a) for factor, (a, b) in zip(factors, bounds, strict=True) if a < b)
+    return sum(parts, Fraction(0)) / (end - start)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def parse_weights(values: Sequence[object], key: str) -> tuple[Fraction, ...]:
+    """The factors of a list that JSON has; ValueError says what it may have."""
+    factors = tuple(each for each in values if isinstance(each, Fraction) and each)
+    if len(values) > _MOST_WEIGHTS or len(factors) < len(values):
+        raise ValueError(f'"{key}" must be a list of at most {_MOST_WEIGHTS} numbers above 0')
+    return factors
+
+
+def parse_stage_weights(values: Sequence[object], one: Mapping[str, Fraction]) -> tuple[StageWeight, ...]:
+    """The weights of stages: a number each, or an object with one by kind; `one` has what F, I and W take at weight 1.
+
+    A kind that an object leaves out has 1, and B what its I and W come to. ValueError says what is wrong.
+    """
+    if len(values) > _MOST_WEIGHTS:
+        raise ValueError(f'"stages" must be a list of at most {_MOST_WEIGHTS} weights')
+    return tuple(_stage_weight(each, one) for each in values)
+
+
+def _stage_weight(value: object, one: Mapping[str, Fraction]) -> StageWeight:
+    if isinstance(value, Fraction) and value:
+        return value
+    factors = value if isinstance(value, dict) else {}
+    right = {*factors} <= {*KINDS} and all(isinstance(factor, Fraction) for factor in factors.values())
+    if not factors or not right or not factors.get("F", 1) or not factors.get("B", 1):
+        raise ValueError(
+            '"stages" must have numbers above 0, or objects of F, I, W and B by stage, as {"F": 1.3, "W": 1.8}'
+        )
+    F, I, W = (factors.get(kind, Fraction(1)) for kind in "FIW")
+    split = one["I"] + one["W"]
+    halves = (one["I"] * I + one["W"] * W) / split if split else Fraction(1)
+    B = factors.get("B", halves)
+    if not B:
+        raise ValueError('"stages" has a stage whose I and W take nothing: give one of them a weight above 0')
+    return Weight(F, B, I, W)

@@ -1,8 +1,0 @@
-"""Searches for the pipeline schedule that ends soonest under a cap on activations: `Solver` finds `auto`."""
-
-from __future__ import annotations
-
-from compiler.solver.offload import solved_with_copies
-from compiler.solver.solve import Solution, Solver, default_cap, is_long
-
-__all__ = ["Solution", "Solver", "default_cap", "is_long", "solved_with_copies"]

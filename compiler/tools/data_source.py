@@ -1,0 +1,156 @@
+"""The text that a run trains on, as far as `dsc check` looks: whether its source matches any file here.
+
+A warning, not an error: the text may be on another machine, or in a folder that `dsc train --data` names. Training
+refuses a source that matches nothing. What matches is decided in one place, runtime/data/corpus.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from compiler.emit import recipe
+from dsl.messages.diagnostics import Diagnostic
+from dsl.messages.source import Span
+from dsl.schema import Data, Spec
+from runtime.contract import EXTRA_TOKENS
+from runtime.data import corpus
+from runtime.data.errors import DataError
+from runtime.data.readers import TEXT_SUFFIXES
+
+CODES = {
+    "D0101": "the source of the data matches files that hold text",
+    "D0102": "the chat template can be read, and marks what the assistant says",
+    "D0103": "a source that is filtered is text",
+    "D0104": "all files that a source matches are read",
+    "D0105": "a file is in one source of a blend",
+    "D0106": "a source has enough text for a sample",
+}
+PLAIN_SUFFIXES = (*TEXT_SUFFIXES, ".jsonl")
+MORE = {
+    "D0101": "A warning of `dsc check`, as the text may be elsewhere: `dsc train --data DIR` says where the paths of "
+    "the data start. `dsc train` refuses a source that matches nothing. Read are .txt, .md and .py "
+    "files whole, .jsonl files with a document a line, also as .jsonl.gz and .jsonl.zst, and .parquet and .arrow files "
+    "with a document a row.",
+    "D0102": "A warning of `dsc check`, where tokenizer and rows are there: `dsc train` refuses the first row that the "
+    "template cannot be used for. The loss of a row of `messages` is on what the template puts between "
+    "`{% generation %}` and `{% endgeneration %}`. A template without them would leave the row without a loss.",
+    "D0103": "A warning of `dsc check`, where the files are there: `dsc train` refuses to filter files of token ids, "
+    "in which there is no text to judge. In a blend, `filters { }` in a source says that it has none.",
+    "D0104": "A warning of `dsc check`, by the names of files alone. `dsc data prepare` and `dsc train` say the same, "
+    "and count files that are not in UTF-8, too. Files with other suffixes, hidden files and symbolic links are not "
+    "read. A pattern that matches no such file, such as `notes/**/*.md`, gives no warning.",
+    "D0105": "A warning of `dsc check`, `dsc data prepare` and `dsc train`. Each source of a blend is divided by "
+    "itself, so a file in two of them may be held out of one and trained on in the other.",
+    "D0106": "A warning of `dsc check`, where the files are there. A sample is `train.sequence` and two tokens more, "
+    "and the files of the source have fewer bytes. `dsc train` refuses a text that is shorter than a sample.",
+}
+
+
+def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Diagnostic, ...]:
+    """The warning that a source of a spec in `folder` matches nothing, or cannot be filtered, or that its chat template
+    cannot be used for its rows; empty where all is right."""
+    reasons = {
+        path: corpus.why_nothing(pattern, folder, _suffixes(spec.data)) for path, pattern in spec.data.patterns.items()
+    }
+    if any(reasons.values()):
+        hint = "write a pattern that matches; if the text is elsewhere, `dsc train --data DIR` says where paths start"
+        return tuple(
+            Diagnostic("D0101", reason, origins.get(path), hint, severity="warning")
+            for path, reason in reasons.items()
+            if reason
+        )
+    request = recipe.data(spec.data)
+    filters = [each.filters for each in request.sources] or [request.filters]
+    for (path, pattern), chosen in zip(spec.data.patterns.items(), filters, strict=True):
+        if chosen and corpus.token_files(pattern, folder):
+            message = f"{pattern!r} is files of token ids, which have no text to filter"
+            hint = "write `filters { }` in this source" if request.sources else "remove `filters`"
+            at = origins.get(path) if request.sources else origins.get("data.filters")
+            return (Diagnostic("D0103", message, at, hint, severity="warning"),)
+    try:
+        found = tuple(_of_files(spec, origins, folder))
+    except (DataError, OSError) as error:  # files that come and go while they are looked at
+        at = origins.get(next(iter(spec.data.patterns), ""))
+        found = (Diagnostic("D0104", str(error), at, severity="warning"),)
+    message, hint = _template_fault(spec.data, folder)
+    if not message:
+        return found
+    at = origins.get("data.chat.template") or origins.get("data.chat") or origins.get("data.prompts")
+    return (*found, Diagnostic("D0102", message, at, hint, severity="warning"))
+
+
+def _of_files(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Iterator[Diagnostic]:
+    """Warnings of files that are not read, are in several sources, or are too few for a sample."""
+    found = {}
+    for path, pattern in spec.data.patterns.items():
+        if pattern == corpus.STDLIB:
+            continue
+        if prefixes := corpus.token_files(pattern, folder):
+            files = [each.with_name(f"{each.name}.bin") for each in prefixes]
+        else:
+            found[path] = corpus.find_by_name(pattern, folder, _suffixes(spec.data))
+            files = [file.path for file in found[path].files]
+            if message := corpus.said_of_skipped(pattern, len(files), dict(found[path].skipped)):
+                hint = "if that is meant, write a pattern that matches what is read, such as `notes/**/*.md`"
+                yield Diagnostic("D0104", message, origins.get(path), hint, severity="warning")
+        if message := _too_short(files, spec):
+            hint = "give it more text, or shorten `train.sequence`"
+            yield Diagnostic("D0106", f"{pattern!r}: {message}", origins.get(path), hint, severity="warning")
+    names = dict(zip(spec.data.patterns, [each.name for each in spec.data.sources] or [""], strict=True))
+    if message := corpus.said_of_shared({names[path]: each.files for path, each in found.items()}):
+        hint = "name each file in one source"
+        yield Diagnostic("D0105", message, origins.get(next(iter(found))), hint, severity="warning")
+
+
+def _too_short(files: Iterable[Path], spec: Spec) -> str:
+    """Say that files have fewer bytes than a sample has tokens, "" where they do not: no token is of less than a byte,
+    but for the one that ends a document. What is in compressed files and tables is not known from their size."""
+    if spec.data.chat is not None or spec.data.prompts is not None:
+        return ""
+    needed, tokens = spec.train.sequence + EXTRA_TOKENS, 0
+    for file in files:
+        if not file.name.endswith((*PLAIN_SUFFIXES, ".bin")):
+            return ""
+        tokens += file.stat().st_size + 1
+        if tokens >= needed:
+            return ""
+    return f"its files have at most {tokens:,} tokens, and a sample takes {needed:,}"
+
+
+def _suffixes(data: Data) -> Sequence[str]:
+    """What the names of files end in that are read."""
+    if data.chat is None and data.prompts is None:
+        return corpus.SUFFIXES
+    from runtime.data import chat, prompts  # with tokenizers, which documents need not wait for
+
+    return prompts.SUFFIXES if data.prompts is not None else chat.SUFFIXES
+
+
+def _template_fault(data: Data, folder: Path) -> tuple[str, str]:
+    """Why the first row cannot be read, or the chat template be used for it, and what to do; two empty texts where both
+    can, or where there is no tokenizer here."""
+    request = recipe.data(data)
+    rows = request.chat or request.prompts
+    if rows is None or not isinstance(data.tokenizer, str) or not (folder / data.tokenizer).is_file():
+        return "", ""
+    assert data.source is not None, "a rule of specs: conversations and prompts are of one source"
+    from runtime.data import chat
+    from runtime.data.prompts import reader_of
+    from runtime.data.template_process import marks_assistant
+
+    try:
+        settings = chat.read_settings(rows, folder / data.tokenizer, folder)
+        read, files = reader_of(settings), corpus.find(data.source, folder, _suffixes(data)).files
+        first = next((row for file in files for row in read(file)), "")
+        row = json.loads(first) if first else {}
+        if not ("messages" in row or isinstance(row.get("prompt"), list)):
+            return "", ""
+        if settings.template is None:
+            return chat.NO_TEMPLATE, chat.NAME_IT if settings.prompts is None else chat.PUT_IT
+        if not marks_assistant(settings) and "messages" in row:
+            return f"{settings.path}: {chat.UNMARKED}", chat.MARK_IT
+    except (DataError, OSError) as error:
+        return str(error), ""
+    return "", ""

@@ -1,0 +1,88 @@
+"""Edits that mend a mistake, as an editor offers them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from compiler.tools.editor.open_text import Document
+from dsl.load import analyse
+from dsl.messages.diagnostics import Diagnostic, Edit, giver
+from dsl.messages.source import OVERRIDE, Source, Span
+from dsl.text.edits import apply, corrects_spelling, edit_of, is_mended
+
+
+@dataclass(frozen=True)
+class Action:
+    """Edits to make together, and what they mend."""
+
+    title: str
+    edits: tuple[Edit, ...]
+    mends: Diagnostic
+    preferred: bool  # what to take if one had to be taken without asking
+
+
+def actions(documents: Iterable[Document], at: Span) -> tuple[Action, ...]:
+    """What mends the mistakes of some documents that a span of a text touches."""
+    touched: dict[Diagnostic, Document] = {}
+    for document in documents:
+        for item in document.diagnostics:
+            if item.span is not None and _touches(item.span, at):
+                touched.setdefault(item, document)
+    return tuple(action for item, document in touched.items() for action in _mending(document, item, at.source))
+
+
+def _mending(document: Document, item: Diagnostic, source: Source) -> Iterator[Action]:
+    """The edit its hint says, then the ways out of a conflict, the smallest change first."""
+    seen: set[tuple[Edit, ...]] = set()
+    edit = edit_of(item)
+    ways: list[tuple[Edit, ...]] = [(edit,)] if edit is not None else []
+    ways += item.conflict.resolutions if item.conflict is not None else ()
+    for way in ways:
+        if way not in seen and not any(each.span.source.name == OVERRIDE for each in way):
+            seen.add(way)
+            preferred = len(seen) == 1 and edit is not None and _is_sure(document, item, edit)
+            yield Action(_title(way, source), way, item, preferred)
+
+
+def _is_sure(document: Document, item: Diagnostic, edit: Edit) -> bool:
+    """Whether an edit is one to make without asking: that of a spelling must mend something, and break nothing."""
+    if not corrects_spelling(item):
+        return True
+    changed = edit.span.source
+
+    def reader(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
+        found = document.reader(path)
+        return (Source(changed.name, apply(changed.text, [edit])), ()) if found[0] == changed else found
+
+    return is_mended(document.analysis.diagnostics, analyse(document.path, reader=reader).diagnostics)
+
+
+def _title(edits: tuple[Edit, ...], source: Source) -> str:
+    """What is written, and in which file if that is another one."""
+    return " and ".join(f"{_said(edit)}{_elsewhere(edit.span.source, source)}" for edit in edits)
+
+
+def _elsewhere(edited: Source, source: Source) -> str:
+    if edited.name == source.name:
+        return ""
+    return f" in {os.path.relpath(edited.name, os.path.dirname(source.name) or '.')}"  # noqa: PTH120
+
+
+def _said(edit: Edit) -> str:
+    """An edit in a few words: the whole statement, as a number alone says little."""
+    if not edit.text:
+        return f"remove `{_short(edit.span.text.strip())}`"
+    before = giver(edit.span)
+    given = f"{before}{edit.text}" if before.rstrip().endswith("=") else edit.text
+    return f"{'write' if edit.span.text else 'add'} `{_short(given.strip().rstrip(','))}`"
+
+
+def _short(text: str) -> str:
+    line = "; ".join(part.strip() for part in text.splitlines())
+    return line if len(line) <= 80 else f"{line[:79]}…"
+
+
+def _touches(span: Span, at: Span) -> bool:
+    return span.source.name == at.source.name and span.start <= at.end and at.start <= span.end

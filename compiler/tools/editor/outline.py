@@ -1,0 +1,259 @@
+"""The structure of a text that need not parse: its words, and the statements that braces and lines make of them.
+
+Where one types, braces are open and values missing. So statements end at a newline or a comma, a brace that closes
+nothing is passed over, and `model x {` at the start of a line begins a block of the file whatever is still open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dsl.text import table
+from dsl.text.parser import MAX_DEPTH, MAX_WORDS
+from dsl.text.syntax import KINDS
+
+TokenKind = Literal["word", "number", "string", "comment", "newline", "sign"]
+OF_TERMINALS: dict[str, TokenKind] = {  # of the grammar; the others are signs
+    "WORD": "word",
+    "NUMBER": "number",
+    "STRING": "string",
+    "OPEN_STRING": "string",
+    "COMMENT": "comment",
+    "NEWLINE": "newline",
+}
+OPENERS, CLOSERS = frozenset("[("), frozenset("])")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A word, a number with its unit, a string, a comment, a newline or a sign, at characters `start` to `end`."""
+
+    kind: TokenKind
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(eq=False, repr=False)
+class Node:
+    """A statement. Of a block, `opened` and `closed` are the places of its braces; the file itself is one, without."""
+
+    head: list[Token] = field(default_factory=list)  # key and labels, or the words of a line
+    equals: Token | None = None
+    value: list[Token] = field(default_factory=list)
+    opened: int | None = None
+    closed: int | None = None
+    body: list[Node] = field(default_factory=list)
+    parent: Node | None = None
+    end: int = 0  # of the last token, braces included
+
+    @property
+    def key(self) -> str:
+        return self.head[0].text if self.head else ""
+
+    @property
+    def start(self) -> int:
+        return self.head[0].start if self.head else 0
+
+    @property
+    def labels(self) -> list[str]:
+        """The words after the key, without `extends` and what follows it."""
+        texts = [token.text for token in self.head[1:]]
+        return texts[: texts.index("extends")] if "extends" in texts else texts
+
+    def path(self) -> list[Node]:
+        """This block and those around it, outermost first, without the file."""
+        return [*(self.parent.path() if self.parent is not None else []), *([self] if self.head else [])]
+
+    def walk(self) -> Iterator[Node]:
+        """This statement and all in it."""
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            yield node
+            pending += reversed(node.body)
+
+
+def tokens(text: str) -> list[Token]:
+    """The tokens of a text, without spaces. As many as a spec may have; the rest of the text is not looked at."""
+    found: list[Token] = []
+    for match in table.load().pattern.finditer(text):
+        terminal, start, end = str(match.lastgroup), match.start(), match.end()
+        if terminal == "CALL":
+            found += [Token("word", match[0][:-1], start, end - 1), Token("sign", "(", end - 1, end)]
+        elif match[0] == "." and found and found[-1].kind == "word" and found[-1].end == start:
+            found[-1] = Token("word", f"{found[-1].text}.", found[-1].start, end)  # `model.`, about to go on
+        elif terminal != "SPACE":
+            found.append(Token(OF_TERMINALS.get(terminal, "sign"), match[0], start, end))
+        if len(found) >= MAX_WORDS:
+            break
+    return found
+
+
+def read(text: str) -> Node:
+    """The statements of a text, as the body of a node that stands for the file."""
+    return _Reader([token for token in tokens(text) if token.kind != "comment"], text).run()
+
+
+class _Reader:
+    def __init__(self, found: list[Token], text: str) -> None:
+        self.tokens, self.text = found, text
+        self.file = Node(end=len(text))
+        self.block, self.depth = self.file, 0
+        self.statement: Node | None = None
+        self.brackets: list[str] = []
+
+    def run(self) -> Node:
+        for index, token in enumerate(self.tokens):
+            if self._ends(index, token):
+                self._finish()
+            if token.kind == "newline" or (token.text == "," and not self.brackets):
+                continue
+            if token.text == "{" and not self.brackets:
+                self._open(token)
+            elif token.text == "}":
+                self._close(token)
+            else:
+                self._take(token)
+        return self.file
+
+    def _ends(self, index: int, token: Token) -> bool:
+        """Whether a statement ends before this token, or at it."""
+        if token.text == "," and token.kind == "sign":
+            return not self.brackets
+        if token.kind == "newline":
+            return not self.brackets or self._fresh(index + 1)
+        return token.text == "}" and token.kind == "sign"
+
+    def _fresh(self, index: int) -> bool:
+        """Whether a line reads like a new statement, so that an open bracket was forgotten."""
+        following = self.tokens[index : index + 2]
+        if not following or following[0].text == "}":
+            return True
+        return following[0].kind == "word" and len(following) > 1 and following[1].text in ("=", "{")
+
+    def _take(self, token: Token) -> None:
+        statement = self.statement or self._begin(token)
+        statement.end = token.end
+        if token.kind == "sign" and token.text in OPENERS:
+            self.brackets.append(token.text)
+        elif token.kind == "sign" and token.text in CLOSERS and self.brackets:
+            self.brackets.pop()
+        if statement.equals is not None:
+            statement.value.append(token)
+        elif token.text == "=" and token.kind == "sign":
+            statement.equals = token
+        else:
+            statement.head.append(token)
+
+    def _begin(self, token: Token) -> Node:
+        if self._begins_block(token):
+            self.block, self.depth = self.file, 0
+        self.statement = Node(parent=self.block)
+        self.block.body.append(self.statement)
+        return self.statement
+
+    def _begins_block(self, token: Token) -> bool:
+        """`model x {` or `model x extends`, at the very start of a line."""
+        if token.text not in KINDS or (token.start and self.text[token.start - 1] != "\n"):
+            return False
+        line = self.text[token.end : token.end + 200].partition("\n")[0].split()
+        return len(line) > 1 and (line[0].endswith("{") or line[1].startswith("{") or line[1] == "extends")
+
+    def _finish(self) -> None:
+        self.statement = None
+        self.brackets.clear()
+
+    def _open(self, token: Token) -> None:
+        block = self.statement or self._begin(token)
+        block.opened, block.end = token.start, token.end
+        if self.depth < MAX_DEPTH:
+            self.block, self.depth = block, self.depth + 1
+        self._finish()
+
+    def _close(self, token: Token) -> None:
+        if self.block is self.file:
+            return
+        self.block.closed, self.block.end = token.start, token.end
+        assert self.block.parent is not None
+        self.block, self.depth = self.block.parent, self.depth - 1
+
+
+# ---------------------------------------------------------------- a place in it
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cursor stands: in which block, on which statement of it if any, and after which token of that."""
+
+    block: Node
+    statement: Node | None
+    token: Token | None  # the one the cursor touches: within it, or right at its end
+    before: tuple[Token, ...]  # of the statement, those that end at or before the cursor and are not `token`
+    comment: bool = False
+
+
+def place(text: str, file: Node, offset: int) -> Place:
+    """The place of a cursor before character `offset`."""
+    block = file
+    while True:
+        inner = next((each for each in block.body if _holds(each, offset)), None)
+        if inner is None:
+            break
+        block = inner
+    statement = next((each for each in block.body if _start(each) <= offset <= _head_end(each, text)), None)
+    if statement is None:
+        return Place(block, None, None, (), in_comment(text, offset))
+    parts = [*statement.head, *([statement.equals] if statement.equals else []), *statement.value]
+    touched = next((token for token in parts if token.start < offset <= token.end and _is_text(token)), None)
+    touched = touched or next((token for token in parts if token.start == offset and _is_text(token)), None)
+    before = tuple(token for token in parts if token.end <= offset and token is not touched)
+    return Place(block, statement, touched, before, in_comment(text, offset))
+
+
+def in_comment(text: str, offset: int) -> bool:
+    """Whether a cursor stands in a comment."""
+    line = text.rfind("\n", 0, offset) + 1
+    end = text.find("\n", offset)
+    found = tokens(text[line : end if end >= 0 else len(text)])
+    return any(token.kind == "comment" and token.start + line < offset for token in found)
+
+
+def _is_text(token: Token) -> bool:
+    return token.kind != "sign"
+
+
+def _holds(node: Node, offset: int) -> bool:
+    """Whether a place is between the braces of a block; one that is not closed goes on to where its file does."""
+    if node.opened is None or offset <= node.opened:
+        return False
+    return offset <= node.closed if node.closed is not None else offset <= _limit(node)
+
+
+def _limit(node: Node) -> int:
+    """Where a block without a closing brace ends: before the next statement of the block around it, or with it."""
+    around = node.parent
+    if around is None:
+        return node.end
+    index = next(i for i, each in enumerate(around.body) if each is node)
+    if index + 1 < len(around.body):
+        return max(node.end, _start(around.body[index + 1]) - 1)
+    if around.closed is not None:
+        return around.closed
+    return _limit(around) if around.parent is not None else around.end
+
+
+def _start(node: Node) -> int:
+    return node.head[0].start if node.head else node.opened or 0
+
+
+def _head_end(node: Node, text: str) -> int:
+    """The end of a statement on its own line, spaces after it included; of a block, its brace."""
+    if node.opened is not None:
+        return node.opened
+    end = node.end
+    while end < len(text) and text[end] in " \t":
+        end += 1
+    return end

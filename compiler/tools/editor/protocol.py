@@ -1,0 +1,216 @@
+"""Answers to messages of the language server protocol, and back: places, diagnostics, proposals, edits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from lsprotocol import types as lsp
+from pygls import uris
+
+from compiler.tools.editor.actions import Action
+from compiler.tools.editor.hover import Hover
+from compiler.tools.editor.items import Item
+from compiler.tools.editor.navigation import Symbol
+from compiler.tools.editor.positions import Lines
+from dsl.messages.diagnostics import Diagnostic, Edit, given
+from dsl.messages.source import Source, Span
+
+ITEM_KINDS = {
+    "key": lsp.CompletionItemKind.Property,
+    "block": lsp.CompletionItemKind.Struct,
+    "value": lsp.CompletionItemKind.EnumMember,
+    "name": lsp.CompletionItemKind.Variable,
+    "unit": lsp.CompletionItemKind.Unit,
+    "word": lsp.CompletionItemKind.Keyword,
+    "file": lsp.CompletionItemKind.File,
+    "reference": lsp.CompletionItemKind.Reference,
+}
+SYMBOL_KINDS = {
+    "run": lsp.SymbolKind.Function,
+    "model": lsp.SymbolKind.Class,
+    "cluster": lsp.SymbolKind.Module,
+    "precision": lsp.SymbolKind.Enum,
+    "block": lsp.SymbolKind.Object,
+    "key": lsp.SymbolKind.Property,
+    "let": lsp.SymbolKind.Constant,
+    "import": lsp.SymbolKind.File,
+    "line": lsp.SymbolKind.Event,
+}
+SEVERITIES = {"error": lsp.DiagnosticSeverity.Error, "warning": lsp.DiagnosticSeverity.Warning}
+
+
+def path_of(uri: str) -> str:
+    """The path of a document; one that is no file (untitled) is called by its URI, beside the working folder.
+
+    Never raises: what no file can be called, with a NUL or half a character, is written so that it can.
+    """
+    try:
+        path = uris.to_fs_path(uri) or uri
+    except ValueError:  # of urllib, as for `file://[`
+        path = uri
+    return path.replace("\0", "%00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client takes, and what it calls its open documents."""
+
+    encoding: str = "utf-16"
+    snippets: bool = False
+    markdown: bool = True
+    document_changes: bool = False
+    open: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)  # real path → (URI, version)
+
+    @cached_property
+    def _lines(self) -> dict[Source, Lines]:
+        return {}
+
+    def lines(self, source: Source) -> Lines:
+        if source not in self._lines:
+            self._lines[source] = Lines(source.text, self.encoding)
+        return self._lines[source]
+
+    def uri(self, source: Source) -> str:
+        """What the client calls a file."""
+        opened = self.open.get(os.path.realpath(source.name))
+        return opened[0] if opened is not None else str(uris.from_fs_path(os.path.realpath(source.name)))
+
+    def range(self, source: Source, start: int, end: int) -> lsp.Range:
+        lines = self.lines(source)
+        return lsp.Range(start=lsp.Position(*lines.position(start)), end=lsp.Position(*lines.position(end)))
+
+    def location(self, span: Span) -> lsp.Location:
+        return lsp.Location(uri=self.uri(span.source), range=self.range(span.source, span.start, span.end))
+
+    def offset(self, source: Source, position: lsp.Position) -> int:
+        return self.lines(source).offset(position.line, position.character)
+
+    def markup(self, text: str) -> lsp.MarkupContent:
+        kind = lsp.MarkupKind.Markdown if self.markdown else lsp.MarkupKind.PlainText
+        return lsp.MarkupContent(kind=kind, value=text)
+
+
+def client_of(
+    capabilities: lsp.ClientCapabilities, encoding: str, opened: Mapping[str, tuple[str, int | None]]
+) -> Client:
+    """What the capabilities of a client say of it."""
+    document = capabilities.text_document or lsp.TextDocumentClientCapabilities()
+    completion = document.completion and document.completion.completion_item
+    formats = (document.hover and document.hover.content_format) or [lsp.MarkupKind.Markdown]
+    edit = capabilities.workspace and capabilities.workspace.workspace_edit
+    return Client(
+        encoding,
+        snippets=bool(completion and completion.snippet_support),
+        markdown=lsp.MarkupKind.Markdown in formats,
+        document_changes=bool(edit and edit.document_changes),
+        open=opened,
+    )
+
+
+def diagnostic(client: Client, item: Diagnostic, source: Source) -> lsp.Diagnostic:
+    """A mistake; one without a place is put at the start of `source`, the document that was looked at."""
+    span = item.span or Span(source, 0, 0)
+    facts = [f"hint: {item.hint}"] if item.hint else []
+    facts += [f"note: {note.message}" for note in item.notes if note.span is None]
+    related = [(note.span, note.message) for note in item.notes if note.span is not None]
+    related += [(place, f"`{given(place)}`") for note in item.notes for place in note.places]
+    if item.conflict is not None:
+        related += [(line, f"`{line.text}` is part of what cannot hold together") for line in item.conflict.lines]
+    return lsp.Diagnostic(
+        range=client.range(span.source, span.start, span.end),
+        message="\n".join([item.message, *facts]),
+        severity=SEVERITIES[item.severity],
+        code=item.code,
+        source="dsc",
+        related_information=[
+            lsp.DiagnosticRelatedInformation(location=client.location(where), message=message)
+            for where, message in related
+        ],
+    )
+
+
+def completion(client: Client, source: Source, items: Iterable[Item]) -> lsp.CompletionList:
+    """Proposals in their order. After a number they are asked for again with each character."""
+    found = [_item(client, source, index, item) for index, item in enumerate(items)]
+    incomplete = any(item.kind == lsp.CompletionItemKind.Unit for item in found)
+    return lsp.CompletionList(is_incomplete=incomplete, items=found)
+
+
+def _item(client: Client, source: Source, index: int, item: Item) -> lsp.CompletionItem:
+    is_snippet = bool(item.snippet) and client.snippets
+    text = item.snippet if is_snippet else item.label
+    return lsp.CompletionItem(
+        label=item.label,
+        kind=ITEM_KINDS[item.kind],
+        detail=item.detail or None,
+        documentation=client.markup(item.documentation) if item.documentation else None,
+        sort_text=f"{index:04}",
+        filter_text=item.label,
+        insert_text_format=lsp.InsertTextFormat.Snippet if is_snippet else lsp.InsertTextFormat.PlainText,
+        text_edit=lsp.TextEdit(range=client.range(source, item.start, item.end), new_text=text),
+    )
+
+
+def hover(client: Client, source: Source, found: Hover) -> lsp.Hover:
+    return lsp.Hover(contents=client.markup(found.text), range=client.range(source, found.start, found.end))
+
+
+def symbol(client: Client, source: Source, found: Symbol) -> lsp.DocumentSymbol:
+    """An entry of the outline, with those in it. They are as deep as brackets may be, so this may recurse."""
+    return lsp.DocumentSymbol(
+        name=found.name,
+        detail=found.detail or None,
+        kind=SYMBOL_KINDS[found.kind],
+        range=client.range(source, found.start, found.end),
+        selection_range=client.range(source, found.start, found.head_end),
+        children=[symbol(client, source, child) for child in found.children],
+    )
+
+
+def replaced(client: Client, source: Source, text: str) -> list[lsp.TextEdit]:
+    """The edit that makes a text of a source: of the lines that differ, so that the rest keeps its marks."""
+    old, new = source.text.splitlines(keepends=True), text.splitlines(keepends=True)
+    if old == new:
+        return []
+    first = _shared(old, new)
+    last = _shared(old[first:][::-1], new[first:][::-1])
+    start = sum(map(len, old[:first]))
+    end = sum(map(len, old[: len(old) - last]))
+    return [lsp.TextEdit(range=client.range(source, start, end), new_text="".join(new[first : len(new) - last]))]
+
+
+def _shared(left: list[str], right: list[str]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+def action(client: Client, found: Action, source: Source) -> lsp.CodeAction:
+    return lsp.CodeAction(
+        title=found.title,
+        kind=lsp.CodeActionKind.QuickFix,
+        diagnostics=[diagnostic(client, found.mends, source)],
+        is_preferred=found.preferred,
+        edit=_workspace_edit(client, found.edits),
+    )
+
+
+def _workspace_edit(client: Client, edits: Iterable[Edit]) -> lsp.WorkspaceEdit:
+    by_source: dict[Source, list[lsp.TextEdit]] = {}
+    for edit in edits:
+        range_ = client.range(edit.span.source, edit.span.start, edit.span.end)
+        by_source.setdefault(edit.span.source, []).append(lsp.TextEdit(range=range_, new_text=edit.text))
+    if not client.document_changes:
+        return lsp.WorkspaceEdit(changes={client.uri(source): found for source, found in by_source.items()})
+    return lsp.WorkspaceEdit(
+        document_changes=[
+            lsp.TextDocumentEdit(
+                text_document=lsp.OptionalVersionedTextDocumentIdentifier(
+                    uri=client.uri(source), version=client.open.get(os.path.realpath(source.name), ("", None))[1]
+                ),
+                edits=list(found),
+            )
+            for source, found in by_source.items()
+        ]
+    )

@@ -1,0 +1,255 @@
+"""The language server: keeps the open documents, answers from them, and publishes what is wrong with them.
+
+Texts are analysed on one thread beside the loop that reads messages, each state of the documents once. Files are
+read, never written; nothing listens but on stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from importlib import metadata
+from typing import Any
+
+from lsprotocol import types as lsp
+from pygls.lsp.server import LanguageServer
+
+from compiler.tools.editor import actions, navigation, protocol
+from compiler.tools.editor.completion import complete
+from compiler.tools.editor.hover import hover
+from compiler.tools.editor.open_text import Document, document
+from compiler.tools.editor.protocol import Client
+from dsl.messages.diagnostics import SpecError
+from dsl.messages.source import Span
+from dsl.resolve.files import over
+from dsl.text.formatter import formatted
+
+DELAY_S = 0.15  # after a keystroke, before what is wrong is published
+MAX_LISTED = 1000  # entries of a folder that are proposed
+TRIGGERS = ['"', "/", ".", "=", " "]
+WATCHED = "**/*.dsc"
+
+log = logging.getLogger("dsc.lsp")
+
+
+class Session:
+    """One client: its documents are those of the server's workspace, `generation` counts their states."""
+
+    def __init__(self, server: LanguageServer) -> None:
+        self.server = server
+        self.generation = 0
+        self.analyses: dict[str, asyncio.Future[Document]] = {}  # of this generation, by URI
+        self.pool = ThreadPoolExecutor(max_workers=1)
+        self.waiting: asyncio.TimerHandle | None = None
+        self.published: dict[str, tuple[int | None, list[lsp.Diagnostic]]] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------ documents
+
+    def client(self) -> Client:
+        workspace = self.server.workspace
+        opened = {
+            os.path.realpath(protocol.path_of(uri)): (uri, text.version)
+            for uri, text in workspace.text_documents.items()
+        }
+        encoding = lsp.PositionEncodingKind(workspace.position_encoding).value
+        return protocol.client_of(self.server.client_capabilities, encoding, opened)
+
+    async def document(self, uri: str) -> Document:
+        """A document as it is now. Asked for again in the same state, it is not analysed again."""
+        if uri not in self.analyses:
+            texts = {
+                os.path.realpath(protocol.path_of(each)): text.source
+                for each, text in self.server.workspace.text_documents.items()
+            }
+            loop = asyncio.get_running_loop()
+            self.analyses[uri] = loop.run_in_executor(self.pool, document, protocol.path_of(uri), over(texts))
+        return await asyncio.shield(self.analyses[uri])
+
+    def changed(self, delay: float) -> None:
+        """Some text is another: forget what was known, and publish soon."""
+        self.generation += 1
+        self.analyses.clear()
+        if self.waiting is not None:
+            self.waiting.cancel()
+        self.waiting = asyncio.get_running_loop().call_later(delay, self._start)
+
+    def _start(self) -> None:
+        task = asyncio.get_running_loop().create_task(guarded(self.server, self.publish)())
+        self.tasks.add(task)  # a task that nobody holds may be collected
+        task.add_done_callback(self.tasks.discard)
+
+    async def publish(self) -> None:
+        """What is wrong with the open documents and what they import, each in its file; and what no longer is."""
+        generation, client = self.generation, self.client()
+        found: dict[str, list[lsp.Diagnostic]] = {uri: [] for uri, _ in client.open.values()}
+        for uri in tuple(found):
+            current = await guarded(self.server, self.document)(uri)
+            if generation != self.generation:
+                return  # a later state is about to be published
+            if current is None:  # why is told; the others are published all the same
+                continue
+            for item in current.diagnostics:
+                source = item.span.source if item.span is not None else current.source
+                found.setdefault(client.uri(source), []).append(protocol.diagnostic(client, item, current.source))
+        versions = dict(client.open.values())
+        for uri in {**dict.fromkeys(self.published), **dict.fromkeys(found)}:
+            once = {(str(item.range), item.code, item.message): item for item in found.get(uri, [])}
+            state = (versions.get(uri), list(once.values()))
+            if self.published.get(uri) != state:
+                self.server.text_document_publish_diagnostics(
+                    lsp.PublishDiagnosticsParams(uri=uri, version=state[0], diagnostics=state[1])
+                )
+        self.published = {uri: (versions.get(uri), self_found) for uri, self_found in found.items()}
+
+    # ------------------------------------------------------------ notifications
+
+    async def opened(self, params: lsp.DidOpenTextDocumentParams) -> None:
+        self.changed(0)
+
+    async def edited(self, params: lsp.DidChangeTextDocumentParams) -> None:
+        self.changed(DELAY_S)
+
+    async def saved(self, params: lsp.DidSaveTextDocumentParams) -> None:
+        self.changed(0)
+
+    async def closed(self, params: lsp.DidCloseTextDocumentParams) -> None:
+        self.changed(0)
+
+    async def files_changed(self, params: lsp.DidChangeWatchedFilesParams) -> None:
+        self.changed(DELAY_S)
+
+    async def initialized(self, params: lsp.InitializedParams) -> None:
+        """Have the client tell of specs that change on the disk, if it can."""
+        workspace = self.server.client_capabilities.workspace
+        watching = workspace and workspace.did_change_watched_files
+        if not (watching and watching.dynamic_registration):
+            return
+        options = lsp.DidChangeWatchedFilesRegistrationOptions(watchers=[lsp.FileSystemWatcher(glob_pattern=WATCHED)])
+        registration = lsp.Registration(
+            id="dsc-files", method=lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES, register_options=options
+        )
+        await self.server.client_register_capability_async(lsp.RegistrationParams(registrations=[registration]))
+
+    # ------------------------------------------------------------ requests
+
+    async def complete(self, params: lsp.CompletionParams) -> lsp.CompletionList | None:
+        current, client = await self.document(params.text_document.uri), self.client()
+        offset = client.offset(current.source, params.position)
+        typed = params.context.trigger_character if params.context is not None else None
+        line = current.source.text[:offset].rpartition("\n")[2]
+        if typed == " " and not line.strip():
+            return None  # only indented so far
+        return protocol.completion(client, current.source, complete(current, offset, listed))
+
+    async def hover(self, params: lsp.HoverParams) -> lsp.Hover | None:
+        current, client = await self.document(params.text_document.uri), self.client()
+        found = hover(current, client.offset(current.source, params.position))
+        return protocol.hover(client, current.source, found) if found is not None else None
+
+    async def definition(self, params: lsp.DefinitionParams) -> lsp.Location | None:
+        current, client = await self.document(params.text_document.uri), self.client()
+        found = navigation.definition(current, client.offset(current.source, params.position))
+        return client.location(found) if found is not None else None
+
+    async def references(self, params: lsp.ReferenceParams) -> list[lsp.Location]:
+        current, client = await self.document(params.text_document.uri), self.client()
+        at = navigation.definition(current, client.offset(current.source, params.position))
+        if at is None:
+            return []
+        documents = [await self.document(uri) for uri, _ in client.open.values()]
+        found = navigation.references(documents, at)
+        return [client.location(span) for span in found[0 if params.context.include_declaration else 1 :]]
+
+    async def symbols(self, params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
+        current, client = await self.document(params.text_document.uri), self.client()
+        return [protocol.symbol(client, current.source, each) for each in navigation.symbols(current.file)]
+
+    async def format(self, params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
+        current, client = await self.document(params.text_document.uri), self.client()
+        try:
+            text = formatted(current.source)
+        except SpecError:
+            return None  # it does not parse; that is told where it does not
+        return protocol.replaced(client, current.source, text)
+
+    async def actions(self, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
+        current, client = await self.document(params.text_document.uri), self.client()
+        start, end = (client.offset(current.source, each) for each in (params.range.start, params.range.end))
+        documents = [current, *[await self.document(uri) for uri, _ in client.open.values()]]
+        at = Span(current.source, start, end)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self.pool, actions.actions, documents, at)  # some are tried
+        return [protocol.action(client, each, current.source) for each in found]
+
+    async def exit(self, params: Any) -> None:
+        """End at once, also where the client keeps our stdin open: nothing is to be cleaned up."""
+        logging.shutdown()
+        os._exit(0 if self.server.protocol._shutdown else 1)
+
+
+def server() -> LanguageServer:
+    """A server with every feature; `start_io` serves."""
+    language_server = LanguageServer(
+        "dsc", metadata.version("dsc-trainer"), text_document_sync_kind=lsp.TextDocumentSyncKind.Full, max_workers=2
+    )
+    session = Session(language_server)
+    for method, (handler, options) in _features(session).items():
+        language_server.feature(method, options)(guarded(language_server, handler))
+    return language_server
+
+
+Handler = Callable[[Any], Awaitable[Any]]
+
+
+def _features(session: Session) -> dict[str, tuple[Handler, Any]]:
+    return {
+        lsp.INITIALIZED: (session.initialized, None),
+        lsp.TEXT_DOCUMENT_DID_OPEN: (session.opened, None),
+        lsp.TEXT_DOCUMENT_DID_CHANGE: (session.edited, None),
+        lsp.TEXT_DOCUMENT_DID_SAVE: (session.saved, None),
+        lsp.TEXT_DOCUMENT_DID_CLOSE: (session.closed, None),
+        lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES: (session.files_changed, None),
+        lsp.TEXT_DOCUMENT_COMPLETION: (session.complete, lsp.CompletionOptions(trigger_characters=TRIGGERS)),
+        lsp.TEXT_DOCUMENT_HOVER: (session.hover, None),
+        lsp.TEXT_DOCUMENT_DEFINITION: (session.definition, None),
+        lsp.TEXT_DOCUMENT_REFERENCES: (session.references, None),
+        lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL: (session.symbols, None),
+        lsp.TEXT_DOCUMENT_FORMATTING: (session.format, None),
+        lsp.TEXT_DOCUMENT_CODE_ACTION: (
+            session.actions,
+            lsp.CodeActionOptions(code_action_kinds=[lsp.CodeActionKind.QuickFix]),
+        ),
+        lsp.EXIT: (session.exit, None),
+    }
+
+
+def guarded(server: LanguageServer, handler: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    """A handler that logs its errors instead of answering with them: an editor loses a hover, not the server."""
+
+    @wraps(handler)
+    async def safe(*args: Any) -> Any:
+        try:
+            return await handler(*args)
+        except Exception as error:
+            name = getattr(handler, "__name__", "a feature")
+            log.exception("%s failed", name)
+            message = f"dsc lsp: {name} failed: {type(error).__name__}: {error}; please report this"
+            server.window_log_message(lsp.LogMessageParams(type=lsp.MessageType.Error, message=message))
+            return None
+
+    return safe
+
+
+def listed(folder: str) -> list[str]:
+    """The names in a folder, folders with a `/`; none where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry.name + "/" * entry.is_dir() for _, entry in zip(range(MAX_LISTED), entries, strict=False)]
+    except OSError:
+        return []
+    return sorted(name for name in found if not name.startswith("."))

@@ -1,0 +1,235 @@
+"""A plan as a recipe of Megatron-Bridge 0.3.1: a module with a function that returns its `ConfigContainer`.
+
+The keys are those of its configuration classes and of Megatron-Core 0.16. Its schedules are 1F1B, with and without
+interleaving, on stages that `pipeline_model_parallel_layout` states.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler.ir.stage_placement import loop
+from compiler.tools.exporters.ledger import Ledger, comments
+from compiler.tools.exporters.megatron_model import model_settings
+from compiler.tools.exporters.planned import Exported, Planned, Ramped, ramped, says_runs, told_of_optimizer
+from compiler.tools.exporters.python_text import Code, free_name, rendered
+from dsl.facts.schedules import PLAIN, PLAIN_CHUNKED
+from dsl.schema import Spec
+
+VERSION = "0.3.1"
+SYSTEM = "megatron-bridge"
+MODULE, LAYOUT = "recipe.py", "layout.txt"
+BF16, FP32 = Code("torch.bfloat16"), Code("torch.float32")
+# Ops of `recompute` that Megatron computes again by a name of its own.
+RECOMPUTED = {"rmsnorm": "layernorm", "mla_up": "mla_up_proj", "swiglu": "moe_act", "shared": "shared_experts"}
+RECOMPUTED |= {"dense": "mlp"}
+BLOCKWISE = {  # precision keys under which Megatron's recipe `blockwise` computes the same
+    "linear": "e4m3", "scale": "fp32", "tensor_scale": False, "gradient_rounding": "nearest", "hadamard": False,
+}  # fmt: skip
+Settings = dict[str, Any]
+
+
+def export(planned: Planned) -> Exported:
+    """The recipe, the layout, and what they do not say. ExportError for a model that Megatron's cannot be."""
+    spec, ledger = planned.spec, Ledger(planned.spec)
+    says_runs(ledger)
+    model = model_settings(spec, ledger) | _parallel(planned, ledger) | _recompute(spec, ledger)
+    precision, optimizer = _precision(spec, ledger)
+    parts = _run(planned, optimizer, ledger)
+    losses = ledger.losses(SYSTEM)
+    text = TEMPLATE.format(
+        version=VERSION,
+        name=free_name(spec.name, TEMPLATE),
+        lost="".join(f"# {line}\n" for line in comments(losses)) or "# Nothing of the spec is lost.\n",
+        world=spec.cluster.world,
+        model="".join(f"        {key}={rendered(value, '        ')},\n" for key, value in model.items()),
+        precision="".join(f"        {key}={rendered(value)},\n" for key, value in precision.items()),
+        parts="".join(
+            f"    cfg.{part}.{key} = {rendered(value, '    ')}\n"
+            for part, settings in parts.items()
+            for key, value in settings.items()
+        ),
+    )
+    return Exported({MODULE: text.encode(), LAYOUT: f"{planned.layout}\n".encode()}, losses)
+
+
+def _parallel(planned: Planned, ledger: Ledger) -> Settings:
+    """Degrees and stages, with the schedule where Megatron has it."""
+    spec, parallel = planned.spec, planned.spec.parallel
+    chunks = len(planned.stages) // parallel.pipeline
+    ledger.say("parallel.pipeline", "parallel.data", "parallel.tensor", "parallel.context", "parallel.expert")
+    ledger.say("parallel.expert_tensor", "parallel.layout", "schedule.chunks", "parallel.overlap_reduce")
+    if parallel.zero > 1:
+        ledger.lose(
+            "parallel.zero", "the recipe divides optimizer states alone: see `use_megatron_fsdp`", changes=False
+        )
+    ledger.lose("parallel.route", "set `moe_token_dispatcher_type` and its backend", changes=False)
+    ledger.lose("parallel.placement", "Megatron places experts by number", changes=False)
+    ledger.say("parallel.zero")
+    runs = PLAIN if chunks == 1 else PLAIN_CHUNKED
+    if planned.spec.schedule.name != runs and parallel.pipeline > 1:
+        ledger.lose("schedule.*", f"Megatron runs {runs} on these stages")
+    if planned.schedule.stage_placement != loop(chunks):
+        why = f"Megatron places stage s on rank s mod {parallel.pipeline}"
+        ledger.note("schedule.placement", str(planned.schedule.stage_placement), why)
+    ledger.say("schedule.*")
+    return {
+        "tensor_model_parallel_size": parallel.tensor,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
+        "pipeline_model_parallel_layout": planned.layout if parallel.pipeline > 1 else None,
+        "pipeline_dtype": FP32 if spec.precision.compute == "fp32" else BF16,
+        "context_parallel_size": parallel.context,
+        "expert_model_parallel_size": parallel.expert,
+        "expert_tensor_parallel_size": parallel.expert_tensor,
+        "sequence_parallel": parallel.tensor > 1,
+    }
+
+
+def _recompute(spec: Spec, ledger: Ledger) -> Settings:
+    """What is computed again: whole layers, or ops that Megatron has a name for."""
+    ledger.say("recompute_layers")
+    if "layer" in spec.recompute:
+        ledger.say("recompute")
+        if spec.recompute_layers is None:
+            return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        of_stage = {"recompute_method": "block", "recompute_num_layers": spec.recompute_layers}
+        return {"recompute_granularity": "full"} | of_stage
+    if unnamed := [op for op in spec.recompute if op not in RECOMPUTED]:
+        ledger.lose("recompute", f"Megatron has no name for {', '.join(unnamed)}", changes=False)
+    ledger.say("recompute")
+    modules = [RECOMPUTED[op] for op in spec.recompute if op in RECOMPUTED]
+    return {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
+
+
+def _precision(spec: Spec, ledger: Ledger) -> tuple[Settings, Settings]:
+    """Arguments of `MixedPrecisionConfig`, and what the optimizer keeps in which dtype."""
+    precision = spec.precision
+    wide = FP32 if precision.compute == "fp32" else BF16
+    said: Settings = {"fp32" if wide == FP32 else "bf16": True, "params_dtype": wide, "pipeline_dtype": wide}
+    said |= {"autocast_enabled": False, "grad_reduce_in_fp32": precision.gradients == "fp32"}
+    if precision.compute in ("bf16", "fp32"):
+        ledger.say("precision.compute")
+    for role in ("gradients", "accumulate", "master"):
+        if getattr(precision, role) == "fp32":
+            ledger.say(f"precision.{role}")
+    for role in ("parameter", "dispatch", "combine"):
+        if getattr(precision, role) == precision.compute:
+            ledger.say(f"precision.{role}")
+    if precision.linear == precision.compute:
+        ledger.say("precision.linear", "precision.activation_tile", "precision.weight_tile")
+        ledger.say("precision.scale", "precision.tensor_scale")
+        ledger.say("precision.gradient_rounding", "precision.hadamard", "precision.promote")
+        ledger.say("precision.attention_output")
+    elif all(getattr(precision, key) == value for key, value in BLOCKWISE.items()) and (
+        str(precision.activation_tile),
+        str(precision.weight_tile),
+    ) == ("1x128", "128x128"):
+        said |= {"fp8": "e4m3", "fp8_recipe": "blockwise"}
+        for key in (*BLOCKWISE, "activation_tile", "weight_tile"):
+            ledger.say(f"precision.{key}")
+        why = "scales are powers of two unless NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1 is set"
+        ledger.note("precision.scale", "fp32", why)
+        ledger.lose("precision.promote", "Transformer Engine decides itself")
+    if precision.moments not in ("fp32", "bf16"):
+        return said, {}
+    ledger.say("precision.moments")
+    if precision.moments == "fp32":
+        return said, {}
+    of_moments = {"use_precision_aware_optimizer": True, "main_params_dtype": FP32}
+    return said, of_moments | {"exp_avg_dtype": BF16, "exp_avg_sq_dtype": BF16}
+
+
+def _run(planned: Planned, optimizer: Settings, ledger: Ledger) -> dict[str, Settings]:
+    """What is set of the parts of a configuration."""
+    spec, train = planned.spec, planned.spec.train
+    found, adam = ramped(planned, ledger, SYSTEM), told_of_optimizer(spec, ledger, SYSTEM)
+    if train.batch.start != train.batch.end:
+        ledger.lose("train.batch", f"it does not grow in this recipe, which says {train.batch.end}")
+    ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
+    ledger.lose("train.grpo.*", "this recipe trains on text, and not by rewards")
+    ledger.lose("train.ema.*", "Megatron keeps no moving average of the weights here", changes=False)
+    ledger.lose("train.health.*", "Megatron answers a bad loss in another way")
+    ledger.lose("train.initial", "give the weights to `checkpoint.pretrained_checkpoint`, in Megatron's form")
+    ledger.lose("train.within.*", "a recipe has no phases: this is one of several")
+    ledger.lose("adapter.*", "set `peft` of the returned configuration")
+    ledger.lose("data.*", "set `dataset` and `tokenizer` of the returned configuration", changes=False)
+    if found.warmup or found.decay:
+        ledger.note("train.rate", f"{found.peak:g}", "rates of Megatron are one step late", changes=False)
+    parts: dict[str, Settings] = {
+        "train": {
+            "train_iters": planned.steps,
+            "global_batch_size": train.batch.end,
+            "micro_batch_size": train.micro_batch,
+        },
+        "optimizer": {
+            "lr": found.peak,
+            "min_lr": found.least,
+            "weight_decay": adam.weight_decay,
+            "adam_beta1": adam.beta1,
+            "adam_beta2": adam.beta2,
+            "adam_eps": adam.eps,
+            "clip_grad": adam.clip or 0.0,
+            "use_distributed_optimizer": spec.parallel.zero > 0,
+            **optimizer,
+        },
+        "scheduler": _scheduler(found)
+        | {"start_weight_decay": adam.weight_decay, "end_weight_decay": adam.weight_decay},
+        "ddp": {
+            "use_distributed_optimizer": spec.parallel.zero > 0,
+            "grad_reduce_in_fp32": spec.precision.gradients == "fp32",
+            "overlap_grad_reduce": spec.parallel.overlap_reduce,
+            "overlap_param_gather": spec.parallel.zero > 0 and spec.parallel.overlap_reduce,
+        },
+        "rng": {"seed": train.seed},
+        "dataset": {"seq_length": train.sequence},
+    }
+    if checkpoint := train.checkpoint:
+        ledger.say("train.checkpoint.every", "train.checkpoint.keep")
+        ledger.lose("train.checkpoint.*", "Megatron's checkpoints do not have it", changes=False)
+        parts["checkpoint"] = {"save_interval": checkpoint.every, "most_recent_k": checkpoint.keep}
+    if validate := train.validate:
+        ledger.say("train.validate.every", "train.validate.batches")
+        ledger.lose("train.validate.*", "Megatron has no such loss", changes=False)
+        parts["train"] |= {"eval_interval": validate.every, "eval_iters": validate.batches}
+    return parts
+
+
+def _scheduler(found: Ramped) -> Settings:
+    """The rate, in iterations."""
+    said: Settings = {"lr_warmup_iters": found.warmup, "lr_decay_iters": found.steps, "lr_warmup_init": 0.0}
+    if not found.decay:
+        return said | {"lr_decay_style": "constant"}
+    if not found.stable:
+        return said | {"lr_decay_style": found.shape}
+    return said | {
+        "lr_decay_style": "WSD",
+        "lr_wsd_decay_iters": found.decay,
+        "lr_wsd_decay_style": found.shape,
+    }
+
+
+TEMPLATE = """\
+# A recipe for Megatron-Bridge {version}, written by dsc: {name}() for {world} devices.
+#
+# What Megatron-Bridge is not told:
+{lost}
+from functools import partial
+
+import torch
+from megatron.bridge.models.mla_provider import MLAModelProvider
+from megatron.bridge.recipes.common import _pretrain_common
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.utils import init_method_normal
+
+
+def {name}() -> ConfigContainer:
+    cfg = _pretrain_common()
+    cfg.model = MLAModelProvider(
+{model}    )
+    cfg.mixed_precision = MixedPrecisionConfig(
+{precision}    )
+{parts}    return cfg
+"""

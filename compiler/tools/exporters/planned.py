@@ -1,0 +1,229 @@
+"""What exporters share: what is exported, and the parts of a recipe in the forms that other systems have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from compiler.schedule.schedule import Schedule
+from compiler.tools.exporters.ledger import Ledger, Loss
+from dsl.canonical import rate_text
+from dsl.closed_forms import ramp
+from dsl.schema import AdamW, Dense, Mla, Moe, RatePhase, Spec
+from runtime.contract.rate import learning_rate
+
+SAMPLES = 1000  # steps at which a rate is compared with that of the export
+NEAR = 1e-9  # relative: rates are the same but for rounding
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A spec, with the schedule and the stages of its plan."""
+
+    spec: Spec
+    schedule: Schedule
+    stages: tuple[tuple[int, int], ...]  # (begin, end) of the layers of each
+    layout: str  # the stages in Megatron's words
+    replaced: str = ""  # the schedule of the spec, if the other system does not have it and this one stands in
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run at its largest batch."""
+        return ramp.of(self.spec).steps_for(self.spec.train.tokens)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Files by name, and what they do not say."""
+
+    files: Mapping[str, bytes]
+    losses: tuple[Loss, ...] = field(default=())
+
+
+class ExportError(ValueError):
+    """A spec that cannot be exported at all; the message says why, `hint` what to change."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def told_of_optimizer(spec: Spec, ledger: Ledger, system: str) -> AdamW:
+    """The optimizer that another system is told, which is AdamW: that of the rest, where matrices have another."""
+    optimizer, *rest = spec.train.optimizer.rows
+    if rest:
+        why = f"{system} is told AdamW for all parameters, with the settings of the others"
+        for name in ("kind", *optimizer.settings()):
+            ledger.lose(f"train.optimizer.{name}", why)
+    ledger.lose("train.optimizer.qk_clip", f"{system} is told of no bound of logits")
+    ledger.say("train.optimizer.*")
+    found = [optimizer, *rest][-1]
+    assert isinstance(found, AdamW), "no other system is told of another one"
+    return found
+
+
+# ---------------------------------------------------------------- the learning rate
+
+
+@dataclass(frozen=True)
+class Ramped:
+    """A rate that warms up from 0, stays at its peak, and decays to the end of the run. In steps."""
+
+    peak: float
+    warmup: int
+    stable: int
+    decay: int
+    shape: Literal["cosine", "linear"] = "cosine"
+    least: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.warmup + self.stable + self.decay
+
+
+def ramped(planned: Planned, ledger: Ledger, system: str) -> Ramped:
+    """The rate of a run as a warm-up, a plateau and a decay; where it is another, the nearest, and that is lost.
+
+    torchtitan's and Megatron's rates count steps, and a warm-up reaches its peak at its last one, as here.
+    """
+    spec, steps = planned.spec, planned.steps
+    phases = list(spec.train.rate)
+    tokens = spec.train.sequence * spec.train.batch.end
+
+    def end_of(phase: RatePhase) -> int:
+        return min(steps, -(-phase.end_tokens // tokens))
+
+    warmup = end_of(phases[0]) if phases[0].shape == "linear" and phases[0].start == 0 and len(phases) > 1 else 0
+    if len(phases) == 1 and phases[0].shape == "linear" and phases[0].start == 0:
+        warmup = steps
+    rest = phases[1 if warmup else 0 :]
+    peak = max(max(phase.start, phase.end) for phase in phases)
+    plateau = warmup
+    if rest and rest[0].shape == "constant":
+        plateau = steps if len(rest) == 1 else end_of(rest[0])
+        rest = rest[1:]
+    decays = [phase for phase in rest if phase.shape != "constant"]
+    shape: Literal["cosine", "linear"] = "cosine" if not decays or decays[0].shape == "cosine" else "linear"
+    least = phases[-1].end if decays else peak
+    found = Ramped(peak, warmup, plateau - warmup, steps - plateau if decays else 0, shape, least)
+    if not decays and found.steps != steps:
+        found = Ramped(peak, warmup, steps - warmup, 0, shape, peak)
+    ledger.say("train.rate.*")
+    written = ", ".join(rate_text(phase) for phase in phases)
+    off = _steps_off(spec, found, tokens)
+    if off is None:
+        decay = f", {found.decay} of {shape} to {least:g}" if found.decay else ""
+        said = f"{found.warmup} steps of warm-up to {peak:g}, {found.stable} at it{decay}"
+        ledger.note("train.rate", written, f"{system} has a warm-up, a plateau and one decay: it is told {said}")
+    elif off:
+        ledger.note("train.rate", written, f"its phases end within a step: {system} has whole steps", changes=False)
+    return found
+
+
+def _steps_off(spec: Spec, found: Ramped, tokens: int) -> int | None:
+    """By how many steps two rates are apart at most, at steps all over the run, its corners among them: 0, 1, or None
+    for more."""
+    if spec.train.batch.start != spec.train.batch.end:
+        return None
+    steps, rate = found.steps, spec.train.rate
+    corners = [found.warmup, found.warmup + found.stable, steps]
+    samples = {1 + (steps - 1) * k // SAMPLES for k in range(SAMPLES + 1)}
+    samples |= {step + d for step in corners for d in (-1, 0, 1)}
+    off = 0
+    for step in sorted(step for step in samples if 1 <= step <= steps):
+        near = [learning_rate(rate, max(1, at * tokens)) for at in (step - 1, step, step + 1)]  # type: ignore[arg-type]
+        theirs, slack = rate_at(found, step), NEAR * found.peak
+        if not min(near) - slack <= theirs <= max(near) + slack:
+            return None
+        off |= abs(theirs - near[1]) > slack
+    return off
+
+
+def rate_at(found: Ramped, step: int) -> float:
+    """The rate of a step, counted from 1."""
+    if step <= found.warmup:
+        return found.peak * step / found.warmup
+    done = (step - found.warmup - found.stable) / found.decay if found.decay else 0.0
+    if done <= 0:
+        return found.peak
+    falls = 0.5 * (1 + math.cos(math.pi * done)) if found.shape == "cosine" else 1 - done
+    return found.least + (found.peak - found.least) * falls
+
+
+# ---------------------------------------------------------------- the model
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A model whose first layers are dense, and all others alike."""
+
+    dense: int
+    total: int
+    dense_ffn: Dense | None
+    moe: Moe | None
+
+
+def layers_of(spec: Spec, system: str) -> Layers:
+    """The layers of a model, dense ones first. ExportError where they are in another order, or of other kinds."""
+    model = spec.model
+    ffns = [model.ffn(index) for index in range(model.num_layers)]
+    dense = next((index for index, ffn in enumerate(ffns) if not isinstance(ffn, Dense)), len(ffns))
+    alike = len(dict.fromkeys(ffns[:dense])) <= 1 and len(dict.fromkeys(ffns[dense:])) <= 1
+    hint = "export a model of dense layers, and behind them of layers with experts that are alike"
+    if not alike or any(span.attention is not None for span in model.layers):
+        raise ExportError(f"{system} has one kind of dense layer, and behind those one of layers with experts", hint)
+    first, last = ffns[0], ffns[-1]
+    if not isinstance(first, (Dense, Moe)) or not isinstance(last, (Dense, Moe)):
+        raise ExportError("a torch module of your own is not exported", hint)
+    return Layers(
+        dense, len(ffns), first if isinstance(first, Dense) else None, last if isinstance(last, Moe) else None
+    )
+
+
+def latent_attention(spec: Spec, system: str) -> Mla:
+    """The attention of the model; ExportError where it is not latent, or has an indexer."""
+    attention = spec.model.attention
+    if not isinstance(attention, Mla):
+        raise ExportError(
+            f"this export to {system} is of models with latent attention, {spec.model.name} has {attention.kind}",
+            "`dsc export hf` writes its weights and configuration, which that system imports",
+        )
+    if any(isinstance(each, Mla) and each.indexer for _, each in spec.model.attentions):
+        raise ExportError(
+            f"this export to {system} is of attention to all tokens, {spec.model.name} has an indexer",
+            "`dsc export hf` writes its weights and configuration",
+        )
+    return attention
+
+
+def says_runs(ledger: Ledger) -> None:
+    """Say what is about this run of dsc alone: names, and where it runs."""
+    ledger.say(
+        "name",
+        "model",
+        "model.name",
+        "precision",
+        "precision.name",
+        "unfused",
+        "cluster",
+        "cluster.*",
+        "sm",
+        "sm.*",
+        "offload",
+        "train.checkpoint.failure",
+    )
+
+
+def says_sizes(ledger: Ledger) -> None:
+    """Say the sizes of a model with latent attention, which every system has."""
+    ledger.say("model.vocab", "model.hidden", "model.init_std", "model.norm_eps", "model.layers.?", "model.layers.??")
+    ledger.say(
+        "model.attention.kind",
+        "model.attention.heads",
+        "model.attention.query_rank",
+        "model.attention.kv_rank",
+        "model.attention.head_dim.*",
+    )

@@ -1,0 +1,370 @@
+"""A plan as a configuration of torchtitan 0.3.0: a module with a function that returns its `Trainer.Config`.
+
+The model is built by torchtitan's own `build_mla_moe_layers`, so it is one of latent attention with experts. The
+schedule is a CSV that `torch.distributed.pipelining` loads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler.ir.stage_placement import V
+from compiler.schedule.torch_csv import to_torch_csv
+from compiler.tools.exporters.ledger import Ledger, comments
+from compiler.tools.exporters.planned import (
+    Exported,
+    ExportError,
+    Layers,
+    Planned,
+    Ramped,
+    latent_attention,
+    layers_of,
+    ramped,
+    says_runs,
+    says_sizes,
+    told_of_optimizer,
+)
+from compiler.tools.exporters.python_text import Call, Code, free_name, rendered
+from compiler.tools.exporters.torchtitan_module import TEMPLATE
+from dsl.schema import Mla, Rope, Spec
+from dsl.schema.rope import YarnScaling
+
+VERSION = "0.3.0"
+SYSTEM = "torchtitan"
+MODULE, CSV = "config_registry.py", "schedule.csv"
+UNDECAYED = r"(norm[^.]*\.weight|\.bias)$"  # names of parameters that are not decayed
+
+
+def export(planned: Planned) -> Exported:
+    """The module, the schedule, and what they do not say. ExportError for a model that torchtitan's cannot be."""
+    spec, ledger = planned.spec, Ledger(planned.spec)
+    attention, layers = latent_attention(spec, SYSTEM), layers_of(spec, SYSTEM)
+    says_runs(ledger)
+    model = _model(spec, attention, layers, ledger)
+    config = _config(planned, ledger)
+    losses = ledger.losses(SYSTEM)
+    files = {MODULE: _module(planned, model, config, comments(losses)).encode()}
+    if spec.parallel.pipeline > 1:
+        files[CSV] = to_torch_csv(planned.schedule).encode()
+    return Exported(files, losses)
+
+
+# ---------------------------------------------------------------- the model
+
+
+def _model(spec: Spec, attention: Mla, layers: Layers, ledger: Ledger) -> dict[str, Any]:
+    """Arguments of `build_mla_moe_layers`, and what the emitted module sets besides."""
+    model, dim, moe = spec.model, attention.head_dim, layers.moe
+    if moe is None:
+        raise ExportError("torchtitan's deepseek_v3 has experts, this model has none", "export a model with experts")
+    if not moe.shared:
+        raise ExportError("torchtitan's deepseek_v3 has shared experts, this model has none", "write `shared = 1`")
+    if moe.score == "sqrt_softplus":
+        raise ExportError("torchtitan has no scores sqrt_softplus", "write `score = sigmoid` or `score = softmax`")
+    says_sizes(ledger)
+    for key in ("kind", "inner", "experts", "shared", "top_k", "score", "normalize", "scale", "groups", "top_groups"):
+        ledger.say(f"model.layers.*.ffn.{key}")
+    ledger.lose("model.layers.*.ffn.max_nodes", "groups of experts bound the nodes of a token here too", changes=False)
+    ledger.lose("model.layers.*.ffn.balance.sequence_loss", "torchtitan has no balancing loss, only a bias")
+    if moe.groups > 1 and moe.score == "softmax":
+        why = "torchtitan scores a group by the sum of its two best experts; with softmax it is the best here"
+        ledger.note("model.layers.*.ffn.groups", str(moe.groups), why)
+    rate = moe.balance.bias_rate
+    if rate is not None and len(rate) > 1:
+        ledger.lose("model.layers.*.ffn.balance.bias_rate", f"it has one value in torchtitan: {rate[0].value:g}")
+    ledger.say("model.layers.*.ffn.balance.bias_rate")
+    return {
+        "n_layers": layers.total,
+        "n_dense_layers": layers.dense,
+        "dim": model.hidden,
+        "n_heads": attention.heads,
+        "q_lora_rank": attention.query_rank or 0,
+        "kv_lora_rank": attention.kv_rank,
+        "qk_nope_head_dim": dim.nope,
+        "qk_rope_head_dim": dim.rope,
+        "v_head_dim": dim.value,
+        "mscale": _mscale(attention.rope),
+        "dense_hidden_dim": layers.dense_ffn.inner if layers.dense_ffn else moe.inner,
+        "moe_hidden_dim": moe.inner,
+        "num_experts": moe.experts,
+        "num_shared_experts": moe.shared,
+        "router_top_k": moe.top_k,
+        "router_score_func": moe.score,
+        "router_num_expert_groups": moe.groups if moe.groups > 1 else None,
+        "router_num_limited_groups": moe.top_groups if moe.groups > 1 else None,
+        "router_route_scale": moe.scale,
+        "router_route_norm": moe.normalize,
+        "attn_backend": "flex",
+        "moe_comm_backend": "standard",
+        "non_blocking_capacity_factor": None,
+        "linear_init": Code("LINEAR"),
+        "norm_init": Code("NORM"),
+        "depth_init": Code("lambda layer: LINEAR"),
+        "depth_experts_init": Code("lambda layer: EXPERTS"),
+        "rope": _rope(spec, attention.rope, ledger),
+    }
+
+
+def _mscale(rope: Rope | None) -> float:
+    scaling = rope.scaling if rope else None
+    return (scaling.mscale_all_dim or 0.0) if isinstance(scaling, YarnScaling) else 1.0
+
+
+def _rope(spec: Spec, rope: Rope | None, ledger: Ledger) -> Call:
+    """The rotation. Its sines have no factor in torchtitan, so that of the spec must be 1."""
+    if rope is None:
+        raise ExportError("torchtitan rotates queries and keys, this model does not", "write `rope { theta = 10_000 }`")
+    ledger.say("model.attention.rope.theta")
+    said: dict[str, Any] = {
+        "dim": spec.model.attention.head_dim.rope if isinstance(spec.model.attention, Mla) else 0,
+        "max_seq_len": spec.train.sequence,
+        "theta": float(rope.theta),
+    }
+    if isinstance(scaling := rope.scaling, YarnScaling):
+        factor_is_one = scaling.attention_factor == 1 or (
+            scaling.attention_factor is None and scaling.mscale == scaling.mscale_all_dim is not None
+        )
+        if not factor_is_one:
+            ledger.lose("model.attention.rope.scaling.*", "torchtitan multiplies no sines: `mscale = mscale_all_dim`")
+        ledger.say("model.attention.rope.scaling.*")
+        said |= {
+            "scaling": "yarn",
+            "rope_factor": float(scaling.factor),
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "original_seq_len": scaling.original,
+            "truncate": scaling.truncate,
+        }
+    elif scaling is not None:
+        ledger.lose("model.attention.rope.scaling.*", "torchtitan's latent attention has YaRN alone")
+    return Call("ComplexRoPE.Config", said)
+
+
+# ---------------------------------------------------------------- the run
+
+
+def _config(planned: Planned, ledger: Ledger) -> dict[str, Any]:
+    """Arguments of `Trainer.Config`."""
+    spec = planned.spec
+    train, found = spec.train, ramped(planned, ledger, SYSTEM)
+    if train.batch.start != train.batch.end:
+        ledger.lose("train.batch", f"a batch does not grow in torchtitan: it is told {train.batch.end}")
+    ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
+    ledger.lose("train.grpo.*", "this recipe trains on text, and not by rewards")
+    ledger.lose("train.ema.*", "torchtitan keeps no moving average of the weights here", changes=False)
+    ledger.lose("train.health.*", "torchtitan has no such answer to a bad loss")
+    ledger.lose("train.initial", "give the weights to `checkpoint.initial_load_path`, in torchtitan's form")
+    ledger.lose("train.within.*", "torchtitan has no phases: this is one of several")
+    ledger.lose("train.validate.*", "set `validator` of the returned config", changes=False)
+    ledger.lose("adapter.*", "torchtitan's converter for LoRA has other matrices")
+    ledger.lose("data.*", "set `dataloader` and `hf_assets_path` of the returned config", changes=False)
+    arguments: dict[str, Any] = {
+        "model_spec": Code("model_spec()"),
+        "loss": Call("CrossEntropyLoss.Config", {"global_vocab_size": spec.model.vocab}),
+        "optimizer": _optimizer(spec, found, ledger),
+        "lr_scheduler": _scheduler(planned, found, ledger),
+        "training": _training(planned, ledger),
+        "parallelism": _parallelism(planned, ledger),
+        "activation_checkpoint": _recompute(spec, ledger),
+        "debug": Call("DebugConfig", {"seed": train.seed}),
+    }
+    if checkpoint := train.checkpoint:
+        if checkpoint.keep < 2:
+            ledger.lose("train.checkpoint.keep", "torchtitan keeps two at least", changes=False)
+        ledger.say("train.checkpoint.every", "train.checkpoint.keep")
+        ledger.lose("train.checkpoint.*", "torchtitan's checkpoints do not have it", changes=False)
+        kept = {"enable": True, "interval": checkpoint.every, "keep_latest_k": max(2, checkpoint.keep)}
+        arguments["checkpoint"] = Call("CheckpointManager.Config", kept)
+    if spec.model.mtp is not None and "mtp" not in _lost_mtp(spec, ledger):
+        weight = spec.model.mtp.weight[0].value
+        arguments["loss"] = Call("MTPLoss.Config", {"mtp_scale": weight, "global_vocab_size": spec.model.vocab})
+    return arguments
+
+
+def _lost_mtp(spec: Spec, ledger: Ledger) -> tuple[str, ...]:
+    """("mtp",) where multi-token prediction is lost: torchtitan has none in a pipeline."""
+    mtp = spec.model.mtp
+    assert mtp is not None
+    if spec.parallel.pipeline > 1:
+        ledger.lose("model.mtp.*", "torchtitan does no multi-token prediction in a pipeline: it is left out")
+        return ("mtp",)
+    if len(mtp.weight) > 1:
+        ledger.lose("model.mtp.weight", f"it has one value in torchtitan: {mtp.weight[0].value:g}")
+    ledger.say("model.mtp.*")
+    return ()
+
+
+def _optimizer(spec: Spec, found: Ramped, ledger: Ledger) -> Call:
+    """AdamW in two groups: what is decayed, and norms and biases, which are not."""
+    adam = told_of_optimizer(spec, ledger, SYSTEM)
+    kwargs = {"lr": found.peak, "betas": (adam.beta1, adam.beta2), "eps": adam.eps}
+
+    def group(pattern: str, decay: float) -> Call:
+        settings = {"pattern": pattern, "optimizer_name": "AdamW", "optimizer_kwargs": kwargs | {"weight_decay": decay}}
+        return Call("ParamGroupConfig", settings)
+
+    groups: dict[str, Any] = {"param_groups": [group(UNDECAYED, 0.0), group(".*", adam.weight_decay)]}
+    if spec.precision.moments == "bf16":
+        groups["implementation"] = "fused_opt_states_bf16"
+    return Call("OptimizersContainer.Config", groups)
+
+
+def _scheduler(planned: Planned, found: Ramped, ledger: Ledger) -> Call:
+    """The rate. torchtitan decays as if there were one step more, which `total_steps` takes back."""
+    total, early = found.steps, int(found.decay > 0 and found.stable > 0)
+    if found.decay and not found.stable:
+        text = f"{found.shape} right behind the warm-up"
+        ledger.note("train.rate", text, "torchtitan's decay is one step late", changes=False)
+    total -= early
+    said: dict[str, Any] = {"warmup_steps": found.warmup, "total_steps": total}
+    said |= {"decay_ratio": found.decay / total if found.decay else 0.0, "decay_type": found.shape}
+    return Call("LRSchedulersContainer.Config", said | {"min_lr_factor": found.least / found.peak if found.peak else 0})
+
+
+def _training(planned: Planned, ledger: Ledger) -> Call:
+    """Sizes and dtypes."""
+    spec, precision = planned.spec, planned.spec.precision
+    of_rank = spec.train.batch.end // spec.parallel.data
+    local = of_rank if spec.parallel.pipeline > 1 else spec.train.micro_batch
+    ledger.say("precision.compute", "precision.linear", "precision.accumulate")
+    if precision.linear not in ("bf16", "fp32"):
+        written = f"{precision.linear}, with its tiles and scales"
+        ledger.note("precision.linear", written, "products are told bf16: torchtitan's converters have other tiles")
+        ledger.lose("precision.attention_output", "torchtitan keeps it in bf16")
+    ledger.say(
+        "precision.activation_tile",
+        "precision.weight_tile",
+        "precision.scale",
+        "precision.tensor_scale",
+        "precision.gradient_rounding",
+    )
+    ledger.say("precision.hadamard", "precision.promote", "precision.attention_output")
+    wide = "float32" if precision.compute == "fp32" else "bfloat16"
+    if precision.compute == "fp64":
+        ledger.note("precision.compute", "fp64", "torchtitan computes in bfloat16 or float32: it is told bfloat16")
+    for role, dtypes in (("gradients", ("fp32",)), ("master", ("fp32",)), ("moments", ("fp32", "bf16"))):
+        if getattr(precision, role) in dtypes:
+            ledger.say(f"precision.{role}")
+    for role in ("parameter", "dispatch", "combine"):
+        if getattr(precision, role) == precision.compute:
+            ledger.say(f"precision.{role}")
+    clip = spec.train.optimizer.clip
+    said = {
+        "local_batch_size": local,
+        "global_batch_size": spec.train.batch.end,
+        "seq_len": spec.train.sequence,
+        "max_norm": 1e9 if clip is None else clip,
+        "steps": planned.steps,
+        "mixed_precision_param": wide,
+        "disable_cuda_graphs": True,
+    }
+    return Call("TrainingConfig", said)
+
+
+def _parallelism(planned: Planned, ledger: Ledger) -> Call:
+    """Degrees, stages and schedule."""
+    spec, parallel = planned.spec, planned.spec.parallel
+    shards = parallel.zero > 0 or parallel.expert > 1
+    ledger.say("parallel.pipeline", "parallel.data", "parallel.tensor", "parallel.context", "parallel.expert")
+    ledger.say("parallel.layout", "schedule.*")
+    if parallel.expert_tensor > 1:
+        ledger.lose("parallel.expert_tensor", "torchtitan's experts are whole", changes=False)
+    if shards and parallel.zero < 2:
+        why = "torchtitan shards gradients and, at rest, weights too: FSDP2"
+        ledger.note("parallel.zero", str(parallel.zero), why, changes=False)
+    ledger.say("parallel.zero", "parallel.expert_tensor")
+    overlaps = "true" if parallel.overlap_reduce else "false"
+    ledger.note("parallel.overlap_reduce", overlaps, "torchtitan decides itself", changes=False)
+    ledger.say("parallel.overlap_reduce")
+    ledger.lose("parallel.route", "torchtitan sends each row to the rank of its expert", changes=False)
+    ledger.lose("parallel.placement", "torchtitan places experts by number", changes=False)
+    said: dict[str, Any] = {
+        "data_parallel_replicate_degree": 1 if shards else parallel.data,
+        "data_parallel_shard_degree": parallel.data if shards else 1,
+        "fsdp_reshard_after_forward": "always" if parallel.zero == 3 else "never",
+        "tensor_parallel_degree": parallel.tensor,
+        "context_parallel_degree": parallel.context,
+        "expert_parallel_degree": parallel.expert,
+        "pipeline_parallel_degree": parallel.pipeline,
+    }
+    if parallel.pipeline > 1:
+        if planned.replaced:
+            why = f"torch has no stage on two ranks: {planned.schedule.name} stands in for it"
+            ledger.note("schedule.name", planned.replaced, why)
+        is_v = planned.schedule.stage_placement == V
+        # torchtitan places stages by the name, a V for DualPipeV; the order is that of the CSV
+        name = "DualPipeV" if is_v else "1F1B" if len(planned.stages) == parallel.pipeline else "Interleaved1F1B"
+        said |= {
+            "module_fqns_per_model_part": _modules(planned),
+            "pipeline_parallel_schedule": name,
+            "pipeline_parallel_schedule_csv": Code(f"str(Path(__file__).with_name({CSV!r}))"),
+            "pipeline_parallel_microbatch_size": spec.train.micro_batch,
+        }
+    return Call("ParallelismConfig", said)
+
+
+def _modules(planned: Planned) -> list[list[str]]:
+    """The modules of each stage, by their names in torchtitan."""
+    stages = [[f"layers.{index}" for index in range(begin, end)] for begin, end in planned.stages]
+    stages[0].insert(0, "tok_embeddings")
+    stages[-1] += ["norm", "lm_head"]
+    return stages
+
+
+def _recompute(spec: Spec, ledger: Ledger) -> Any:
+    """Whole layers, or nothing; single ops have other names in torchtitan."""
+    if not spec.recompute:
+        ledger.say("recompute")
+        return None
+    if spec.recompute == ("layer",) and spec.recompute_layers is None:
+        ledger.say("recompute")
+        return Call("FullAC.Config", {})
+    ledger.lose("recompute", "torchtitan chooses the ops itself: selective", changes=False)
+    ledger.lose("recompute_layers", "torchtitan recomputes every layer alike", changes=False)
+    return Call("SelectiveAC.Config", {})
+
+
+# ---------------------------------------------------------------- the module
+
+
+def _module(planned: Planned, model: dict[str, Any], config: dict[str, Any], lost: list[str]) -> str:
+    """The text of the module."""
+    spec = planned.spec
+    name = free_name(spec.name, TEMPLATE)
+    moe = layers_of(spec, SYSTEM).moe
+    assert moe is not None
+    bias = moe.balance.bias_rate
+    mtp = spec.model.mtp if "MTPLoss.Config" in rendered(config["loss"]) else None
+    vocab, hidden = spec.model.vocab, spec.model.hidden
+    words = {"num_embeddings": vocab, "embedding_dim": hidden, "param_init": Code("LINEAR")}
+    norm = {"normalized_shape": hidden, "eps": spec.model.norm_eps, "param_init": Code("NORM")}
+    head = {"in_features": hidden, "out_features": vocab, "param_init": Code("LINEAR")}
+    whole = {
+        "vocab_size": vocab,
+        "dim": hidden,
+        "tok_embeddings": Call("Embedding.Config", words),
+        "norm": Call("RMSNorm.Config", norm),
+        "lm_head": Call("Linear.Config", head),
+        "layers": Code("layers"),
+        "mtp_layers": Code(f"_build_mtp_layers(layers[-1], dim={hidden}, num_mtp_layers={mtp.depth if mtp else 0})"),
+    }
+    registered = {
+        "name": "deepseek_v3",
+        "flavor": spec.model.name,
+        "model": Call("DeepSeekV3Model.Config", whole),
+        "parallelize_fn": Code("parallelize_deepseekv3"),
+        "pipelining_fn": Code("pipeline_llm"),
+        "post_optimizer_build_fn": Code("register_moe_load_balancing_hook"),
+        "state_dict_adapter": Code("DeepSeekV3StateDictAdapter"),
+    }
+    return TEMPLATE.format(
+        version=VERSION,
+        name=name,
+        lost="".join(f"# {line}\n" for line in lost) or "# Nothing of the spec is lost.\n",
+        std=rendered(spec.model.init_std),
+        layers=rendered(Call("build_mla_moe_layers", model), "    "),
+        eps=rendered(spec.model.norm_eps),
+        bias=rendered(bias[0].value if bias and bias[0].value else None),
+        spec=rendered(Call("ModelSpec", registered), "    "),
+        config=rendered(Call("Trainer.Config", config), "    "),
+    )

@@ -1,0 +1,203 @@
+"""Attention of a Hugging Face config: MLA, grouped queries, windows, and which layers have which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from compiler.tools.importers import deepseek_v4
+from compiler.tools.importers.families import Family
+from compiler.tools.importers.linear_attention import linear_layers
+from compiler.tools.importers.reader import Reader, shown
+from compiler.tools.importers.rotation import FULL, SLIDING, rotations
+from dsl.schema import Compressed, DeltaNet, Gqa, HeadDim, Indexer, Mla, Node, Rope
+
+Attention = Mla | Gqa | Compressed | DeltaNet
+INDEXED = "indexed_attention"  # of layers to all tokens, as far as an indexer chooses them
+
+
+def attentions(
+    reader: Reader, family: Family, hidden: int, context: int, num_layers: int
+) -> tuple[tuple[Attention, ...], int | None, Attention]:
+    """The attention of each layer, the tokens of a sequence before the context was extended, if it was, and the
+    attention of the block of multi-token prediction."""
+    if family.attention == "compressed":
+        return deepseek_v4.attentions(reader, num_layers)
+    kind: type[Node] = Mla if family.attention == "mla" else Gqa
+    num_heads = reader.number("model.attention.heads", kind, "heads", "num_attention_heads")
+    turned: Mapping[str, Rope | None] = {FULL: None}
+    original = None
+    if family.rotates:
+        turned, original = rotations(reader, family, num_heads, hidden)
+    else:
+        reader.used |= {"rope_theta", "rope_scaling", "rope_parameters", "mla_use_nope"}
+    found: Mla | Gqa
+    if family.attention == "mla":
+        found = _mla(reader, family, num_heads, turned[FULL])
+    else:
+        found = _gqa(reader, family, hidden, num_heads, turned[FULL])
+    linear, net = linear_layers(reader, family, num_layers)
+    without = _without_position(reader, family, num_layers)
+    kinds = [FULL] * num_layers if family.linear else _kinds(reader, family, num_layers, without)
+    window = _window(reader, family, context)
+
+    def of_layer(layer: int) -> Attention:
+        if net is not None and layer in linear:
+            return net
+        changes: dict[str, Any] = {"rope": None if layer in without else turned[kinds[layer]]}
+        if window is not None:
+            changes["window"] = window if kinds[layer] == SLIDING else None
+        return found.model_copy(update=changes)
+
+    by_layer = tuple(map(of_layer, range(num_layers)))
+    return by_layer, original, by_layer[-1]
+
+
+def _mla(reader: Reader, family: Family, num_heads: int, rope: Rope | None) -> Mla:
+    at = "model.attention"
+    reader.used |= {"num_key_value_heads", "head_dim"}  # MLA has as many keys as queries
+    return Mla(
+        heads=num_heads,
+        query_rank=reader.number(f"{at}.query_rank", Mla, "query_rank", "q_lora_rank", null=None),
+        kv_rank=reader.number(f"{at}.kv_rank", Mla, "kv_rank", "kv_lora_rank"),
+        head_dim=HeadDim(
+            nope=reader.number(f"{at}.head_dim.nope", HeadDim, "nope", "qk_nope_head_dim"),
+            rope=reader.number(f"{at}.head_dim.rope", HeadDim, "rope", "qk_rope_head_dim"),
+            value=reader.number(f"{at}.head_dim.value", HeadDim, "value", "v_head_dim"),
+        ),
+        indexer=_indexer(reader) if family.indexes else None,
+        rope=rope,
+    )
+
+
+def _indexer(reader: Reader) -> Indexer:
+    at, keys = (
+        "model.attention.indexer",
+        {"heads": "index_n_heads", "head_dim": "index_head_dim", "top_k": "index_topk"},
+    )
+    return Indexer(**{ours: reader.number(f"{at}.{ours}", Indexer, ours, theirs) for ours, theirs in keys.items()})
+
+
+def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope | None) -> Gqa:
+    at = "model.attention"
+    width = reader.number(f"{at}.head_dim", Gqa, "head_dim", "head_dim", default=0)
+    if not width:
+        width = max(2, min(4096, hidden // num_heads))
+        if width * num_heads != hidden and {"model.hidden", "model.attention.heads"} <= set(reader.origins):
+            message = (
+                f"`hidden_size` = {hidden:,} does not divide into {num_heads:,} heads, and `head_dim` is not given"
+            )
+            reader.complain("I0203", message, reader.origins.get("model.hidden"))
+    kv_heads = num_heads
+    if f"{at}.heads" in reader.origins:  # else nothing is known that the default of the model type could follow from
+        kv_heads = reader.number(f"{at}.kv_heads", Gqa, "kv_heads", "num_key_value_heads", null=num_heads)
+    else:
+        reader.used.add("num_key_value_heads")
+    biased = family.always_biased or (family.bias != "" and reader.flag("attention_bias", False))
+    return Gqa(
+        heads=num_heads,
+        kv_heads=kv_heads,
+        head_dim=width,
+        bias=(family.bias or None) if biased else None,
+        qk_norm=_qk_norm(reader, family),
+        scale=_scale(reader, family, width),
+        softcap=_softcap(reader, family),
+        sinks=family.sinks,
+        output_gate=family.output_gate,
+        rope=rope,
+    )
+
+
+def _qk_norm(reader: Reader, family: Family) -> Literal["head", "width"] | None:
+    if family.may_norm:
+        return "head" if reader.flag(family.may_norm, False) else None
+    return family.qk_norm
+
+
+def _scale(reader: Reader, family: Family, width: int) -> float | None:
+    """The factor of q·k, where it is another one than the root of the width says."""
+    if not family.scale:
+        return None
+    value = float(reader.number("model.attention.scale", Scalar, "value", family.scale))
+    scale = value**-0.5 if family.scale == "query_pre_attn_scalar" else value
+    return None if math.isclose(scale, width**-0.5, rel_tol=1e-12) else scale
+
+
+class Scalar(Node):
+    """What a config says of the scale of scores."""
+
+    value: Annotated[float, Field(ge=1e-6, le=1e3)]  # the scale, which is this or its root, is at most as large
+
+
+def _softcap(reader: Reader, family: Family) -> float | None:
+    if not family.softcap:
+        return None
+    found: float | None = reader.number(
+        "model.attention.softcap", Gqa, "softcap", "attn_logit_softcapping", default=None, null=None
+    )
+    return found
+
+
+def _window(reader: Reader, family: Family, context: int) -> int | None:
+    """The window of layers that have one; None where there is none, or none that is shorter than the context."""
+    if not family.windows:
+        return None
+    window = reader.get("sliding_window")
+    length = family.window if "sliding_window" not in reader.members else window.value if window is not None else None
+    used = (not family.may_slide or reader.flag("use_sliding_window", False)) and length not in (None, False)
+    if not used or (isinstance(length, int) and length >= context):
+        return None
+    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+        meaning = f"attention to the last {shown(length)} tokens, which is no number of tokens"
+        reader.refuse("attention", "sliding_window", meaning)
+        return None
+    if window is not None:
+        reader.origins["model.attention.window"] = window.span
+    return length
+
+
+def _without_position(reader: Reader, family: Family, num_layers: int) -> set[int]:
+    """Layers whose queries and keys are not rotated."""
+    if not family.skips_rotation:
+        return set()
+    every = reader.count("no_rope_layer_interval", 1, 2**20, family.skips_rotation)
+    listed = reader.get("no_rope_layers")
+    if listed is None:
+        return {*range(every - 1, num_layers, every)}
+    turned = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
+    if len(turned) < num_layers or any(each not in (0, 1) for each in turned):
+        text = f"`no_rope_layers` has a 0 or a 1 for each of {num_layers} layers, {shown(listed)} has not"
+        reader.complain("I0203", text, listed.span)
+    return {layer for layer, each in enumerate(turned[:num_layers]) if not each}
+
+
+def _kinds(reader: Reader, family: Family, num_layers: int, without: set[int]) -> list[str]:
+    """`full_attention` or `sliding_attention` of each layer. `without`: layers without position."""
+    if family.windows == "all":
+        return [SLIDING] * num_layers
+    listed = reader.get("layer_types")
+    begin = reader.count("max_window_layers", 0, 2**40, 28) if family.slides_late or family.slides_early else 0
+    every = family.slides_every
+    if family.local_theta:
+        every = reader.count("sliding_window_pattern", 1, 2**20, every)
+    if listed is None:
+        if family.skips_rotation:
+            return [SLIDING if layer in without else FULL for layer in range(num_layers)]
+        if every:  # all but each N-th layer
+            return [SLIDING if (layer + 1) % every else FULL for layer in range(num_layers)]
+        if family.slides_early:
+            return [FULL if layer % 2 or layer >= begin else SLIDING for layer in range(num_layers)]
+        return [SLIDING if layer >= begin else FULL for layer in range(num_layers)]
+    values = [each.value for each in listed.value] if isinstance(listed.value, tuple) else [listed.value]
+    values = [FULL if family.indexes and value == INDEXED else value for value in values]
+    other = next((value for value in values if value not in (SLIDING, FULL)), None)
+    if other is not None:
+        reader.refuse("attention", "layer_types", f"layers of {shown(other)}; a spec has full and sliding attention")
+    elif len(values) != num_layers:
+        reader.complain("I0203", f"`layer_types` has {len(values)} entries for {num_layers} layers", listed.span)
+    else:
+        return [str(value) for value in values]
+    return [FULL] * num_layers

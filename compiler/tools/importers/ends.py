@@ -1,0 +1,54 @@
+"""What a Hugging Face config says of a whole model: tied ends, factors, the bound of its logits, its activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler.tools.importers.families import Family
+from compiler.tools.importers.reader import Reader, shown
+from dsl.schema import Model
+from dsl.schema.model import Act
+
+ACTIVATIONS: dict[str, Act] = {  # of a part that has a gate, as those of all families have
+    "silu": "swiglu",
+    "swish": "swiglu",
+    "gelu": "geglu",
+    "gelu_new": "geglu_tanh",
+    "gelu_pytorch_tanh": "geglu_tanh",
+}
+
+
+def whole(reader: Reader, family: Family, hidden: int) -> dict[str, Any]:
+    """The fields of a model that are about all of it."""
+    fields: dict[str, Any] = {"tied": reader.flag("tie_word_embeddings", False), "norm": family.norm}
+    if family.scales_embedding:
+        fields["embedding_scale"] = hidden**0.5
+    if family.caps_logits:
+        fields["logit_cap"] = reader.number(
+            "model.logit_cap", Model, "logit_cap", "final_logit_softcapping", default=None, null=None
+        )
+    if family.multiplies:
+        for field, name in (("embedding_scale", "embedding_multiplier"), ("residual_scale", "residual_multiplier")):
+            fields[field] = reader.number(f"model.{field}", Model, field, name, default=1.0)
+        fields["logit_scale"] = 1 / reader.number(
+            "model.logit_scale", Model, "logit_scale", "logits_scaling", default=1.0
+        )
+    return fields
+
+
+def activation(reader: Reader) -> Act:
+    """The activation of every feed-forward part, under the name that the class of the model type reads."""
+    name = "hidden_activation" if "hidden_activation" in reader.defaults else "hidden_act"
+    word = reader.text(name, "silu")
+    if word not in ACTIVATIONS:
+        value = reader.members.get(name)
+        if value is not None and isinstance(value.value, str):
+            reader.refuse("ffn", name, f"activations of a spec are, in these words, {', '.join(ACTIVATIONS)}", value)
+        return "swiglu"
+    return ACTIVATIONS[word]
+
+
+def qkv_biases(reader: Reader) -> None:
+    """Refuse a model without the biases that its type has."""
+    if not reader.flag("qkv_bias", True):
+        reader.refuse("attention", "qkv_bias", f"{shown(reader.members['qkv_bias'])} removes biases of this model type")

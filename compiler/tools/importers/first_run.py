@@ -1,0 +1,173 @@
+"""A run to begin with for a model: the smallest cluster that holds it, and a recipe to be changed.
+
+That is this machine, a node with one GPU, or nodes of 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from compiler.tools.importers.write import number
+from dsl.closed_forms.counts import parameters
+from dsl.closed_forms.memory import lower_bound
+from dsl.facts.schedules import DEFAULT, FACTS, PLAIN
+from dsl.schema import BUILT_IN, AdamW, Batch, Model, Moe, Parallel, Schedule, Spec, Train
+
+DEVICES = 8  # of a node, where one does not hold the model
+NODE = (  # an H100 and what connects it
+    "device h100 { sms = 132, memory = 80GB, hbm = 3.35TB/s, bf16 = 989TFLOPS, fp8 = 1979TFLOPS }",
+    "nvlink = 450GB/s",
+    "nic = 50GB/s",
+)
+MEMORY = 80e9  # bytes of a device
+ROOM = 0.45  # of the memory, for activations and all else that the lower bound leaves out
+INDENTED = "\n    ".join(NODE)
+LAPTOP = 50_000_000  # parameters that a laptop trains in FP32, 16 bytes each
+FEWEST_TRAINED = 257  # entries of a tokenizer that is trained: the bytes, and the end of a document
+PIPELINES = (1, 2, 4, 8, 16)
+PLACES = ((1, 1), *((2**power, DEVICES) for power in range(13)))  # nodes, and devices of each
+MAX_EXPERT = 64
+SEQUENCES = 512  # of a step, at least
+STEPS = 20_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a model is spread over `nodes` of so many `devices`."""
+
+    nodes: int
+    devices: int
+    schedule: str
+    parallel: Parallel
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step: whole micro-batches, as many as the default schedule wants."""
+        unit = FACTS[DEFAULT].fewest * self.parallel.pipeline * self.parallel.data
+        return unit * -(-SEQUENCES // unit)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run begins with beside its recipe: the checkpoint of its weights, and its tokenizer; "" where there is
+    none. Both are paths from the spec, as the text of a string."""
+
+    weights: str = ""
+    tokenizer: str = ""
+
+
+def run_text(model: Model, context: int, start: Start = Start()) -> str:
+    """A `run pretrain` and its cluster; "" where no cluster that is thought of here holds the model."""
+    found = parameters(model)
+    if found.total + found.mtp <= LAPTOP:
+        return _laptop(model, context, start)
+    place = _smallest(model, context)
+    return _cluster(model, context, place, start) if place else ""
+
+
+def _initial(start: Start) -> str:
+    """The line of the weights, if there are any."""
+    return f'    initial = "{start.weights}"\n' if start.weights else ""
+
+
+def _smallest(model: Model, context: int) -> Place | None:
+    """The first of ever larger places that holds the model."""
+    sparse = [span.ffn for span in model.layers if isinstance(span.ffn, Moe)]
+    experts = gcd(*(ffn.experts for ffn in sparse)) or 1
+    for nodes, devices in PLACES:
+        most = max(1, min(nodes * devices, model.num_layers // 2))  # a stage of one layer wastes its rank
+        for pipeline in (each for each in PIPELINES if each <= most):
+            data = nodes * devices // pipeline
+            # the default overlaps the all-to-all of experts; without experts it only costs memory
+            schedule = DEFAULT if sparse and pipeline > 1 else PLAIN
+            parallel = Parallel(pipeline=pipeline, data=data, expert=_divisor(gcd(experts, data)), zero=1)
+            place = Place(nodes, devices, schedule, parallel)
+            if lower_bound(_outline(model, context, place)).total <= (1 - ROOM) * MEMORY:
+                return place
+    return None
+
+
+def _outline(model: Model, context: int, place: Place) -> Spec:
+    """A spec with only the keys that decide its memory."""
+    batch = Batch(start=place.batch, end=place.batch)
+    return Spec.model_construct(
+        model=model,
+        precision=BUILT_IN["bf16"],
+        parallel=place.parallel,
+        schedule=Schedule(name=place.schedule),
+        train=Train.model_construct(sequence=context, micro_batch=1, batch=batch, optimizer=AdamW()),
+    )
+
+
+def _divisor(number: int) -> int:
+    return next(each for each in range(min(number, MAX_EXPERT), 0, -1) if number % each == 0)
+
+
+def _cluster(model: Model, context: int, place: Place, start: Start) -> str:
+    tokens = place.batch * context
+    expert = f", expert = {place.parallel.expert}" if place.parallel.expert > 1 else ""
+    return f"""\
+# A place to begin, not a recipe: the smallest cluster of its kind that holds the model, and rates that are common.
+run pretrain {{
+  model = {model.name}
+  cluster = h100 # yours: nodes, devices, their memory
+  precision = bf16
+
+  parallel {{ pipeline = {place.parallel.pipeline}{expert}, data = auto, zero = 1 }}
+  schedule {{ name = {place.schedule} }}
+
+  train {{
+    sequence = {context}
+    micro_batch = 1
+    batch = {place.batch} # sequences of a step: {tokens:,} tokens
+    steps = {number(STEPS)} # {tokens * STEPS / 1e9:,.0f}B tokens; set what your data gives
+    optimizer adamw {{ beta1 = 0.9, beta2 = 0.95, weight_decay = 0.1, clip = 1.0 }}
+    rate {{
+      warmup 2000 steps to 3e-4
+      cosine to 3e-5
+    }}
+    checkpoint {{ every = 1000 steps, keep = 3 }}
+{_initial(start)}  }}
+  data {{ source = "corpus/*.jsonl", tokenizer = "{start.tokenizer or "tokenizer.json"}", validation = 0.1% }}
+}}
+
+cluster h100 {{
+  nodes = {place.nodes}
+  node {{
+    devices = {place.devices}
+    {INDENTED}
+  }}
+}}
+"""
+
+
+def _laptop(model: Model, context: int, start: Start) -> str:
+    named = start.tokenizer or ("tokenizer.json" if model.vocab < FEWEST_TRAINED else "")
+    tokenizer = f'"{named}"' if named else f"train({min(model.vocab, 4096)})"
+    return f"""\
+# A place to begin: this model is small enough to train on this machine, on the source files of its Python.
+run pretrain {{
+  model = {model.name}
+  cluster = laptop
+  precision = fp32
+
+  train {{
+    sequence = {min(context, 128)}
+    micro_batch = 2
+    batch = 8
+    steps = 200
+    optimizer adamw {{ beta1 = 0.9, beta2 = 0.95, weight_decay = 0.1, clip = 1.0 }}
+    rate {{
+      warmup 20 steps to 1e-3
+      cosine to 1e-4
+    }}
+{_initial(start)}  }}
+  data {{ source = python_stdlib, tokenizer = {tokenizer}, validation = 5% }}
+}}
+
+cluster laptop {{
+  nodes = 1
+  node {{ devices = 1, device cpu {{ cores = 1, memory = 4GB }} }}
+}}
+"""

@@ -1,0 +1,171 @@
+"""A Hugging Face config.json → a model of a spec, with all that a spec does not say.
+
+Every key is read into the model, known to make no difference (keys.IRRELEVANT), refused (keys.REFUSED), or reported as
+unknown. The rules are those of the classes of `transformers`, and of DeepSeek's own modeling code where they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from compiler.tools.importers.attention import Attention, attentions
+from compiler.tools.importers.deepseek_v4 import hyper_connections
+from compiler.tools.importers.ends import whole
+from compiler.tools.importers.families import FAMILIES, OTHER_TYPES
+from compiler.tools.importers.json_text import Json
+from compiler.tools.importers.layer_patterns import with_attention
+from compiler.tools.importers.layers import layers
+from compiler.tools.importers.reader import Reader, Remark, shown
+from compiler.tools.importers.unread_keys import IRRELEVANT, OF_TYPES, REFUSED, REPEATED
+from dsl import rules
+from dsl.messages.diagnostics import Diagnostic, in_order
+from dsl.messages.source import Span
+from dsl.resolve.context import suggest
+from dsl.schema import Model, Mtp, Phase, Spec
+from dsl.schema.fields import fields_of
+
+MTP_WEIGHT = 0.3  # DeepSeek-V3's for its first 10T tokens
+LATENT_EPS = 1e-6  # of transformers and of DeepSeek's own code, whatever rms_norm_eps is
+LONGEST = 4096  # tokens of a sequence, where a config names a context that is longer
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a config describes."""
+
+    model_type: str
+    model: Model | None  # None where the config has mistakes
+    context: int  # tokens of a pre-training sequence
+    remarks: tuple[Remark, ...]
+    diagnostics: tuple[Diagnostic, ...]  # in the order of the config
+
+
+def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
+    """The model of a config, under a name. Nothing is raised: what is wrong is in the diagnostics."""
+    source = root.span.source
+    if not isinstance(root.value, Mapping):
+        mistake = Diagnostic("I0101", f"a config is a JSON object, this is {shown(root)}", root.span)
+        return Imported("", None, 0, (), (mistake,))
+    reader = Reader(root, lossy=lossy)
+    model_type = _model_type(reader)
+    if model_type not in FAMILIES:
+        return Imported(model_type, None, 0, (), tuple(reader.mistakes))
+    family = FAMILIES[model_type]
+    reader.defaults = {family.renamed.get(key, key): value for key, value in family.defaults.items()}
+    reader.members = {family.renamed.get(key, key): value for key, value in reader.members.items()}
+    context = reader.count("max_position_embeddings", 1, 2**40)
+    hidden = reader.number("model.hidden", Model, "hidden", "hidden_size")
+    vocab = reader.number("model.vocab", Model, "vocab", "vocab_size")
+    spans = layers(reader, family, model_type)
+    attended, original, of_mtp = attentions(reader, family, hidden, context, spans[-1].last + 1)
+    usual, spans = with_attention(spans, attended)
+    fields = {
+        "name": name,
+        "vocab": vocab,
+        "hidden": hidden,
+        "init_std": reader.number("model.init_std", Model, "init_std", "initializer_range"),
+        "norm_eps": reader.number("model.norm_eps", Model, "norm_eps", "rms_norm_eps"),
+        "attention": usual,
+        "layers": spans,
+        "mtp": _mtp(reader, None if of_mtp == attended[-1] else of_mtp),
+        **({"hyper_connections": hyper_connections(reader)} if family.streams else {}),
+        **whole(reader, family, hidden),
+    }
+    if family.attention == "mla" and fields["norm_eps"] != LATENT_EPS:
+        text = f"the norms of latents take {LATENT_EPS:g} in the classes of such models; in this spec, norm_eps"
+        reader.warn("I0303", "attention", text, reader.place("rms_norm_eps"))
+    _others(reader, model_type)
+    theirs = {ours: name for name, ours in family.renamed.items()}
+    reader.filled = {theirs.get(key, key): value for key, value in reader.filled.items()}
+    _say_defaults(reader, model_type)
+    model = None
+    if not reader.failed:
+        model = Model(**fields)
+        reader.mistakes += _broken_rules(model, reader.origins)
+    return Imported(
+        model_type,
+        None if reader.failed else model,
+        min(original or context, LONGEST),
+        tuple(dict.fromkeys(reader.remarks)),
+        in_order(reader.mistakes, (source,)),
+    )
+
+
+def _model_type(reader: Reader) -> str:
+    """The model type, if a spec can describe it; otherwise that is the one mistake."""
+    found = reader.members.get("model_type")
+    families = ", ".join(FAMILIES)
+    if found is None or not isinstance(found.value, str):
+        what = "`model_type` is missing" if found is None else f"`model_type` is a text, {shown(found)} is not"
+        code = "I0202" if found is None else "I0203"
+        reader.complain(code, what, found.span if found else reader.origins[""], f"one of {families}")
+        return ""
+    name = found.value
+    if name not in FAMILIES:
+        text = reader.members.get("text_config")
+        inner = text.value.get("model_type") if text and isinstance(text.value, Mapping) else None
+        if inner is not None and isinstance(inner.value, str) and inner.value in FAMILIES:
+            hint = "its `text_config` is one that can be: put that object into a file of its own"
+        else:
+            hint = suggest(name, tuple(FAMILIES)) if name not in OTHER_TYPES else ""
+        why = f": {OTHER_TYPES[name]}" if name in OTHER_TYPES else ""
+        message = f"a model of type {shown(name)} cannot be written as a spec{why}"
+        reader.complain("I0201", message, found.span, hint or f"these can: {families}")
+    reader.used.add("model_type")
+    return name
+
+
+def _mtp(reader: Reader, attention: Attention | None) -> Mtp | None:
+    """Multi-token prediction. `attention`: of its block, if it is another than that of the last layer."""
+    depth = reader.count("num_nextn_predict_layers", 0, 16, 0, "num_mtp_layers")
+    if not depth:
+        return None
+    if depth > 1:
+        reader.refuse("mtp", "num_nextn_predict_layers", "a spec predicts one token beyond the next")
+    reader.remarks.append(Remark("mtp", f"weight is not in the config: {MTP_WEIGHT} is DeepSeek-V3's to begin with"))
+    return Mtp(depth=1, weight=(Phase(value=MTP_WEIGHT),), attention=attention)
+
+
+def _others(reader: Reader, model_type: str) -> None:
+    """Keys that are refused, that models of this type do not read, or that are not known."""
+    for name, repeated in REPEATED.items():
+        value, taken = reader.members.get(name), reader.members.get(repeated)
+        if value is not None and taken is not None and repeated in reader.used and value.value == taken.value:
+            reader.used.add(name)
+    harmless = {**OF_TYPES, **{name: each.harmless for name, each in REFUSED.items()}}
+    for name, values in harmless.items():
+        value = None if name in reader.used else reader.members.get(name)
+        reader.used.add(name)
+        same = (value.value == each and type(value.value) is type(each) for each in values) if value else ()
+        if value is None or value.value is None or any(same):
+            continue
+        if name in REFUSED and REFUSED[name].is_read(model_type):
+            reader.refuse(REFUSED[name].place, name, REFUSED[name].meaning)
+        else:
+            text = f"`{name}` = {shown(value)} is not read by models of type {model_type}, and not in this spec"
+            reader.warn("I0302", "model", text, value.key)
+    classes = reader.members.get("architectures")
+    listed = classes.value if classes is not None and isinstance(classes.value, tuple) else ()
+    for each in listed:
+        if not isinstance(each.value, str) or not each.value.endswith("ForCausalLM"):
+            text = f"architectures: {shown(each)}; this spec predicts the next token, as *ForCausalLM does"
+            reader.warn("I0303", "model", text, each.span)
+    for name, value in reader.members.items():
+        if name not in reader.used and name not in IRRELEVANT and not name.startswith("_"):
+            text = f"`{shown(name)[1:-1]}` = {shown(value)} is not known, and not in this spec"
+            reader.warn("I0302", "model", text, value.key)
+
+
+def _say_defaults(reader: Reader, model_type: str) -> None:
+    """What the config leaves out, and what was taken for it."""
+    if reader.filled:
+        listed = ", ".join(f"{name} = {shown(value)}" for name, value in sorted(reader.filled.items()))
+        reader.warn("I0304", "model", f"not in the config, so as {model_type} has it by default: {listed}")
+
+
+def _broken_rules(model: Model, origins: Mapping[str, Span]) -> list[Diagnostic]:
+    """The rules of a spec that the model breaks, at the places of the config."""
+    absent = set(fields_of(Spec)) - {"model"}
+    found = rules.check(Spec.model_construct(model=model), origins, absent)
+    return [replace(item, hint="") for item in found]

@@ -1,0 +1,166 @@
+"""The arguments of the calls that a function of a module returns, by their paths, read without running it.
+
+`return Config(training=Training(steps=3))` is `training.steps = 3`. Names are followed to what the function or the
+module assigns to them, and calls of functions of the module to what these return.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from compiler.tools.importers.json_text import Json
+from compiler.tools.importers.literal_python import NotLiteralError, module_of, span_of, value_of
+from compiler.tools.importers.typed_text import Computed
+from dsl.messages.diagnostics import Diagnostic, SpecError
+from dsl.messages.source import Source, Span
+
+MOST_STEPS = 50_000  # nodes that are followed: a name may be used many times
+MAX_DEPTH = 40
+Members = dict[str, list[Json]]
+
+
+def returned(source: Source, kind: str, chosen: str | None) -> tuple[str, Members, list[Diagnostic]]:
+    """The name of the function that returns a `kind(…)`, the arguments of that, and what could not be read.
+
+    `chosen`: the name of the function, where several return one. SpecError where there is none, or no Python.
+    """
+    reader = _Reader(source, module_of(source))
+    functions = [name for name, node in reader.functions.items() if kind in ast.unparse(node.returns or _result(node))]
+    functions = functions or [name for name, node in reader.functions.items() if not _is_none(_result(node))]
+    if chosen is None and len(functions) == 1:
+        chosen = functions[0]
+    if chosen not in functions:
+        what = f"{len(functions)} functions return a {kind}" if chosen is None else f"no function {chosen} returns it"
+        hint = f"choose one: --config {functions[0]}" if functions else f"`def mine() -> {kind}` is one"
+        names = f": {', '.join(functions[:20])}" if functions else ""
+        raise SpecError([Diagnostic("I0202", f"{what}{names}", None, hint)])
+    reader.function("", reader.functions[chosen], 0)
+    return chosen, reader.found, reader.mistakes
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _result(function: ast.FunctionDef) -> ast.expr:
+    """What the last statement of a function returns; `None` where it returns nothing."""
+    last = function.body[-1]
+    if isinstance(last, ast.Return) and last.value is not None:
+        return last.value
+    return ast.copy_location(ast.Constant(None), last)
+
+
+@dataclass
+class _Reader:
+    """What was found of a module so far."""
+
+    source: Source
+    tree: ast.Module
+    found: Members = field(default_factory=dict)
+    mistakes: list[Diagnostic] = field(default_factory=list)
+    steps: int = 0
+    ended: bool = False  # whether names led too far
+
+    def __post_init__(self) -> None:
+        self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
+        self.constants = dict[str, ast.expr]()
+        for node in self.tree.body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    self.constants[name] = value
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    self.constants[name] = value
+
+    def function(self, path: str, node: ast.FunctionDef, depth: int) -> None:
+        """Follow what a function returns, and what it sets besides."""
+        names, later = dict(self.constants), list[tuple[str, ast.expr]]()
+        self._statements(node.body, names, later)
+        result = _result(node)
+        self.follow(path, result, names, depth + 1)
+        for target, value in later:
+            if target.startswith(("for ", "if ")):
+                self._put(target, value, span_of(self.source, value))
+                continue
+            root, _, rest = target.partition(".")
+            if isinstance(result, ast.Name) and root == result.id:  # a part of what is returned, set anew
+                target = f"{path}.{rest}".lstrip(".")
+                for each in [key for key in self.found if key == target or key.startswith(f"{target}.")]:
+                    del self.found[each]
+            self.follow(target, value, names, depth + 1)
+
+    def _statements(self, body: list[ast.stmt], names: dict[str, ast.expr], later: list[tuple[str, ast.expr]]) -> None:
+        for statement in body:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    names[name] = value
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    names[name] = value
+                case ast.Assign(targets=[ast.Attribute() as target], value=value):
+                    later.append((ast.unparse(target), value))
+                case ast.AnnAssign(target=ast.Attribute() as target, value=ast.expr() as value):
+                    later.append((ast.unparse(target), value))
+                case ast.For(target=ast.Name(id=name), iter=items, body=inner, orelse=[]):
+                    later.append((f"for {name}", ast.copy_location(ast.Name(id=ast.unparse(items)), items)))
+                    self._statements(inner, names, later)
+                case ast.If(test=test, body=inner, orelse=[]):
+                    later.append((f"if {ast.unparse(test)}", ast.copy_location(ast.Constant(True), test)))
+                    self._statements(inner, names, later)
+                case ast.Return() | ast.Pass() | ast.Expr(value=ast.Constant()) | ast.AnnAssign(value=None):
+                    pass
+                case ast.Import() | ast.ImportFrom():
+                    pass
+                case _:
+                    self._computed(ast.unparse(statement), "this statement", span_of(self.source, statement))
+
+    def follow(self, path: str, node: ast.expr, names: Mapping[str, ast.expr], depth: int) -> None:
+        """Find the values of a node, whose place is `path`."""
+        self.steps += 1
+        if depth > MAX_DEPTH or self.steps > MOST_STEPS:
+            if not self.ended:
+                self._computed("names that lead to each other", path, span_of(self.source, node))
+            self.ended = True
+            return
+        match node:
+            case ast.Name(id=name) if name in names and name not in self._names_of(names[name]):
+                self.follow(path, names[name], names, depth + 1)
+            case ast.Lambda(body=body):
+                self.follow(path, body, names, depth + 1)
+            case ast.Call(func=ast.Name(id=name), args=[], keywords=[]) if name in self.functions:
+                self.function(path, self.functions[name], depth)
+            case ast.Call(keywords=[_, *_] as keywords, func=ast.Name() | ast.Attribute()):
+                self._put(path, node, span_of(self.source, node.func))
+                for keyword in keywords:
+                    below = f"{path}.{keyword.arg or '**'}".lstrip(".")
+                    self.follow(below, keyword.value, names, depth + 1)
+            case ast.Dict(keys=keys, values=values) if all(_is_text(key) for key in keys):
+                for key, value in zip(keys, values, strict=True):
+                    assert isinstance(key, ast.Constant) and isinstance(key.value, str)
+                    self.follow(f"{path}.{key.value}", value, names, depth + 1)
+            case ast.List(elts=items) | ast.Tuple(elts=items) if any(isinstance(item, ast.Call) for item in items):
+                for index, item in enumerate(items):
+                    self.follow(f"{path}.{index}", item, names, depth + 1)
+            case _:
+                self._put(path, node, span_of(self.source, node))
+
+    @staticmethod
+    def _names_of(node: ast.expr) -> set[str]:
+        """The name that a node is, if it is one: `model = model` leads nowhere."""
+        return {node.id} if isinstance(node, ast.Name) else set()
+
+    def _put(self, path: str, node: ast.expr, span: Span) -> None:
+        try:
+            value = value_of(node)
+        except (NotLiteralError, RecursionError) as error:
+            self._computed(str(error), path, span)
+            value = Computed(str(error))
+        self.found.setdefault(path or "return", []).append(Json(value, span, span))
+
+    def _computed(self, text: str, path: str, span: Span) -> None:
+        what = f"`{path}` is computed, and nothing is executed here: {text[:80]}"
+        self.mistakes.append(Diagnostic("I0104", what, span, "write its value", severity="warning"))
+
+
+def _is_text(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -1,0 +1,221 @@
+"""Reading a configuration key by key: each value typed, bounded and located, each key accounted for.
+
+What is wrong is collected, and a stand-in within the bounds is returned, so that everything is told at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from compiler.tools.importers.json_text import Json
+from dsl.messages.diagnostics import Diagnostic, Note
+from dsl.messages.source import Span
+from dsl.schema import Node
+from dsl.schema.fields import fields_of
+
+MAX_QUOTED = 60  # characters of a value or key that is repeated in a message
+REQUIRED: Any = object()
+
+Place = Literal["model", "attention", "rope", "ffn", "balance", "mtp"]
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What the spec leaves out, adds or says otherwise: a comment before a part of the model."""
+
+    place: Place
+    text: str
+
+
+def shown(value: Any) -> str:
+    """A value of a configuration on one line of ASCII, whatever it holds."""
+    text = json.dumps(_plain(value), ensure_ascii=True)
+    return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 3] + "..."
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Json):
+        return _plain(value.value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+class Reader:
+    """One object of a configuration. A key that is null counts as absent unless the caller says otherwise."""
+
+    def __init__(self, root: Json, *, lossy: bool) -> None:
+        self.root, self.lossy = root, lossy
+        self.members: Mapping[str, Json] = root.value
+        self.used: set[str] = set()
+        self.defaults: Mapping[str, Any] = {}  # of the model type, once that is read
+        self.filled: dict[str, Any] = {}  # keys that are absent, with the default that was taken
+        self.mistakes: list[Diagnostic] = []
+        self.remarks: list[Remark] = []
+        self.origins: dict[str, Span] = {"": Span(root.span.source, root.span.start, root.span.start + 1)}
+
+    # ------------------------------------------------------------ values
+
+    def get(self, *names: str) -> Json | None:
+        """The value of a key, which may go by several names; None if it is absent or null."""
+        self.used.update(names)
+        given = [(name, self.members[name]) for name in names if name in self.members]
+        if len({shown(value) for _, value in given}) > 1:
+            (first, one), (second, other) = given[:2]
+            message = f"`{second}` is {shown(other)}, `{first}` is {shown(one)}: they are two names of one value"
+            self.complain("I0203", message, other.span, "remove one of them", Note(f"`{first}`", one.span))
+        return next((value for _, value in given if value.value is not None), None)
+
+    def number(
+        self, at: str, cls: type[Node], field: str, *names: str, default: Any = REQUIRED, null: Any = REQUIRED
+    ) -> Any:
+        """A number with the type and bounds of a field of the schema, written to the path `at` of a spec.
+
+        default: what an absent key means that the model type has no default for; null: what null means, if not the
+        same.
+        """
+        low = _least(cls, field)
+        found = self.get(*names)
+        if found is None:
+            if null is not REQUIRED and any(name in self.members for name in names):
+                return null
+            meant = self._default(names, default, null)
+            return self._missing(names, low) if meant is REQUIRED else meant
+        name = next((each for each in names if self.members.get(each) is found), names[0])
+        whole = int in fields_of(cls)[field].types
+        if isinstance(found.value, bool) or not isinstance(found.value, (int,) if whole else (int, float)):
+            kind = "a whole number" if whole else "a number"
+            self.complain("I0203", f"`{name}` is {kind}, {shown(found)} is not", found.span)
+            return low
+        if not all(_holds(found.value, bound) for bound in cls.model_fields[field].metadata):
+            message = f"`{name}` = {shown(found)} is out of bounds: {_interval(cls, field)}"
+            self.complain("I0203", message, found.span)
+            return low
+        self.origins[at] = found.span
+        return found.value if whole else float(found.value)
+
+    def count(self, name: str, low: int, high: int, default: int = REQUIRED, alias: str = "") -> int:
+        """A whole number that a spec has no key for."""
+        names = (name, alias) if alias else (name,)
+        found = self.get(*names)
+        if found is None:
+            meant: int = self._default(names, default)
+            return self._missing((name,), low) if meant is REQUIRED else meant
+        if isinstance(found.value, bool) or not isinstance(found.value, int) or not low <= found.value <= high:
+            message = f"`{name}` is a whole number of {low:,} to {high:,}, {shown(found)} is not"
+            self.complain("I0203", message, found.span)
+            return low
+        return found.value
+
+    def flag(self, name: str, default: bool) -> bool:
+        found = self.get(name)
+        if found is None:
+            return bool(self._default((name,), default))
+        if not isinstance(found.value, bool):
+            self.complain("I0203", f"`{name}` is true or false, {shown(found)} is not", found.span)
+            return default
+        return found.value
+
+    def text(self, name: str, default: str) -> str:
+        found = self.get(name)
+        if found is None:
+            return str(self._default((name,), default))
+        if not isinstance(found.value, str):
+            self.complain("I0203", f"`{name}` is a text, {shown(found)} is not", found.span)
+            return default
+        return found.value
+
+    def part(self, name: str) -> Mapping[str, Json]:
+        """An object within the configuration; empty if it is absent."""
+        found = self.get(name)
+        if found is None:
+            return {}
+        if not isinstance(found.value, Mapping):
+            self.complain("I0203", f"`{name}` is an object, {shown(found)} is not", found.span)
+            return {}
+        return found.value
+
+    def _default(self, names: tuple[str, ...], otherwise: Any, null: Any = REQUIRED) -> Any:
+        """What an absent key means: the default of the model type, which is then said, or else `otherwise`."""
+        name = next((each for each in names if each in self.defaults), None)
+        if name is None:
+            return otherwise
+        meant = self.defaults[name]
+        self.filled[name] = null if meant is None else meant
+        return self.filled[name]
+
+    # ------------------------------------------------------------ findings
+
+    @property
+    def failed(self) -> bool:
+        return any(item.severity == "error" for item in self.mistakes)
+
+    def place(self, name: str) -> Span | None:
+        """Where a key is written; None where it is absent."""
+        return self.members[name].key if name in self.members else None
+
+    def complain(self, code: str, message: str, span: Span | None, hint: str = "", *notes: Note) -> None:
+        self.mistakes.append(Diagnostic(code, message, span, hint, notes))
+
+    def warn(self, code: str, place: Place, text: str, span: Span | None = None) -> None:
+        """Say it, and write it into the spec."""
+        self.mistakes.append(Diagnostic(code, text, span, severity="warning"))
+        self.remarks.append(Remark(place, text))
+
+    def refuse(self, place: Place, name: str, meaning: str, value: Json | None = None) -> None:
+        """A key that a spec cannot express: a mistake, or a warning and a comment where some loss is accepted."""
+        value = value or self.members.get(name)
+        written = f"`{name}` = {shown(value)}" if value is not None else f"no `{name}`"
+        span = value.span if value is not None else self.origins[""]
+        if self.lossy:
+            self.warn("I0301", place, f"{written}: {meaning}; lost here", span)
+        else:
+            self.complain("I0301", f"{written}: {meaning}", span)
+
+    def _missing(self, names: tuple[str, ...], stand_in: int) -> int:
+        null = next((self.members[name] for name in names if name in self.members), None)
+        other = f" (or `{'`, `'.join(names[1:])}`)" if names[1:] else ""
+        message = f"`{names[0]}`{other} is {'null' if null else 'missing'}"
+        self.complain("I0202", message, null.span if null else self.origins[""])
+        return stand_in
+
+
+def _limits(cls: type[Node], field: str) -> tuple[Ge | Gt, Le | Lt]:
+    metadata = cls.model_fields[field].metadata
+    low = next(bound for bound in metadata if isinstance(bound, (Ge, Gt)))
+    return low, next(bound for bound in metadata if isinstance(bound, (Le, Lt)))
+
+
+def _least(cls: type[Node], field: str) -> Any:
+    """A number within the bounds of a field."""
+    low, high = _limits(cls, field)
+    return low.ge if isinstance(low, Ge) else high.le if isinstance(high, Le) else None
+
+
+def _interval(cls: type[Node], field: str) -> str:
+    low, high = _limits(cls, field)
+    least = f"at least {_digits(low.ge)}" if isinstance(low, Ge) else f"above {_digits(low.gt)}"
+    most = f"at most {_digits(high.le)}" if isinstance(high, Le) else f"below {_digits(high.lt)}"
+    return f"{least} and {most}"
+
+
+def _digits(value: Any) -> str:
+    return f"{value:,}".removesuffix(".0")
+
+
+def _holds(value: Any, bound: object) -> bool:
+    match bound:
+        case Ge(ge=limit):
+            return bool(value >= limit)
+        case Gt(gt=limit):
+            return bool(value > limit)
+        case Le(le=limit):
+            return bool(value <= limit)
+        case Lt(lt=limit):
+            return bool(value < limit)
+    return True

@@ -1,0 +1,256 @@
+"""The model of a configuration of torchtitan, as the lines of a spec: sizes that it says, or those of a flavour.
+
+A flavour is a name of sizes in torchtitan's Python. `FLAVOURS` has those of
+torchtitan/models/deepseek_v3/__init__.py of 0.3.0, by the names of the arguments of `build_mla_moe_layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from compiler.tools.importers.json_text import Json
+from compiler.tools.importers.literal_python import Name
+from compiler.tools.importers.plan_ledger import Keys, shown
+from compiler.tools.importers.plan_text import Members
+from compiler.tools.importers.write import number
+from dsl.messages.diagnostics import Diagnostic
+
+JOB = "model"  # the table of a job file that names the model
+MODEL = "model_spec.model"
+LAYERS = f"{MODEL}.layers"
+ROPE = f"{LAYERS}.rope"
+MOST_LAYERS = 100_000  # more are refused by the rules of a spec
+ORIGINAL = 4096  # tokens up to which a model of a job file rotates without YaRN
+_MLA = {"q_lora_rank": 0, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_SMALL = {"n_dense_layers": 1, "n_heads": 16, "mscale": 0.7, "num_shared_experts": 2, "router_score_func": "softmax"}
+_GROUPS = {"router_num_expert_groups": 8, "q_lora_rank": 1536, "mscale": 1.0, "n_heads": 128}
+FLAVOURS: dict[str, dict[str, Any]] = {
+    "debugmodel": _MLA | _SMALL | {
+        "vocab_size": 2048, "n_layers": 6, "dim": 256, "dense_hidden_dim": 1024, "moe_hidden_dim": 256,
+        "num_experts": 8, "router_top_k": 3,
+    },
+    "16B": _MLA | _SMALL | {
+        "vocab_size": 102400, "n_layers": 27, "dim": 2048, "dense_hidden_dim": 10944, "moe_hidden_dim": 1408,
+        "num_experts": 64, "router_top_k": 6,
+    },
+    "236B": _MLA | _SMALL | _GROUPS | {
+        "vocab_size": 102400, "n_layers": 60, "dim": 5120, "dense_hidden_dim": 12288, "moe_hidden_dim": 1536,
+        "num_experts": 160, "router_top_k": 6, "router_num_limited_groups": 3, "router_route_scale": 16.0,
+    },
+    "671B": _MLA | _GROUPS | {
+        "vocab_size": 129280, "n_layers": 61, "dim": 7168, "dense_hidden_dim": 18432, "moe_hidden_dim": 2048,
+        "n_dense_layers": 3, "num_experts": 256, "num_shared_experts": 1, "router_top_k": 8,
+        "router_score_func": "sigmoid", "router_num_limited_groups": 4, "router_route_scale": 2.5,
+        "router_route_norm": True,
+    },
+}  # fmt: skip
+YARN = {"theta": 10000.0, "scaling": "yarn", "rope_factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "original_seq_len": 4096}  # fmt: skip
+# What models have here in any case: key → the value in torchtitan.
+ALWAYS = {
+    f"{LAYERS}.attn_backend": ("flex", "sdpa", "varlen"),
+    f"{LAYERS}.moe_comm_backend": ("standard", "deepep", "hybridep"),
+    f"{LAYERS}.non_blocking_capacity_factor": (None,),
+    "model_spec.attn_backend": ("flex", "sdpa", "varlen"),
+    "model_spec.moe_comm_backend": ("standard", "deepep", "hybridep"),
+    "model_spec.name": ("deepseek_v3",),
+    "model_spec.parallelize_fn": (Name("parallelize_deepseekv3"),),
+    "model_spec.pipelining_fn": (Name("pipeline_llm"),),
+    "model_spec.post_optimizer_build_fn": (Name("register_moe_load_balancing_hook"),),
+    "model_spec.state_dict_adapter": (Name("DeepSeekV3StateDictAdapter"),),
+    "model_spec": (Name("ModelSpec()"),),
+    MODEL: (Name("DeepSeekV3Model.Config()"),),
+    LAYERS: (Name("build_mla_moe_layers()"),),
+    ROPE: (Name("ComplexRoPE.Config()"), Name("CosSinRoPE.Config()")),
+    f"{MODEL}.tok_embeddings": (Name("Embedding.Config()"),),
+    f"{MODEL}.norm": (Name("RMSNorm.Config()"),),
+    f"{MODEL}.lm_head": (Name("Linear.Config()"),),
+    f"{MODEL}.mtp_layers": (Name("_build_mtp_layers(layers[-1])"),),
+    "attention": (Name("layer.attention"),),
+    "for layer": (Name("layers"),),
+    "for norm": (Name("(layer.attention_norm, layer.ffn_norm, attention.q_norm, attention.kv_norm)"),),
+    "if layer.moe is not None": (True,),
+}
+
+
+def with_flavour(members: Members, keys: Keys) -> Members:
+    """The keys, and behind them those of the flavour that they name; what is wrong with the flavour goes to `keys`."""
+    named = members.get(f"{JOB}.flavor") or members.get("model_spec") or ()
+    text = str(getattr(named[0].value, "text", named[0].value)) if named else ""
+    if LAYERS in members:
+        return members
+    if not text:
+        hint = f'write `flavor = "16B"` below `[{JOB}]`, or `model_spec = ModelSpec(…)` in a module'
+        keys.mistakes.append(Diagnostic("I0202", "no model is named: its sizes are missing", None, hint))
+        return members
+    call, _, rest = text.partition("(")
+    flavour = rest.rstrip(")").strip("'\"") if rest else text
+    name = members[f"{JOB}.name"][0].value if f"{JOB}.name" in members else "deepseek_v3"
+    is_registry = not rest or call.rpartition(".")[2] == "model_registry"
+    if name != "deepseek_v3" or not is_registry or flavour not in FLAVOURS:
+        message = f"the sizes of {shown(name)} {shown(flavour)} are in torchtitan's Python, and not known here"
+        hint = (
+            f"known of deepseek_v3: {', '.join(FLAVOURS)}; `dsc import hf` takes the config.json of a published model"
+        )
+        keys.mistakes.append(Diagnostic("I0202", message, named[0].span, hint))
+        return members
+    sizes = {f"{LAYERS}.{key}": value for key, value in FLAVOURS[flavour].items() if key != "vocab_size"}
+    sizes[f"{MODEL}.vocab_size"] = FLAVOURS[flavour]["vocab_size"]
+    length = members["training.seq_len"][0].value if "training.seq_len" in members else 0
+    scaled = bool(rest) or (type(length) is int and length > ORIGINAL)
+    sizes |= {f"{ROPE}.{key}": value for key, value in YARN.items() if scaled or key == "theta"}
+    return {**members, **{key: [Json(value, named[0].span, named[0].span)] for key, value in sizes.items()}}
+
+
+def model_lines(keys: Keys, members: Members, name: str) -> list[str]:
+    """The block of the model."""
+    by_flavour = LAYERS not in members
+
+    def size(key: str, path: str) -> int:
+        is_said = by_flavour and not keys.has(key)  # that there is no such flavour, or no model
+        return 1 if is_said else keys.size(key, path)
+
+    if by_flavour and keys.has("model_spec"):
+        keys.lose("model_spec", "the registry is taken for that of torchtitan's deepseek_v3", kind="assumed")
+    for key in (f"{JOB}.name", f"{JOB}.flavor", "model_spec.flavor"):
+        keys.lose(key, "the name of the sizes", kind="no effect")
+    vocab, hidden = size(f"{MODEL}.vocab_size", "model.vocab"), size(f"{LAYERS}.dim", "model.hidden")
+    eps = keys.take(f"{MODEL}.norm.eps", "model.norm_eps", 1e-5)
+    if not by_flavour and not keys.has("norm.eps") and eps != 1e-5:
+        keys.note("approximated", "norm.eps", 1e-5, f"that of layers there; all norms have {number(eps)} here")
+    keys.lose("norm.eps", f"all norms have `norm_eps` = {number(eps)} here", (eps,), "approximated")
+    lines = [f"model {name}_model {{", f"vocab = {vocab}, hidden = {hidden}, init_std = {number(_std(keys, members))}"]
+    lines.append(f"norm_eps = {number(eps)}")
+    for key in (f"{MODEL}.dim", f"{MODEL}.tok_embeddings.embedding_dim", f"{MODEL}.norm.normalized_shape"):
+        keys.lose(key, "another width than that of the layers", (hidden,))
+    for key in (f"{MODEL}.lm_head.in_features", f"{MODEL}.mtp_layers.dim"):
+        keys.lose(key, "another width than that of the layers", (hidden,))
+    for key in (f"{MODEL}.tok_embeddings.num_embeddings", f"{MODEL}.lm_head.out_features"):
+        keys.lose(key, "another vocabulary than that of the model", (vocab,))
+    lines += _attention(keys, size)
+    lines += _layers(keys, size)
+    depth = keys.take("model_spec.num_mtp_layers", "model.mtp.depth", 0) if by_flavour else 0
+    depth = depth or (keys.take(f"{MODEL}.mtp_layers.num_mtp_layers", "model.mtp.depth", 0) if not by_flavour else 0)
+    if depth:
+        weight = keys.take("loss.mtp_scale", "model.mtp.weight", 0.3)
+        lines.append(f"mtp {{ depth = {depth}, weight = {number(weight)} }}")
+    keys.lose("loss.mtp_scale", "there is no multi-token prediction", kind="no effect")
+    losses = ("CrossEntropyLoss.Config()", "ChunkedLossWrapper.Config()", "MTPLoss.Config()")
+    keys.lose("loss", "the loss is the cross entropy here", tuple(map(Name, losses if depth else losses[:2])))
+    keys.lose("loss.loss_fn", "the loss is the cross entropy here", (Name(losses[0]),))
+    for key in ("loss.global_vocab_size", "loss.loss_fn.global_vocab_size"):
+        keys.lose(key, "another vocabulary than that of the model", (vocab, *map(Name, _VOCABULARIES)))
+    for key, values in ALWAYS.items():
+        keys.lose(key, f"models have {key} = {shown(values[0])} here", values)
+    return [*lines, "}"]
+
+
+_VOCABULARIES = ("decoder_vocab_size(model_spec)", "decoder_vocab_size(config.model_spec)")
+
+
+def _std(keys: Keys, members: Members) -> float:
+    """The spread of weights at the beginning; that of the projections where torchtitan has several."""
+    if LAYERS not in members:
+        why = "weights spread by 0.02, deeper ones less, embeddings by 1, the head by hidden^-0.5 there; by 0.02 here"
+        keys.note("approximated", "init", "of the flavour", why)
+        return 0.02
+    first = f"{LAYERS}.linear_init.weight.std"
+    std = keys.take(first, "model.init_std", 0.02)
+    for key in members:
+        stem, _, last = key.rpartition(".")
+        if last == "std" and "_init." in key:
+            keys.lose(key, f"all weights spread by `init_std` = {number(std)} here", (std,), "approximated")
+        elif stem.endswith("_init") and last != "std":
+            is_norm = key.startswith((f"{LAYERS}.norm_init", f"{MODEL}.norm."))
+            usual = ("nn.init.ones_",) if is_norm else ("nn.init.zeros_",) if last == "bias" else _NORMAL
+            keys.lose(key, "weights begin from a normal distribution here", tuple(map(Name, usual)), "approximated")
+    return float(std)
+
+
+_NORMAL = ("partial(nn.init.normal_)",)
+
+
+def _attention(keys: Keys, size: Any) -> list[str]:
+    of = "model.attention"
+    heads, rank = size(f"{LAYERS}.n_heads", f"{of}.heads"), keys.take(f"{LAYERS}.q_lora_rank", f"{of}.query_rank", 0)
+    kv = size(f"{LAYERS}.kv_lora_rank", f"{of}.kv_rank")
+    nope, turned = (size(f"{LAYERS}.qk_{each}_head_dim", f"{of}.head_dim.{each}") for each in ("nope", "rope"))
+    value = size(f"{LAYERS}.v_head_dim", f"{of}.head_dim.value")
+    theta = keys.take(f"{ROPE}.theta", f"{of}.rope.theta", 10000.0)
+    kind, factor = keys.take(f"{ROPE}.scaling", f"{of}.rope.scaling", "none"), 1.0
+    rope = f"rope {{ theta = {number(theta)} }}"
+    if kind == "yarn":
+        factor = keys.take(f"{ROPE}.rope_factor", f"{of}.rope.scaling.factor", 1.0)
+    if factor > 1:
+        rope = f"rope {{ theta = {number(theta)}\n{_yarn(keys, factor)} }}"
+    elif kind not in ("none", "yarn"):
+        keys.note("not expressible", f"{ROPE}.scaling", kind, "latent attention has YaRN alone here")
+    keys.lose(f"{ROPE}.dim", "another width than that of the heads", (turned,))
+    keys.lose(f"{ROPE}.max_seq_len", "the length of the table of rotations", kind="no effect")
+    for key in ("rope_factor", "beta_fast", "beta_slow", "original_seq_len", "truncate"):
+        keys.lose(f"{ROPE}.{key}", "the rotation is not scaled", kind="no effect")
+    keys.lose(f"{LAYERS}.mscale", "the rotation is not scaled", kind="no effect")
+    return [
+        "attention mla {",
+        f"heads = {heads}, query_rank = {rank or 'none'}, kv_rank = {kv}",
+        f"head_dim {{ nope = {nope}, rope = {turned}, value = {value} }}",
+        rope,
+        "}",
+    ]
+
+
+def _yarn(keys: Keys, factor: float) -> str:
+    """The block of YaRN. The factor `mscale` is that of the scores; sines have none in torchtitan."""
+    of = "model.attention.rope.scaling"
+    original = keys.take(f"{ROPE}.original_seq_len", f"{of}.original", ORIGINAL)
+    fast, slow = (keys.take(f"{ROPE}.beta_{which}", f"{of}.beta_{which}", n) for which, n in _BETAS)
+    truncate = keys.take(f"{ROPE}.truncate", f"{of}.truncate", True)
+    mscale = keys.take(f"{LAYERS}.mscale", f"{of}.mscale_all_dim", 1.0)
+    written = f"factor = {number(factor)}, original = {original}, beta_fast = {number(fast)}"
+    written += f", beta_slow = {number(slow)}, mscale = {number(mscale)}, mscale_all_dim = {number(mscale)}"
+    return f"scaling yarn {{ {written}{'' if truncate else ', truncate = false'} }}"
+
+
+_BETAS = (("fast", 32.0), ("slow", 1.0))
+
+
+def _layers(keys: Keys, size: Any) -> Iterator[str]:
+    layers = min(MOST_LAYERS, size(f"{LAYERS}.n_layers", "model.layers"))
+    dense = min(layers, keys.take(f"{LAYERS}.n_dense_layers", "model.layers", 0))
+    if dense:
+        width = size(f"{LAYERS}.dense_hidden_dim", "model.layers.0.ffn.inner")
+        yield f"layers 0..{dense - 1} {{ ffn dense {{ inner = {width} }} }}"
+    keys.lose(f"{LAYERS}.dense_hidden_dim", "there are no dense layers", kind="no effect")
+    if dense == layers:
+        for key in ("moe_hidden_dim", "num_experts", "num_shared_experts"):
+            keys.lose(f"{LAYERS}.{key}", "there are no layers with experts", kind="no effect")
+        return
+    of = f"model.layers.{int(dense > 0)}.ffn"
+    experts, shared = (
+        size(f"{LAYERS}.num_experts", f"{of}.experts"),
+        size(f"{LAYERS}.num_shared_experts", f"{of}.shared"),
+    )
+    inner, chosen = size(f"{LAYERS}.moe_hidden_dim", f"{of}.inner"), size(f"{LAYERS}.router_top_k", f"{of}.top_k")
+    score = keys.take(f"{LAYERS}.router_score_func", f"{of}.score", "sigmoid")
+    if score not in ("sigmoid", "softmax"):
+        keys.mistakes.append(Diagnostic("I0203", f"scores are sigmoid or softmax, {shown(score)} is neither", None))
+        score = "softmax"
+    groups = keys.take(f"{LAYERS}.router_num_expert_groups", f"{of}.groups", 1, int)
+    top = keys.take(f"{LAYERS}.router_num_limited_groups", f"{of}.top_groups", 1, int)
+    scale = keys.take(f"{LAYERS}.router_route_scale", f"{of}.scale", 1.0)
+    normal = keys.take(f"{LAYERS}.router_route_norm", f"{of}.normalize", False)
+    if groups > 1 and score == "softmax":
+        why = "a group is scored by the sum of its two best experts there, with softmax by the best here"
+        keys.note("approximated", f"{LAYERS}.router_num_expert_groups", groups, why)
+    key = "layer.moe.load_balance_coeff"
+    usual = None if keys.peek(key, 0) is None else 1e-3
+    rate = keys.take(key, f"{of}.balance.bias_rate", usual, (int, float))
+    yield f"layers {dense}..{layers - 1} {{ ffn moe {{"
+    yield f"experts = {experts}, shared = {shared}, top_k = {chosen}, inner = {inner}"
+    if groups > 1:
+        yield f"groups = {groups}, top_groups = {top}"
+    yield f"score = {score}, normalize = {'true' if normal else 'false'}, scale = {number(scale)}"
+    if rate is not None:
+        yield f"balance {{ bias_rate = {number(rate)} }}"
+    yield "} }"

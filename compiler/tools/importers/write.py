@@ -1,0 +1,292 @@
+"""A model and what was remarked on it → the text of a spec, in the house's style. It reads back as the same model."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from compiler.tools.importers.reader import Place, Remark
+from dsl.closed_forms.counts import parameters
+from dsl.schema import (
+    AnyAttention,
+    Balance,
+    Compressed,
+    Csa,
+    Custom,
+    DeltaNet,
+    Dense,
+    Gqa,
+    Hca,
+    LinearScaling,
+    Llama3Scaling,
+    Mla,
+    Model,
+    Moe,
+    Node,
+    Phase,
+    Rope,
+    YarnScaling,
+)
+
+INDEXER = ("heads", "head_dim", "top_k", "loss")
+WIDTH = 112  # of a comment
+MAX_REMARKS = 50  # at one place
+INDENT = "  "
+MAX_NAME = 48
+TAKEN = {
+    "auto",
+    "none",
+    "true",
+    "false",
+    "model",
+    "cluster",
+    "precision",
+    "run",
+    "let",
+    "import",
+    "extends",
+    "pretrain",
+}
+
+
+def identifier(text: str, fallback: str = "imported") -> str:
+    """A name for a block: ASCII letters, digits and underscores of the last part of a path or of a model's name."""
+    part = text.rstrip("/").rpartition("/")[2]
+    name = re.sub(r"[^a-z0-9]+", "_", part.lower()).strip("_")[:MAX_NAME].strip("_")
+    if not name:
+        return fallback
+    return name if name[0].isalpha() and name not in TAKEN else f"model_{name}"
+
+
+def model_text(model: Model, model_type: str, remarks: Iterable[Remark]) -> str:
+    """The model block, its comments before it and in it."""
+    return "\n".join(_model(model, model_type, tuple(remarks))) + "\n"
+
+
+def number(value: float) -> str:
+    """A number as it is written here: `129_280`, `1e-6`, `0.02`."""
+    if value == int(value) and abs(value) < 1e15:
+        whole = int(value)
+        return f"{whole:_}" if whole >= 10_000 else str(whole)
+    mantissa, e, exponent = repr(value).partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else mantissa
+
+
+def comment(text: str, indent: str = "") -> Iterator[str]:
+    """A text as comment lines: one line of ASCII after another, whatever it holds."""
+    plain = text.encode("ascii", "backslashreplace").decode("ascii")
+    plain = "".join(c if c.isprintable() else "?" for c in plain)
+    for line in textwrap.wrap(plain, WIDTH - len(indent), subsequent_indent="  "):
+        yield f"{indent}# {line}"
+
+
+def _remarked(remarks: tuple[Remark, ...], place: Place, indent: str) -> Iterator[str]:
+    texts = [remark.text for remark in remarks if remark.place == place]
+    for text in texts[:MAX_REMARKS]:
+        yield from comment(text, indent)
+    if len(texts) > MAX_REMARKS:
+        yield f"{indent}# and {len(texts) - MAX_REMARKS} more"
+
+
+def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    found = parameters(model)
+    of_mtp = f", and {found.mtp:,} of multi-token prediction" if found.mtp else ""
+    yield from comment(f"From a Hugging Face config of type {model_type}: {found.total:,} parameters{of_mtp}.")
+    yield from _remarked(remarks, "model", "")
+    yield f"model {model.name} {{"
+    sizes = f"vocab = {number(model.vocab)}, hidden = {number(model.hidden)}"
+    yield f"  {sizes}, init_std = {number(model.init_std)}, norm_eps = {number(model.norm_eps)}"
+    if more := _given(model, "tied", "norm", "embedding_scale", "residual_scale", "logit_scale", "logit_cap"):
+        yield f"  {more}"
+    if hyper := model.hyper_connections:
+        yield f"  hyper_connections {{ streams = {hyper.streams}, rounds = {hyper.rounds}, eps = {number(hyper.eps)} }}"
+    yield from _remarked(remarks, "attention", INDENT)
+    attention = model.attention
+    yield from _attention(attention, remarks)
+    yield from _remarked(remarks, "ffn", INDENT)
+    said = False
+    for span in model.layers:
+        ffn = span.ffn
+        assert not isinstance(ffn, Custom), "no configuration has a module of a user's own"
+        head = f"  layers {span.first}..{span.last}{f' by {span.by}' if span.by > 1 else ''} {{"
+        parts = [] if span.attention is None else [*_of_range(attention, span.attention)]
+        if isinstance(ffn, Dense) and span.by == 1:  # of every N-th layer it is that of the range around it
+            act = _given(ffn, "activation", "bias")
+            parts.append(f"  ffn dense {{ inner = {number(ffn.inner)}{', ' + act if act else ''} }}")
+        has_experts = isinstance(ffn, Moe) and span.by == 1
+        if len(parts) <= 2 and not has_experts:
+            yield f"{head} {', '.join(part.strip() for part in parts)} }}"
+            continue
+        yield head
+        yield from (f"{INDENT}{part}" for part in parts)
+        if isinstance(ffn, Moe) and has_experts:
+            tells = not said and ffn.choice == "scores"  # of what balances experts
+            yield from _moe(ffn, remarks if tells else ())
+            said = said or tells
+        yield "  }"
+    if model.mtp is not None:
+        yield from _remarked(remarks, "mtp", INDENT)
+        own = model.mtp.attention
+        of_mtp = "" if own is None else f", attention {{ {_changes(attention, own)} }}"
+        yield f"  mtp {{ depth = {model.mtp.depth}, weight = {_phases(model.mtp.weight)}{of_mtp} }}"
+    yield "}"
+
+
+def _attention(attention: AnyAttention, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    """A block of any kind."""
+    if isinstance(attention, DeltaNet):
+        yield from _deltanet(attention)
+    elif isinstance(attention, Mla):
+        yield from _mla(attention, remarks)
+    elif isinstance(attention, Compressed):
+        yield from _compressed(attention, remarks)
+    else:
+        assert isinstance(attention, Gqa), "no configuration has a module of a user's own"
+        yield from _gqa(attention, remarks)
+
+
+def _of_range(usual: AnyAttention, other: AnyAttention) -> Iterator[str]:
+    """The attention of a range: what it has that the model's has not, or all of one of another kind."""
+    if type(usual) is type(other):
+        yield f"  attention {{ {_changes(usual, other)} }}"
+    else:
+        yield from _attention(other, ())
+
+
+def _deltanet(net: DeltaNet) -> Iterator[str]:
+    yield "  attention deltanet {"
+    yield f"    heads = {number(net.heads)}, key_heads = {number(net.key_heads)}"
+    yield f"    key_dim = {number(net.key_dim)}, value_dim = {number(net.value_dim)}"
+    yield f"    gate = {net.gate}, convolution = {net.convolution}"
+    yield "  }"
+
+
+def _compressed(sizes: Compressed, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    yield "  attention compressed {"
+    heads = f"heads = {number(sizes.heads)}, head_dim = {sizes.head_dim}, query_rank = {number(sizes.query_rank)}"
+    yield f"    {heads}, window = {number(sizes.window)}, sinks = {_value(sizes.sinks)}"
+    yield f"    groups = {number(sizes.groups)}, out_rank = {number(sizes.out_rank)}"
+    yield f"    {_entries(sizes.compress)}"
+    yield from _rope(sizes.rope, remarks)
+
+
+def _entries(compress: Csa | Hca | None) -> str:
+    """What a layer has beside its window."""
+    if compress is None:
+        return "compress = none"
+    indexer = f", indexer {{ {_given(compress.indexer, *INDEXER)} }}" if isinstance(compress, Csa) else ""
+    return f"compress {compress.kind} {{ rate = {number(compress.rate)}{indexer} }}"
+
+
+def _mla(mla: Mla, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    dim, rank = mla.head_dim, "none" if mla.query_rank is None else number(mla.query_rank)
+    yield "  attention mla {"
+    yield f"    heads = {number(mla.heads)}, query_rank = {rank}, kv_rank = {number(mla.kv_rank)}"
+    yield f"    head_dim {{ nope = {dim.nope}, rope = {dim.rope}, value = {dim.value} }}"
+    if mla.scale is not None:
+        yield f"    scale = {number(mla.scale)}"
+    if (indexer := mla.indexer) is not None:
+        sizes = f"heads = {indexer.heads}, head_dim = {indexer.head_dim}, top_k = {number(indexer.top_k)}"
+        yield f"    indexer {{ {sizes} }}"
+    yield from _rope(mla.rope, remarks)
+
+
+def _gqa(gqa: Gqa, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    yield "  attention gqa {"
+    norm = {None: "", "head": ", qk_norm = true", "width": ", qk_norm = width"}[gqa.qk_norm]
+    yield f"    heads = {number(gqa.heads)}, kv_heads = {number(gqa.kv_heads)}, head_dim = {gqa.head_dim}{norm}"
+    if options := _given(gqa, "bias", "scale", "window", "sinks", "output_gate", "softcap"):
+        yield f"    {options}"
+    yield from _rope(gqa.rope, remarks)
+
+
+def _rope(rope: Rope | None, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    yield from _remarked(remarks, "rope", INDENT * 2)
+    if rope is None:
+        yield "    rope = none"
+    elif rope.scaling is None:
+        yield f"    rope {{ {', '.join(_rope_keys(rope))} }}"
+    else:
+        yield "    rope {"
+        yield from (f"      {part}" for part in _rope_keys(rope))
+        yield "    }"
+    yield "  }"
+
+
+def _rope_keys(rope: Rope) -> Iterator[str]:
+    """What a rotation says: its numbers, and its scaling."""
+    yield _given(rope, "theta", "width")
+    if rope.scaling is not None:
+        yield _scaling(rope.scaling)
+
+
+def _scaling(scaling: LinearScaling | Llama3Scaling | YarnScaling) -> str:
+    keys = [name for name in type(scaling).model_fields if name != "kind"]
+    return f"scaling {scaling.kind} {{ {_given(scaling, *keys)} }}"
+
+
+def _changes(usual: AnyAttention, other: AnyAttention) -> str:
+    """What the attention of a range has that the model's has not."""
+    fields = [name for name in type(other).model_fields if getattr(other, name) != getattr(usual, name)]
+    assert type(usual) is type(other) and {*fields} <= {"window", "compress", "rope"}, fields
+    return ", ".join(_change(name, getattr(usual, name), getattr(other, name)) for name in fields)
+
+
+def _change(name: str, usual: Any, other: Any) -> str:
+    """A key of a range: a block has what differs from the model's, which it is put over."""
+    if name == "compress":
+        return _entries(other)
+    if not isinstance(usual, Rope) or not isinstance(other, Rope):
+        return f"rope {{ {', '.join(_rope_keys(other))} }}" if isinstance(other, Rope) else f"{name} = {_value(other)}"
+    keys = [key for key in ("theta", "width") if getattr(other, key) != getattr(usual, key)]
+    parts = [f"{key} = {_value(getattr(other, key))}" for key in keys]
+    if other.scaling != usual.scaling:
+        parts.append("scaling = none" if other.scaling is None else _scaling(other.scaling))
+    return f"rope {{ {', '.join(parts)} }}"
+
+
+def _given(node: Node, *names: str) -> str:
+    """`key = value` of the fields that have another value than their default."""
+    fields = [(name, getattr(node, name)) for name in names]
+    given = [(name, value) for name, value in fields if value != type(node).model_fields[name].default]
+    return ", ".join(f"{name} = {_value(value)}" for name, value in given)
+
+
+def _value(value: bool | float | str | None) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else number(value)
+
+
+def _moe(moe: Moe, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    yield "    ffn moe {"
+    sizes = f"experts = {number(moe.experts)}, shared = {moe.shared}, top_k = {moe.top_k}"
+    yield f"      {sizes}, inner = {number(moe.inner)}"
+    if more := _given(moe, "activation", "bias", "router_bias", "shared_inner", "shared_gate", "choice"):
+        yield f"      {more}"
+    if moe.clamp is not None:
+        yield f"      clamp {{ {_given(moe.clamp, 'limit', 'alpha', 'shift')} }}"
+    if (moe.groups, moe.top_groups) != (1, 1):
+        yield f"      groups = {number(moe.groups)}, top_groups = {number(moe.top_groups)}"
+    normalize = "true" if moe.normalize else "false"
+    yield f"      score = {moe.score}, normalize = {normalize}, scale = {number(moe.scale)}"
+    yield from _remarked(remarks, "balance", INDENT * 3)
+    if moe.balance != Balance():
+        yield f"      balance {{ {', '.join(_balance(moe.balance))} }}"
+    yield "    }"
+
+
+def _balance(balance: Balance) -> Iterator[str]:
+    if balance.bias_rate is not None:
+        yield f"bias_rate = {_phases(balance.bias_rate)}"
+    if balance.sequence_loss:
+        yield f"sequence_loss = {number(balance.sequence_loss)}"
+
+
+def _phases(phases: tuple[Phase, ...]) -> str:
+    assert len(phases) == 1
+    return number(phases[0].value)

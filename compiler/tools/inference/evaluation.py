@@ -1,0 +1,98 @@
+"""The loss of a model on streams of tokens: each is cut into windows, as training cuts its text.
+
+A window has as many tokens as the sequences of training, and its targets are the tokens one ahead; the last window of a
+stream may be shorter. So every token but the first of a stream is a target once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from compiler.tools.inference.faults import InferenceError
+from compiler.tools.inference.language_model import LanguageModel
+
+TOKENS_AT_ONCE = 4096
+NO_TARGET = -1
+MOST_NATS = 690.0  # e to the power of it is a number
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Cross entropy in nats, summed over `tokens` targets; `bytes` of text that these are, if that is known."""
+
+    nats: float
+    tokens: int
+    bytes: int | None = None
+
+    @property
+    def mean(self) -> float:
+        """Nats of a token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float | None:
+        """None where it is too large for a number."""
+        return math.exp(self.mean) if self.mean < MOST_NATS else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return self.nats / math.log(2) / self.bytes if self.bytes else None
+
+
+def windows(stream: Ids, sequence: int) -> Iterator[tuple[Ids, Ids]]:
+    """Tokens and targets of every window of a stream."""
+    for first in range(0, len(stream) - 1, sequence):
+        targets = stream[first + 1 : first + sequence + 1]
+        yield stream[first : first + len(targets)], targets
+
+
+def batches(streams: Sequence[Ids], sequence: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens and targets [B, L] of the windows of all streams; a window that is shorter than others is filled up."""
+    held: list[tuple[Ids, Ids]] = []
+    at_once = max(1, TOKENS_AT_ONCE // sequence)
+    for stream in streams:
+        for window in windows(stream, sequence):
+            held.append(window)
+            if len(held) == at_once:
+                yield filled(held)
+                held = []
+    if held:
+        yield filled(held)
+
+
+def filled(held: Sequence[tuple[Ids, Ids]]) -> tuple[Tensor, Tensor]:
+    """Tokens and targets [B, L] of windows, filled up behind their tokens, which do not see what comes there."""
+    tokens_BL = np.zeros((len(held), max(len(targets) for _, targets in held)), np.int64)
+    targets_BL = np.full_like(tokens_BL, NO_TARGET)
+    for row, (tokens, targets) in enumerate(held):
+        tokens_BL[row, : len(tokens)] = tokens
+        targets_BL[row, : len(targets)] = targets
+    tokens_BL ^= tokens_BL >> 63  # ~id is read as id, and is nobody's target
+    return torch.from_numpy(tokens_BL), torch.from_numpy(targets_BL)
+
+
+def loss_of(model: LanguageModel, streams: Sequence[Ids], progress: Callable[[str], None]) -> Loss:
+    """The loss of all tokens of some streams but the first of each. An id below 0 is no target.
+
+    Raises InferenceError where there is nothing to predict.
+    """
+    total = sum(int((stream[1:] >= 0).sum()) for stream in streams)
+    if not total:
+        raise InferenceError("there is no token to predict: the loss is a mean over the tokens behind the first one")
+    nats, done = 0.0, 0
+    for tokens_BL, targets_BL in batches(streams, model.sequence):
+        progress(f"{done:,} of {total:,} tokens")
+        nats += float(model.score(tokens_BL, targets_BL)[0].sum())
+        done += int((targets_BL >= 0).sum())
+    progress("")
+    if not math.isfinite(nats):
+        raise InferenceError(f"the loss is {nats}: the weights are not finite, or too large for this dtype")
+    return Loss(nats, done)

@@ -1,0 +1,171 @@
+"""A model for lm-evaluation-harness: `DscModel("runs/quickstart")`.
+
+https://github.com/EleutherAI/lm-evaluation-harness. It has the methods that the harness asks of a model, and does not
+import it: docs/evaluating.md says how to join both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from compiler.tools.inference.evaluation import NO_TARGET, TOKENS_AT_ONCE, Ids, filled
+from compiler.tools.inference.faults import InferenceError
+from compiler.tools.inference.sampling import Sampler
+from compiler.tools.inference.sources import find_source
+from compiler.tools.inference.writing import open_writer
+from runtime.data import tokenizer as bpe
+
+Window = tuple[Ids, Ids]  # tokens and their targets, NO_TARGET where a token is not asked for
+
+
+class Request(Protocol):
+    """An `Instance` of the harness, as far as it is read."""
+
+    @property
+    def args(self) -> tuple[Any, ...]: ...
+
+
+class DscModel:
+    """The model of a run, RUN@STEP or checkpoint, by the names under which the harness asks.
+
+    `max_length`: tokens that a prediction sees at most; by default those of the sequences of training. Raises
+    InferenceError where the model cannot be loaded.
+    """
+
+    rank, world_size, max_gen_toks = 0, 1, 256
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        spec: str | None = None,
+        tokenizer: str | None = None,
+        dtype: str = "",
+        average: bool = False,
+        max_length: int | None = None,
+    ) -> None:
+        path = None if tokenizer is None else Path(tokenizer)
+        self._writer = open_writer(find_source(source, spec), dtype, average=average, tokenizer=path)
+        self.max_length = max_length or self._writer.model.sequence
+        self.cache_hook: Any = None
+        self._is_chat = False  # whether contexts are what the chat template writes
+
+    # ------------------------------------------------------------ what the harness asks
+
+    def loglikelihood(self, requests: Sequence[Request], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """For each (context, continuation): the log probability of the continuation, and whether it is what greedy
+        choice gives."""
+        found = self._sums([self._after(*request.args) for request in requests])
+        return self._cached("loglikelihood", requests, found)
+
+    def loglikelihood_rolling(self, requests: Sequence[Request], disable_tqdm: bool = True) -> list[float]:
+        """For each (text,): its log probability. A window of it sees as many tokens before as `max_length` allows."""
+        parts = [list(self._rolling(request.args[0])) for request in requests]
+        sums = iter(self._sums([window for windows in parts for window in windows]))
+        found = [sum(next(sums)[0] for _ in windows) for windows in parts]
+        return self._cached("loglikelihood_rolling", requests, found)
+
+    def generate_until(self, requests: Sequence[Request], disable_tqdm: bool = True) -> list[str]:
+        """For each (context, settings): the text that follows, up to one of `until`, or `max_gen_toks` tokens."""
+        found = [self._written(context, settings) for context, settings in (request.args for request in requests)]
+        return self._cached("generate_until", requests, found)
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token between documents."""
+        return self._writer.end
+
+    @property
+    def tokenizer_name(self) -> str:
+        """A name that differs where the tokenizer or the chat template does: the harness keeps requests by it."""
+        parts = bpe.digest(self._writer.tokenizer) + (self._writer.conversations.template or "")
+        return f"dsc-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """The text of the chat template, or "" where the harness asks for none. InferenceError if there is none."""
+        return self._writer.conversations.required if chat_template else ""
+
+    def apply_chat_template(self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The text of a conversation, which ends with the header of the assistant's turn; without
+        `add_generation_prompt`, with what the last message says. From then on contexts are such texts, so nothing is
+        put in front of them. InferenceError if the template refuses the messages."""
+        self._is_chat = True
+        conversations, messages = self._writer.conversations, [*chat_history]
+        try:
+            return conversations.text({"messages": messages}, is_open=not add_generation_prompt)
+        except InferenceError as error:
+            others = [each for each in messages if each["role"] != "system"]
+            if len(others) == len(messages):
+                raise
+            found = conversations.text({"messages": others}, is_open=not add_generation_prompt)
+            warnings.warn(f"the system message is left out: {error}", stacklevel=2)
+            return found
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        self.cache_hook = cache_hook
+
+    # ------------------------------------------------------------ windows
+
+    def _after(self, context: str, continuation: str) -> Window:
+        """The window of a continuation. Spaces at the end of a context belong to the first word after it; those of a
+        chat template only where a token holds both."""
+        encode = self._writer.encode
+        ids, seen = encode(context + continuation), encode(context)
+        if not self._is_chat or ids[: len(seen)] != seen:
+            seen = encode(context.rstrip())
+        begin, rest = self._writer.begun(ids, is_whole=self._is_chat)
+        whole = np.array([*begin, *rest], np.int64)
+        first = max(len(begin), len(whole) - len(ids) + len(seen))
+        targets = whole[1:].copy()
+        targets[: first - 1] = NO_TARGET
+        return whole[:-1][-self.max_length :], targets[-self.max_length :]
+
+    def _rolling(self, text: str) -> Iterator[Window]:
+        """Windows in which every token of a text is a target once. The last one is as long as others, so that its
+        targets see as much."""
+        begin, rest = self._writer.begun(self._writer.encode(text))
+        whole = np.array([*begin, *rest], np.int64)
+        done = len(begin)  # the tokens of the beginning are no targets
+        while done < len(whole):
+            end = min(len(whole), done + self.max_length)
+            start = max(0, end - 1 - self.max_length)
+            targets = whole[start + 1 : end].copy()
+            targets[: done - start - 1] = NO_TARGET
+            yield whole[start : end - 1], targets
+            done = end
+
+    def _sums(self, windows: Sequence[Window]) -> list[tuple[float, bool]]:
+        """The log probability of all targets of each window, and whether each of them has the largest logit."""
+        at_once = max(1, TOKENS_AT_ONCE // self.max_length)
+        order = sorted(range(len(windows)), key=lambda index: len(windows[index][0]))
+        found: dict[int, tuple[float, bool]] = {}
+        for first in range(0, len(order), at_once):
+            members = order[first : first + at_once]
+            tokens_BL, targets_BL = filled([windows[index] for index in members])
+            nats_BL, best_BL = self._writer.model.score(tokens_BL, targets_BL)
+            greedy_B = (best_BL | (targets_BL < 0)).all(dim=1)
+            found |= zip(members, zip((-nats_BL.sum(dim=1)).tolist(), greedy_B.tolist(), strict=True), strict=True)
+        return [found[index] for index in range(len(windows))]
+
+    def _written(self, context: str, settings: Mapping[str, Any]) -> str:
+        until = settings.get("until") or ()
+        most = int(settings.get("max_gen_toks") or self.max_gen_toks)
+        sampled = settings.get("do_sample", True)
+        temperature = float(settings.get("temperature") or 0.0) if sampled else 0.0
+        sampler = Sampler(temperature, float(settings.get("top_p") or 1.0), int(settings.get("seed") or 0))
+        words: Iterable[str] = (until,) if isinstance(until, str) else until
+        begin, rest = self._writer.begun(self._writer.encode(context), is_whole=self._is_chat)
+        return self._writer.write([*begin, *rest][-self.max_length :], most, sampler, until=tuple(words)).text
+
+    def _cached(self, name: str, requests: Sequence[Request], found: list[Any]) -> list[Any]:
+        """Hand results to the cache of the harness, if it has set one."""
+        for request, result in zip(requests, found, strict=True):
+            if self.cache_hook is not None:
+                self.cache_hook.add_partial(name, request.args, result)
+        return found

@@ -1,0 +1,201 @@
+"""A model's layers with weights, as functions of tokens: hidden states, logits and losses, with or without a cache.
+
+T tokens · B sequences of L tokens · D hidden · V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compiler import ir
+from compiler.plan.blocks import Block, Step, model_blocks
+from compiler.tools.inference.faults import InferenceError
+from compiler.tools.inference.op_tables import Continued, Forward
+from dsl.schema import BUILT_IN, Parallel, Spec
+from runtime.ops import OPS
+from runtime.ops.cross_entropy import picked
+from runtime.ops.wide import wide
+
+LOGITS = 2**22  # at a time
+DTYPES = ("fp64", "fp32", "bf16")  # in which a model computes here
+
+
+def on_one_rank(spec: Spec, dtype: str = "") -> Spec:
+    """The run of a spec as it is computed here: all experts on one rank, all products in the dtype of activations.
+
+    `dtype`: of `DTYPES`; the run's own dtype of activations if it is empty.
+    """
+    parts = {"precision": BUILT_IN[dtype or spec.precision.compute], "parallel": Parallel(data=1)}
+    parts |= {"train": spec.train.model_copy(update={"grpo": None})}  # whose head has a loss of sampled tokens
+    data = spec.data.model_copy(
+        update={"documents": "joined", "chat": None, "prompts": None}
+    )  # a sequence is a document here
+    return spec.model_copy(update=parts | {"data": data, "recompute": (), "unfused": (), "offload": ()})
+
+
+class Cache:
+    """What the attention of some blocks keeps of one sequence; `length` tokens of it. A smaller length forgets."""
+
+    def __init__(self, tables: Mapping[str, Continued]) -> None:
+        self._tables = tables  # by site
+        self.length = 0
+
+    def table(self, site: str, new: int) -> Continued:
+        """The ops of a segment on the next `new` tokens."""
+        table = self._tables[site]
+        table.begin(self.length, new)
+        return table
+
+
+class LanguageModel:
+    """A model and its weights. `tensors`: by the names that segments read, the experts of a layer in one.
+
+    `spec` is of one rank: see `on_one_rank`.
+    """
+
+    def __init__(self, spec: Spec, tensors: Mapping[str, Tensor]) -> None:
+        *blocks, end = model_blocks(spec)
+        steps = end.steps
+        head = next(index for index, step in enumerate(steps) if step.site == "head")
+        self.spec = spec
+        self._trunk, self._end = tuple(blocks), Block(steps[:head], "final_h")
+        self._head = _segment(steps[head])
+        self._drafter: tuple[Block, ir.Use] | None = None
+        if spec.model.mtp:
+            self._drafter = Block(steps[head + 1 : -1], "M0_final_h"), _segment(steps[-1])
+        uses = [use for block in blocks for use in block.uses] + [step for step in steps if isinstance(step, ir.Use)]
+        self._weights = {use.site: {name: tensors[tensor] for name, tensor in use.params} for use in uses}
+        self._params = {site: SimpleNamespace(**weights) for site, weights in self._weights.items()}
+
+    @property
+    def vocab(self) -> int:
+        return self.spec.model.vocab
+
+    @property
+    def num_weights(self) -> int:
+        return sum(each.numel() for weights in self._weights.values() for each in weights.values())
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of the sequences that it was trained on."""
+        return self.spec.train.sequence
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it predicts the token after the next one."""
+        return self._drafter is not None
+
+    # ------------------------------------------------------------ whole sequences
+
+    @torch.inference_mode()
+    def hidden(self, tokens_T: Tensor, length: int) -> Tensor:
+        """Sequences of `length` tokens, one after the other -> h_TN, the residual stream behind the last layer."""
+        if not self.spec.model.customs:
+            ops = Forward(length)
+            return self._run(self._trunk, {"tokens": tokens_T}, lambda _: ops)
+        if length > self.sequence:
+            raise InferenceError(
+                f"a sequence has {length:,} tokens, and modules of the model were traced for {self.sequence:,}",
+                "give shorter sequences",
+            )
+        ops, more = Forward(self.sequence), (0, self.sequence - length)  # tokens do not see those behind them
+        filled_BL = torch.nn.functional.pad(tokens_T.view(-1, length), more)
+        h_TN = self._run(self._trunk, {"tokens": filled_BL.flatten()}, lambda _: ops)
+        return h_TN.unflatten(0, filled_BL.shape)[:, :length].flatten(0, 1)
+
+    @torch.inference_mode()
+    def logits(self, h_TN: Tensor) -> Tensor:
+        """h_TN of the main model -> logits_TV."""
+        return self._logits(self._head, self._ended(h_TN, self._end.output))
+
+    @torch.inference_mode()
+    def score(self, tokens_BL: Tensor, targets_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and their targets -> the cross entropy of each target in nats, FP64, and whether it has the largest
+        logit. A target below 0 is none: its cross entropy is 0."""
+        h_TN, targets_T = self.hidden(tokens_BL.flatten(), tokens_BL.shape[1]), targets_BL.flatten()
+        rows = max(1, LOGITS // self.vocab)
+        nats, best = [], []
+        for h_tN, targets_t in zip(h_TN.split(rows), targets_T.split(rows), strict=True):
+            logits_tV = self.logits(h_tN)
+            lse_t = OPS["cross_entropy"](logits_tV, targets_t)[1]
+            nats.append((lse_t - picked(wide(logits_tV), targets_t)).double().masked_fill_(targets_t < 0, 0))
+            best.append(logits_tV.argmax(dim=1) == targets_t)
+        return torch.cat(nats).view_as(targets_BL), torch.cat(best).view_as(targets_BL)
+
+    # ------------------------------------------------------------ token by token
+
+    def cache(self) -> Cache:
+        """A cache of the main model, without tokens."""
+        return self._cache(self._trunk)
+
+    def draft_cache(self) -> Cache:
+        """A cache of the MTP block, without tokens."""
+        assert self._drafter, "a model that drafts"
+        return self._cache(self._drafter[:1])
+
+    @torch.inference_mode()
+    def extend(self, tokens_T: Tensor, cache: Cache) -> Tensor:
+        """The next tokens of the sequence of a cache, which then has them -> h_TN, as of `hidden`."""
+        new = tokens_T.shape[0]
+        h_TN = self._run(self._trunk, {"tokens": tokens_T}, lambda site: cache.table(site, new))
+        cache.length += new
+        return h_TN
+
+    @torch.inference_mode()
+    def draft(self, next_T: Tensor, h_TN: Tensor, cache: Cache) -> Tensor:
+        """The residual stream of some tokens and the tokens that follow each -> logits_V of the token after the last of
+        these. `cache`: of the MTP block, with all tokens before."""
+        assert self._drafter, "a model that drafts"
+        block, head = self._drafter
+        new = next_T.shape[0]
+        values = {"mtp_tokens": next_T, "final_h_mtp": self._ended(h_TN, "final_h_mtp")}
+        out_TD = self._run([block], values, lambda site: cache.table(site, new))
+        cache.length += new
+        return self._logits(head, out_TD[-1:])[0]
+
+    # ------------------------------------------------------------ segments
+
+    def _cache(self, blocks: Iterable[Block]) -> Cache:
+        sites = [use.site for block in blocks for use in block.uses]
+        return Cache({site: Continued(w.values(), w.get("kv_up")) for site in sites for w in [self._weights[site]]})
+
+    def _ended(self, h_TN: Tensor, output: str) -> Tensor:
+        """What the end of the main model makes of the residual stream: `output`, for the head or for the MTP block."""
+        end = Block(self._end.steps, output)
+        return self._run([end], {self._trunk[-1].output: h_TN}, lambda _: Forward(h_TN.shape[0]))
+
+    def _logits(self, head: ir.Use, h_TD: Tensor) -> Tensor:
+        (logits_TV,) = head.segment.function(Forward(h_TD.shape[0]), self._params[head.site], h_TD, None)
+        return logits_TV
+
+    def _run(self, blocks: Iterable[Block], data: Mapping[str, Tensor], ops: Callable[[str], Forward]) -> Tensor:
+        """The hidden state that blocks end with. `ops`: the table of a segment, by its site."""
+        values: dict[str, Any] = dict(data)
+        for block in blocks:
+            for step in block.steps:
+                given = [values[name] for name in step.inputs]
+                if isinstance(step, ir.Use):
+                    found = step.segment.function(ops(step.site), self._params[step.site], *given)
+                    values |= zip(step.outputs, found, strict=True)
+                else:
+                    values |= zip((buffer.name for buffer in step.outputs), _exchanged(step, given), strict=True)
+            values = {**data, block.output: values[block.output]}  # what is inside of a block is for nobody else
+        return values[block.output]
+
+
+def _exchanged(step: ir.Communication, given: list[Tensor]) -> list[Tensor]:
+    """What an exchange gives where all experts are here: the rows as they are, and where those of each expert end."""
+    if step.kind != "dispatch":
+        return given
+    *rows, counts_E = given
+    return [*rows, counts_E.cumsum(0).to(torch.int32)]
+
+
+def _segment(step: Step) -> ir.Use:
+    assert isinstance(step, ir.Use), step.site
+    return step

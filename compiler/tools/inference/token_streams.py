@@ -1,0 +1,155 @@
+"""What a loss is measured on: token ids of a file, text that is encoded, or the text that a run has held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from compiler.tools.inference.evaluation import Ids
+from compiler.tools.inference.faults import InferenceError
+from dsl.schema import Spec
+from runtime.data import corpus, tokenizer, tokenizer_files
+from runtime.data.encode import check_vocab
+from runtime.data.errors import DataError
+from runtime.data.given import Given
+from runtime.data.order import PADDING
+from runtime.data.readers import batches, documents
+from runtime.data.samples import RowSamples
+from runtime.data.streams import open_split
+from runtime.data.words import is_byte_level
+
+VALIDATION = "validation"
+NO_TARGET = -1
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Streams of token ids, and the bytes of text that their targets are (all tokens but the first of each)."""
+
+    ids: tuple[Ids, ...]
+    bytes: int | None = None
+
+
+def required(path: Path | None) -> Path:
+    """The path of a tokenizer.json. InferenceError if there is none."""
+    if path is None:
+        raise InferenceError("the run's tokenizer is not there", "name a tokenizer.json: --tokenizer FILE")
+    return path
+
+
+def read_tokenizer(path: Path, vocab: int) -> Tokenizer:
+    """The tokenizer of a tokenizer.json. InferenceError if it is none, or has more tokens than the model."""
+    try:
+        found = tokenizer.parse(tokenizer.read(path), tokenizer_files.special_tokens(path).get("eos_token"))
+    except DataError as error:
+        raise InferenceError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+    try:
+        check_vocab(path, tokenizer.size(found), vocab)
+    except DataError as error:
+        raise InferenceError(str(error), "name the tokenizer of this model: --tokenizer FILE") from None
+    return found
+
+
+def ends(path: Path, found: Tokenizer) -> tuple[int, ...]:
+    """The ids that end a text in the tokens of a tokenizer.json, which `read_tokenizer` has read: first the one that
+    ends a document, then those that generation_config.json beside it has."""
+    end = tokenizer.end_id(found, tokenizer_files.special_tokens(path).get("eos_token"))
+    return (end, *sorted(tokenizer_files.stops(path) - {end}))
+
+
+def of_file(path: Path, vocab: int, named: Tokenizer | None) -> Streams:
+    """The ids of a .npy file: integers, in one row or several, each row a stream. An id below 0 is no target; ~id is
+    read as id, as in training, and others as filling."""
+    try:
+        found = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise InferenceError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError) as error:
+        raise InferenceError(f"{path} is no .npy file of numbers: {error}", "write one with numpy.save") from None
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
+        kind = found.dtype if isinstance(found, np.ndarray) else "several arrays"
+        raise InferenceError(f"{path} holds {kind}, no integers", "token ids are integers: ids.astype('int32')")
+    if found.ndim not in (1, 2):
+        raise InferenceError(f"{path} has {found.ndim} dimensions", "give one row of ids, or several: [rows, tokens]")
+    if found.size and int(found.max()) >= vocab:
+        place = int(found.argmax())
+        raise InferenceError(
+            f"{path} holds the id {int(found.max()):,}, at {place:,}, and those of the model are 0 to {vocab - 1:,}",
+            "the tokens are those of another tokenizer",
+        )
+    ids = np.atleast_2d(found).astype(np.int64)
+    return _streams(tuple(np.where(ids < -vocab, NO_TARGET, ids)), str(path), named)
+
+
+def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
+    """The text that a run has held out. Of conversations each row is a stream, and each document where the run keeps
+    them apart; otherwise they follow each other in one, as the run validates. `data`: its prepared data."""
+    if data is None:
+        raise InferenceError("the data of the run is not there", "name what to measure: --text GLOB or --tokens FILE")
+    if spec.data.prompts is not None:
+        raise InferenceError("the run has prompts and no text", "name what to measure: --text GLOB or --tokens FILE")
+    try:
+        if spec.data.chat is not None:
+            rows = RowSamples(data, VALIDATION, spec.train.sequence, 0, seed=0, long=spec.data.chat.long)
+            padded = map(rows.tokens, range(rows.num_windows))
+            ids = tuple(np.where(each == PADDING, NO_TARGET, each) for each in padded)
+            return _streams(ids, str(data / VALIDATION), named)
+        names = [each.name for each in spec.data.sources] or [""]
+        readers = [open_split(data, VALIDATION, name) for name in names]
+    except (DataError, OSError) as error:
+        raise InferenceError(f"the text that the run held out cannot be read: {error}") from None
+    if not any(reader.num_tokens for reader in readers):
+        raise InferenceError(
+            "the run has held out no text: its spec says no `validation`", "name what to measure: --text or --tokens"
+        )
+    found: list[npt.NDArray[np.int64]] = []
+    for reader in readers:
+        whole = reader.tokens(0, reader.num_tokens)
+        found += np.split(whole, reader.starts[1:-1]) if spec.data.documents == "masked" else [whole]
+    return _streams(tuple(found), str(readers[0].data_path), named)
+
+
+def of_text(pattern: str, path: Path, vocab: int, progress: Callable[[str], None]) -> Streams:
+    """The documents of a pattern in the tokens of a tokenizer.json, one after the other. Before each, and at the end,
+    is the token between documents, so that every token of text is a target."""
+    try:
+        files = corpus.find(pattern, Path.cwd()).files
+        with Given(path, tokenizer.read(path)) as process:
+            check_vocab(path, process.facts["vocab"], vocab)
+            end = process.facts["end_of_document"]
+            ids, num_bytes = [np.array([end])], 0
+            for batch in batches(files, documents):
+                progress(f"encode {batch[-1][0].name}")
+                for (_, text), found in zip(batch, process.encode(batch), strict=True):
+                    ids += [found, np.array([end])]
+                    num_bytes += len(text.encode())
+    except DataError as error:
+        raise InferenceError(str(error)) from None
+    except OSError as error:
+        raise InferenceError(f"{error.filename}: {error.strerror}") from None
+    progress("")
+    return Streams((np.concatenate(ids).astype(np.int64),), num_bytes)
+
+
+def _streams(rows: tuple[Ids, ...], name: str, named: Tokenizer | None) -> Streams:
+    if not any((row[1:] >= 0).any() for row in rows):
+        raise InferenceError(f"{name}: no token follows another, so there is nothing to predict")
+    return Streams(rows, _bytes_of(rows, named))
+
+
+def _bytes_of(rows: Sequence[Ids], named: Tokenizer | None) -> int | None:
+    """The bytes of the targets of streams. Known where a token is some bytes, as in a byte-level BPE."""
+    if named is None or not is_byte_level(named):
+        return None
+    sizes = np.zeros(tokenizer.size(named) + 1, np.int64)  # the last is that of an id below 0
+    for word, index in named.get_vocab(with_added_tokens=False).items():
+        sizes[index] = len(word)  # a character for each byte
+    sizes[[index for index, added in named.get_added_tokens_decoder().items() if added.special]] = 0
+    if max(int(row.max()) for row in rows) >= len(sizes) - 1:
+        return None  # ids that the model has and its tokenizer does not
+    return sum(int(sizes[np.maximum(row[1:], -1)].sum()) for row in rows)

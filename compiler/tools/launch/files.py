@@ -1,0 +1,214 @@
+"""The files of each launcher. `LAUNCHERS` is the one table: what a launcher is, the options that it takes and needs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.tools.launch import manifests
+from compiler.tools.launch.job import Job, LaunchError
+from compiler.tools.launch.manifests import Pods, Sky
+from compiler.tools.launch.options import checked_line, enroot_image, of_devices, registry_image, seconds_of
+from compiler.tools.launch.shell import Quoted, quoted, script
+from compiler.tools.launch.yaml_text import documents
+
+NODE_SCRIPT = "node.sh"
+CLOUD_NAMES = {"a100": "A100-80GB", "h100": "H100", "h200": "H200"}  # SkyPilot's, of devices that dsc knows by name
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to write: its name in the folder, its text, and what it is."""
+
+    name: str
+    text: str
+    what: str
+    is_program: bool = False
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files, and the commands by which a person then starts the run; `folder` is that of the files."""
+
+    files: tuple[File, ...]
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """`takes`: options that this launcher has and others have not; `needs`: those of them that have no default.
+
+    `is_remote`: nodes do not see the folders of this machine, so files are on a volume that they share.
+    """
+
+    what: str
+    write: Callable[[Job, argparse.Namespace, Path], Files]
+    takes: tuple[str, ...] = ()
+    needs: Mapping[str, str] | None = None
+    is_remote: bool = False
+
+
+def torchrun(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+    """One script, to start by hand or by ssh on each node."""
+    several = job.needs.nodes > 1
+    last = job.needs.nodes - 1
+    start = f"{quoted(str(folder / NODE_SCRIPT))} {'HOST NODE' if several else ''}".rstrip()
+    note = (
+        f"  # on every node: HOST is the first of them, NODE is 0 there and up to {last} on the others"
+        if several
+        else ""
+    )
+    return Files((_node_script(job, "words", restarts=args.restarts),), (start + note,))
+
+
+def slurm(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+    """A batch script that starts one task a node."""
+    limit = seconds_of(args.time)
+    if limit is not None and args.lead >= limit:
+        raise LaunchError(
+            f"--lead {args.lead} is not below --time {args.time}: the signal would come before the job",
+            "give a longer --time, or a shorter --lead",
+        )
+    needs = job.needs
+    given = {
+        "partition": args.partition,
+        "account": args.account,
+        "qos": args.qos,
+        "constraint": args.constraint,
+        "gres": args.gres,
+    }
+    options = [f"--{name}={checked_line(f'--{name}', value)}" for name, value in given.items() if value is not None]
+    has_devices = args.gres is not None and of_devices(args.gres, 0 if needs.is_cpu else needs.ranks_per_node)
+    batch = script(
+        "job.sbatch.j2",
+        job_name=Quoted(job.name),
+        nodes=needs.nodes,
+        least=job.elastic.least if job.elastic else 0,
+        gpus=0 if needs.is_cpu or has_devices else needs.ranks_per_node,
+        time=Quoted(args.time),
+        lead=args.lead,
+        options=[Quoted(option) for option in (*options, *args.sbatch)],
+        container=_container(job, args, folder),
+        node_script=str(folder / NODE_SCRIPT),
+        run=job.run,
+        restarts=args.restarts,
+    )
+    job_file = File("job.sbatch", batch, "what sbatch submits", is_program=True)
+    return Files((job_file, _node_script(job, "slurm")), (f"sbatch {quoted(str(folder / job_file.name))}",))
+
+
+def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
+    """The words in front of a task that make srun run it in the image: Apptainer for a .sif, else options of Pyxis.
+
+    The container has the folders of the job at their own paths, and the one of --mount.
+    """
+    if args.image is None:
+        return Quoted("")
+    folders = dict.fromkeys([str(folder), *(build for build, _ in job.builds), job.run, job.data])
+    if args.mount is not None:
+        folders |= {args.mount: None}
+    for each in folders:
+        if not each.startswith("/") or set(each) & set(",:"):
+            raise LaunchError(
+                f"a container cannot have the folder {each!r}: its path must begin with / and have no comma or colon",
+                "give absolute paths to --out, --run-folder, --build-path and --data",
+            )
+    mounts = ",".join(f"{each}:{each}" for each in folders)
+    if not args.image.endswith(".sif"):
+        image = f"--container-image={enroot_image(args.image)}"
+        return Quoted(shlex.join([image, f"--container-mounts={mounts}"]))
+    devices = [] if job.needs.is_cpu else ["--rocm" if job.needs.is_amd else "--nv"]
+    return Quoted(shlex.join(["apptainer", "exec", *devices, "--bind", mounts, args.image]))
+
+
+def kubernetes(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+    """A JobSet or a TrainJob, with the script of a node in a ConfigMap."""
+    resources = dict(args.resource)
+    settable = manifests.POD_FIELDS if args.api == "jobset" else manifests.PATCHED_FIELDS
+    fields = manifests.checked_fields(dict(args.field), settable, "a pod")
+    image = registry_image(args.image)
+    pods = Pods(image, args.namespace, args.volume, args.mount, resources, fields, args.grace, args.restarts)
+    if args.api == "jobset":
+        values = manifests.jobset(job, pods, _node_script(job, "jobset", manifests.first_host(job)).text)
+        written = File("jobset.yaml", documents(*values), "a ConfigMap and a JobSet")
+    else:
+        values = manifests.trainjob(job, pods, args.runtime, _node_script(job, "trainjob").text)
+        written = File("trainjob.yaml", documents(*values), "a ConfigMap and a TrainJob")
+    return Files((written,), (f"kubectl apply -f {quoted(str(folder / written.name))}",))
+
+
+def skypilot(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+    """A managed job."""
+    accelerator = args.accelerator or CLOUD_NAMES.get(job.needs.device.lower(), "")
+    if not accelerator and not job.needs.is_cpu:
+        raise LaunchError(
+            f"device {job.needs.device} of the spec has no name of SkyPilot's that dsc knows",
+            "name it with --accelerator: `sky show-gpus` lists them",
+        )
+    fields = manifests.checked_fields(dict(args.field), manifests.SKY_FIELDS, "resources of SkyPilot")
+    sky = Sky(registry_image(args.image), args.infra, accelerator, args.volume, args.mount, fields, args.restarts)
+    task = manifests.sky_task(job, sky, _node_script(job, "skypilot").text)
+    written = File("task.yaml", documents(task), "a task of SkyPilot")
+    return Files((written,), (f"sky jobs launch {quoted(str(folder / written.name))}",))
+
+
+def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> File:
+    """The script that every node runs. `place`: from where it takes the first node and its own number. `restarts`: of
+    torchrun, which starts ranks again; those of an elastic job otherwise."""
+    needs = job.needs
+    restarts = job.elastic.restarts if job.elastic else restarts
+    device = "cpu" if needs.is_cpu else "cuda"
+    arguments = [("--out", job.run), ("--data", job.data), ("--device", device)]
+    mode = "--elastic" if job.elastic else "--resume"
+    lines = [shlex.join(words) for words in (*arguments, (mode,), *job.arguments)]
+    text = script(
+        "node.sh.j2",
+        place=place,
+        host=host,
+        name=job.name,
+        nodes=needs.nodes,
+        least=job.elastic.least if job.elastic else 0,
+        gather_s=job.elastic.gather_s if job.elastic else 0,
+        restarts=restarts,
+        ranks=needs.ranks_per_node,
+        port=job.port,
+        python=job.python,
+        builds=[Quoted(shlex.join(each)) for each in job.builds],
+        environment=sorted(job.environment.items()),
+        arguments=[Quoted(line) for line in lines],
+    )
+    return File(NODE_SCRIPT, text, "what every node runs", is_program=True)
+
+
+LAUNCHERS = {
+    "torchrun": Launcher("a script to start by hand on each node", torchrun, takes=("restarts", "elastic", "gather")),
+    "slurm": Launcher(
+        "a batch script",
+        slurm,
+        takes=(
+            *("time", "lead", "partition", "account", "qos", "constraint", "gres", "sbatch", "image", "mount"),
+            *("restarts", "elastic", "gather"),
+        ),
+        needs={"time": "the time limit of the job, as 24:00:00"},
+    ),
+    "kubernetes": Launcher(
+        "a JobSet or a TrainJob",
+        kubernetes,
+        takes=("image", "volume", "mount", "namespace", "api", "runtime", "resource", "field", "grace", "restarts"),
+        needs={
+            "image": "a container image that has dsc",
+            "volume": "a PersistentVolumeClaim that all pods can write to",
+        },
+        is_remote=True,
+    ),
+    "skypilot": Launcher(
+        "a managed job",
+        skypilot,
+        takes=("image", "volume", "mount", "infra", "accelerator", "field", "restarts"),
+        needs={"image": "a container image that has dsc", "volume": "a volume of SkyPilot that all nodes can write to"},
+        is_remote=True,
+    ),
+}

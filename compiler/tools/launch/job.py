@@ -1,0 +1,154 @@
+"""A job: what builds need of a cluster, and where its nodes find things. `dsc launch` makes its files from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from dsl.load import analyse
+from dsl.messages.diagnostics import SpecError
+from dsl.resolve.files import over
+from dsl.schema.cluster import Cluster
+from runtime.build.files import BuildError, read
+from runtime.contract import Plan
+from runtime.contract.options import run_name
+from runtime.system.strict_json import FormError, NoJsonError
+
+RESOLVED = "spec.resolved"
+
+
+class LaunchError(Exception):
+    """A build or an option from which no files can be made. `hint`: an edit of the command line."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a build needs: nodes of equal counts of devices, one rank on each device.
+
+    `memory_bytes`: of a device, by the spec. `digest`: of the build's manifest. `finds_text`: the data is Python's
+    own source, which every node has.
+    """
+
+    run: str
+    nodes: int
+    ranks_per_node: int
+    device: str
+    is_cpu: bool
+    cores_per_node: int
+    memory_bytes: int
+    digest: str
+    finds_text: bool
+    phase: int = 1
+    phases: int = 1
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether the devices are GPUs of AMD, by their name."""
+        return self.device.lower().startswith("mi")
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """A run that goes on without lost nodes. `least`: nodes that it takes; `restarts`: how often ranks, and a node, are
+    started again; `gather_s`: how long to wait for further nodes once `least` are there."""
+
+    least: int
+    restarts: int
+    gather_s: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """A build, or those of the phases of a run, with everything that a node has to know.
+
+    `needs`: of the first build, which the others equal in nodes and devices. `builds`: each a folder as the nodes see
+    it, and its digest. `run`, `data`: folders as the nodes see them. `python`: the interpreter on the nodes. `port`: a
+    free one of the first node, as are those that follow, one for each further build. `environment`: variables of every
+    rank. `arguments`: further options of train.py, each with its value. `elastic`: None where the run needs all nodes.
+    """
+
+    needs: Needs
+    name: str
+    builds: tuple[tuple[str, str], ...]
+    run: str
+    data: str
+    python: str
+    port: int
+    environment: Mapping[str, str]
+    arguments: tuple[tuple[str, ...], ...]
+    elastic: Elastic | None = None
+
+
+def needs_of_phases(builds: Sequence[Path]) -> tuple[Needs, ...]:
+    """What builds need that are phases of one run, in their order. Raises LaunchError where they are not, or where one
+    needs other nodes."""
+    found = tuple(map(needs_of, builds))
+    for (before, each), build in zip(pairwise(found), builds[1:], strict=True):
+        if (run_name(each.run), each.phase) != (run_name(before.run), before.phase + 1):
+            raise LaunchError(
+                f"{build} is not the phase that follows phase {before.phase} of run {run_name(before.run)}",
+                "name the builds of the phases of one run in their order, or write the files of each build by itself",
+            )
+        if _nodes(each) != _nodes(before):
+            raise LaunchError(
+                f"phase {each.phase} takes {_nodes(each)}, and phase {before.phase} {_nodes(before)}: one job has the"
+                " same nodes from its beginning to its end",
+                "write the files of each phase by itself, and start them one after the other",
+            )
+    return found
+
+
+def _nodes(needs: Needs) -> str:
+    return f"{needs.nodes} × {needs.ranks_per_node} devices {needs.device}"
+
+
+def needs_of(build: Path) -> Needs:
+    """What a build folder needs. Raises LaunchError where it holds no whole build, or nodes differ in their counts."""
+    try:
+        found = read(build)
+        plan = Plan.from_json(found.files["plan.json"])
+        cluster = _cluster(build, found.files[RESOLVED].decode())
+    except BuildError as error:
+        raise LaunchError(str(error), "name the folder that `dsc compile` wrote: dsc launch slurm build/NAME") from None
+    except (KeyError, ValueError, NoJsonError, FormError, SpecError):
+        raise LaunchError(
+            f"{build} cannot be read: its plan or its spec is of another version of dsc", "run `dsc compile` again"
+        ) from None
+    counts = {machine.devices for _, machine in cluster.parts}
+    if len(counts) > 1 or cluster.world != plan.mesh.world:
+        listed = ", ".join(f"{nodes} of {machine.devices}" for nodes, machine in cluster.parts)
+        raise LaunchError(
+            f"the nodes of cluster {cluster.name} differ in their devices ({listed}), and a launcher starts as many"
+            " ranks on each",
+            "describe the cluster as nodes of equal counts, or start torchrun by hand: docs/torchrun.md",
+        )
+    device = cluster.node.device
+    is_cpu, within = device.bf16 is None, plan.train.within
+    return Needs(
+        run=plan.run,
+        nodes=cluster.num_nodes,
+        ranks_per_node=counts.pop(),
+        device=device.name,
+        is_cpu=is_cpu,
+        cores_per_node=cluster.node.devices * (device.cores or 1),
+        memory_bytes=min(each.memory for each in cluster.devices),
+        digest=found.digest,
+        finds_text={plan.data.source, *(each.files for each in plan.data.sources)} <= {"python_stdlib", None},
+        phase=within.number if within else 1,
+        phases=within.phases if within else 1,
+    )
+
+
+def _cluster(build: Path, text: str) -> Cluster:
+    path = os.path.realpath(build / RESOLVED)
+    (view,) = analyse(path, reader=over({path: text})).views
+    if view.spec is None:
+        raise ValueError("the spec is wrong")
+    return view.spec.cluster

@@ -1,0 +1,10 @@
+"""Pictures of schedules: one set of values and one geometry, drawn as SVG, HTML, PNG, terminal text and Chrome trace.
+
+`panel_of(schedule, costs)` makes the values of one schedule, a `Picture` holds one or several of them, and
+`formats.FORMATS` has what draws it.
+"""
+
+from compiler.tools.picture.drawing import Cell, Drawn, Exchange, Message, Panel, Picture, Row
+from compiler.tools.picture.panel import panel_of
+
+__all__ = ["Cell", "Drawn", "Exchange", "Message", "Panel", "Picture", "Row", "panel_of"]

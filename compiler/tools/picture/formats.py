@@ -1,0 +1,87 @@
+"""The formats of a picture: a table from the name on the command line to what draws it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO
+
+from compiler.tools.picture.drawing import Picture, Screen
+from compiler.tools.picture.output import TooMuchError
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a picture is drawn, the most actions that are, and what is said of files of it."""
+
+    draw: Callable[[Picture], str | bytes]
+    most: int
+    suffix: str
+
+
+def _svg(picture: Picture) -> str:
+    from compiler.tools.picture.svg import svg
+
+    return svg(picture)
+
+
+def _html(picture: Picture) -> str:
+    from compiler.tools.picture.html import html
+
+    return html(picture)
+
+
+def _png(picture: Picture) -> bytes:
+    from compiler.tools.picture.png import png
+
+    return png(picture)
+
+
+def _trace(picture: Picture) -> str:
+    from compiler.tools.picture.trace_events import trace
+
+    return trace(picture)
+
+
+def _terminal(picture: Picture) -> str:
+    from compiler.tools.picture.terminal import terminal
+
+    return terminal(picture, screen_of(sys.stdout))
+
+
+# Modules are imported where they are used: jinja, Pillow and rich take longer than drawing. A file at its limit has
+# some 20 MB (html, svg) or 100 MB (trace), and takes some 20 s.
+FORMATS = {
+    "terminal": Format(_terminal, 1_000_000, ".txt"),
+    "svg": Format(_svg, 500_000, ".svg"),
+    "html": Format(_html, 1_000_000, ".html"),
+    "png": Format(_png, 500_000, ".png"),
+    "trace": Format(_trace, 400_000, ".json"),
+}
+
+
+def render(picture: Picture, name: str) -> str | bytes:
+    """The file's contents; TooMuchError as `check_size`."""
+    check_size(picture.num_actions, name)
+    return FORMATS[name].draw(picture)
+
+
+def check_size(num_actions: int, name: str) -> None:
+    """TooMuchError with what to use instead where a format does not draw so many actions."""
+    most = FORMATS[name].most
+    if num_actions > most:
+        others = [other for other, each in FORMATS.items() if each.most >= num_actions]
+        instead = f"use --format {' or '.join(others)}, or fewer micro-batches" if others else "use fewer micro-batches"
+        raise TooMuchError(f"{num_actions:,} actions are too many for {name}, at most {most:,}: {instead}")
+
+
+def screen_of(stream: TextIO) -> Screen:
+    """What a stream shows: colours on a terminal (see no-color.org), the terminal's width, or 100 columns."""
+    shown = stream.isatty()
+    coloured = shown and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    width = shutil.get_terminal_size((100, 24)).columns if shown or "COLUMNS" in os.environ else 100
+    plain = "utf" not in (getattr(stream, "encoding", None) or "").lower()
+    return Screen(width, bool(coloured), plain)

@@ -1,0 +1,332 @@
+"""The one drawing of a schedule: a row a rank, a box an action, a pair as two halves of one, time to the right.
+
+Everything is in pixels; SVG, PNG and the report draw it as it is, and the HTML page takes the rows from `layout` and
+scales time itself. Bubbles are hatched. Below its boxes a rank has a thin lane of communication (exchanges of its
+actions, or a tick where a message leaves) and a curve of the activations it holds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.tools.picture import labels
+from compiler.tools.picture.drawing import Cell, Drawn, Panel, Row
+from compiler.tools.picture.palette import KINDS
+
+DIGIT, DIGIT_OF_PAIR = 6.7, 5.8  # pixels of a digit at 10.5 and 9 pixels of DejaVu Sans, the widest font in use
+MAX_UNIT = 110.0  # pixels of the typical step of a schedule with few steps
+MARGIN = 10.0  # holds half of the last tick's number
+AXIS = 22.0
+HATCH = 7.0  # pixels from stroke to stroke
+MANY = 8_000  # actions above which boxes are drawn in bulk, without numbers and titles
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Heights in pixels: of a row of boxes, of what is below it, and of the gap after it."""
+
+    row: float = 26.0
+    lane: float = 6.0
+    memory: float = 14.0
+    gap: float = 7.0
+    top: float = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Where a row is: tops of its boxes, its lane and its curve (`floor` is where the curve is zero)."""
+
+    y: float
+    height: float
+    lane_y: float
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One action. `label` is "" where it would not fit; the title always says all."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    css: str
+    label: str
+    title: str
+
+    @property
+    def middle(self) -> tuple[float, float]:
+        return self.x + self.width / 2, self.y + self.height / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """A rectangle that is no action: a bubble, an exchange on the lane, an error."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    css: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What stands beside a row."""
+
+    y: float  # of its middle
+    name: str
+    idle: str
+    peak: str
+    peak_y: float
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Boxes in the order of time, rank by rank. `ticks`: (x, label). `legend`: (css classes of a kind, its meaning).
+
+    `hatch`: strokes (x1, y1, x2, y2) over the bubbles. `curves`: of each row, the corners of its activations.
+    `sends`: (x, y, css, height) of the arrow heads on the lane; a negative height points up, to a rank above.
+    """
+
+    width: float
+    height: float
+    axis_y: float
+    lines: tuple[Line, ...]
+    boxes: tuple[Box, ...]
+    bubbles: tuple[Area, ...]
+    hatch: tuple[tuple[float, float, float, float], ...]
+    lanes: tuple[Area, ...]
+    sends: tuple[tuple[float, float, str, float], ...]
+    curves: tuple[tuple[tuple[float, float], ...], ...]
+    rows: tuple[Label, ...]
+    ticks: tuple[tuple[float, str], ...]
+    legend: tuple[tuple[tuple[str, ...], str], ...]
+    has_pairs: bool
+    has_errors: bool
+    makespan: str
+    idle: str
+    detailed: bool
+
+
+def layout(panel: Panel, style: Style) -> tuple[tuple[Line, ...], float]:
+    """Where every row is, and the height of all; tracks of one rank stand close, the memory below the last of them."""
+    lines, y = [], style.top
+    for i, row in enumerate(panel.rows):
+        last = i + 1 == len(panel.rows) or panel.rows[i + 1].rank != row.rank
+        height = style.row if not row.track else round(style.row * 0.8)
+        errors = any(cell.error is not None for cell in row.cells)
+        lane_y = y + height + 1 + 5 * errors
+        has_lane = style.lane > 0 and last and (panel.messages or shows_lanes(panel))
+        floor = lane_y + (style.lane + 1 if has_lane else 0) + (style.memory if last and row.live else 0)
+        lines.append(Line(y, height, lane_y, floor))
+        y = floor + (style.gap if last else 1)
+    return tuple(lines), y
+
+
+def figure_of(panel: Panel, unit: float, style: Style, makespan: float = 0, most: float = 0) -> Figure:
+    """The drawing at `unit` pixels a unit of time.
+
+    `makespan` and `most` (activations of a rank): those of several panels, so that all have one scale.
+    """
+    assert panel.cells, "a schedule has actions"
+    makespan = makespan or panel.makespan
+    lines, height = layout(panel, style)
+    detailed = sum(len(cell.actions) for cell in panel.cells) <= MANY
+    marks, step = labels.ticks(0, makespan, max(2, int(makespan * unit / 90)))
+    bubbles = tuple(
+        area
+        for row, line in zip(panel.rows, lines, strict=True)
+        for area in _bubbles(row, line, unit, panel.end_of(row.track))
+    )
+    most = most or max((row.peak for row in panel.rows), default=0)
+    return Figure(
+        width=makespan * unit + MARGIN,
+        height=height + AXIS,
+        axis_y=height,
+        lines=lines,
+        boxes=tuple(
+            box
+            for row, line in zip(panel.rows, lines, strict=True)
+            for cell in row.cells
+            for box in _boxes(row, cell, line, unit, detailed)
+        ),
+        bubbles=bubbles,
+        hatch=tuple(stroke for area in bubbles for stroke in _strokes(area)) if detailed else (),
+        lanes=tuple(
+            area
+            for row, line in zip(panel.rows, lines, strict=True)
+            for area in (*_lanes(row, line, unit, detailed and shows_lanes(panel)), *_errors(row, line, unit))
+        ),
+        sends=_sends(panel, lines, unit) if style.lane and detailed else (),
+        curves=tuple(
+            _curve(row, line, unit, most, style, panel.makespan) for row, line in zip(panel.rows, lines, strict=True)
+        ),
+        rows=tuple(_label(panel, i, line, style) for i, line in enumerate(lines)),
+        ticks=tuple((mark * unit, labels.tick(mark, step)) for mark in marks),
+        legend=legend_of(panel.cells),
+        has_pairs=any(len(cell.actions) > 1 for cell in panel.cells),
+        has_errors=any(cell.error is not None for cell in panel.cells),
+        makespan=labels.number(panel.makespan),
+        idle=f"{panel.idle:.1%}",
+        detailed=detailed,
+    )
+
+
+def shows_lanes(panel: Panel) -> bool:
+    """Whether the lanes have exchanges, and not too many to be told apart; messages are drawn instead."""
+    return 0 < panel.num_exchanges <= 2 * MANY
+
+
+def pixels(panels: Sequence[Panel], page: float, most: float) -> float:
+    """Pixels of a unit of time: the page's width, but never so few that a typical step loses its number, if `most`
+    pixels suffice for that."""
+    makespan = max(panel.makespan for panel in panels)
+    lengths = [cell.end - cell.start for panel in panels for cell in panel.cells]
+    typical = statistics.median(lengths) or makespan
+    digits = max(len(str(drawn.micro_batch)) for panel in panels for cell in panel.cells for drawn in cell.actions)
+    readable = min((digits * DIGIT + 6) / typical, most / makespan)
+    return max(readable, min(page / makespan, MAX_UNIT / typical))
+
+
+def legend_of(cells: Sequence[Cell]) -> tuple[tuple[tuple[str, ...], str], ...]:
+    """CSS classes and meaning of every kind of action that is drawn."""
+    present = {drawn.css for cell in cells for drawn in cell.actions}
+    tints = [(tuple(f"{kind} d{i}" for i in (0, 1) if f"{kind} d{i}" in present), kind) for kind in KINDS]
+    return tuple((classes, f"{kind}, {KINDS[kind]}") for classes, kind in tints if classes)
+
+
+def title_of(row: Row, cell: Cell, drawn: Drawn) -> str:
+    """All that is known of an action, in one line."""
+    others = [other.label for other in cell.actions if other is not drawn]
+    overlapped = f", overlapped with {others[0]}" if others else ""
+    track = f", {row.track}" if row.track else ""
+    note = f" · {cell.note}" if cell.note else ""
+    times = f"{labels.number(cell.start)} to {labels.number(cell.end)}"
+    return f"{drawn.label} on rank {row.rank}{track}{overlapped}: {times}{note}"
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _boxes(row: Row, cell: Cell, line: Line, unit: float, detailed: bool) -> list[Box]:
+    """An action fills its row; those of a pair take the upper and the lower half. A pixel is left between boxes."""
+    share = line.height / len(cell.actions)
+    length = (cell.end - cell.start) * unit
+    x, width = cell.start * unit, max(length - 1, min(length, 0.5))
+    digit = DIGIT if len(cell.actions) == 1 else DIGIT_OF_PAIR
+    return [
+        Box(
+            x=x,
+            y=line.y + i * share,
+            width=width,
+            height=share,
+            css=drawn.css,
+            label=number if detailed and len(number := str(drawn.micro_batch)) * digit <= width else "",
+            title=title_of(row, cell, drawn) if detailed else "",
+        )
+        for i, drawn in enumerate(cell.actions)
+    ]
+
+
+def _bubbles(row: Row, line: Line, unit: float, makespan: float) -> list[Area]:
+    """Where the rank waits: before, between and after its steps, up to the end of its track."""
+    starts = [0.0, *(cell.end for cell in row.cells)]
+    ends = [*(cell.start for cell in row.cells), makespan]
+    return [
+        Area(
+            start * unit,
+            line.y,
+            (end - start) * unit - 1,
+            line.height,
+            "bubble",
+            f"rank {row.rank} idle: {labels.number(start)} to {labels.number(end)}",
+        )
+        for start, end in zip(starts, ends, strict=True)
+        if (end - start) * unit > 1.5
+    ]
+
+
+def _strokes(area: Area) -> list[tuple[float, float, float, float]]:
+    """Diagonals of a rectangle, from its lower left to its upper right, on one grid for all rectangles of a row."""
+    left, right, top, bottom = area.x, area.x + area.width, area.y, area.y + area.height
+    strokes = []
+    k = int((left + top) // HATCH) + 1  # the diagonal x + y = k HATCH
+    while k * HATCH < right + bottom:
+        total = k * HATCH
+        x1, x2 = max(left, total - bottom), min(right, total - top)
+        if x2 - x1 > 0.5:
+            strokes.append((x1, total - x1, x2, total - x2))
+        k += 1
+    return strokes
+
+
+def _lanes(row: Row, line: Line, unit: float, shown: bool) -> list[Area]:
+    return [
+        Area(
+            e.start * unit,
+            line.lane_y,
+            max(0.5, (e.end - e.start) * unit - 0.5),
+            5.0,
+            f"exchange d{e.direction}",
+            f"{e.label} on rank {row.rank}: {labels.number(e.start)} to {labels.number(e.end)}",
+        )
+        for e in (row.exchanges if shown else ())
+    ] + [
+        Area(
+            copy.start * unit,
+            line.lane_y + 2.5 * copy.returns,
+            max(0.5, (copy.end - copy.start) * unit - 0.5),
+            2.5,
+            f"exchange d{copy.returns:d}",
+            f"{copy.label} on rank {row.rank}: {labels.number(copy.start)} to {labels.number(copy.end)}",
+        )
+        for copy in (row.copies if shown else ())
+    ]
+
+
+def _errors(row: Row, line: Line, unit: float) -> list[Area]:
+    """A bar under a measured step, as high as its error, up to half as long again; warm where it was slower."""
+    return [
+        Area(cell.start * unit, line.y + line.height, max(0.5, (cell.end - cell.start) * unit - 1), height, css, "")
+        for cell in row.cells
+        if cell.error is not None and (height := min(4.0, 8 * abs(cell.error))) > 0.3
+        for css in ["error" if cell.error > 0 else "error fast"]
+    ]
+
+
+def _sends(panel: Panel, lines: Sequence[Line], unit: float) -> tuple[tuple[float, float, str, float], ...]:
+    """An arrow head where a message leaves its rank, under the end of the step that made it."""
+    last = {row.rank: line for row, line in zip(panel.rows, lines, strict=True)}
+    return tuple(
+        (m.sent * unit, last[m.source].lane_y + (0.5 if down else 5), m.kind, 4.5 if down else -4.5)
+        for m in panel.messages
+        for down in [m.target > m.source]
+        if not shows_lanes(panel)
+    )
+
+
+def _curve(
+    row: Row, line: Line, unit: float, most: float, style: Style, makespan: float
+) -> tuple[tuple[float, float], ...]:
+    """Corners of the step curve, from the floor up and back to it; () without one."""
+    if not row.live or not most:
+        return ()
+    scale = (style.memory - 2) / most
+    corners, height = [(0.0, line.floor)], line.floor
+    for time, amount in row.live:
+        corners.append((time * unit, height))
+        height = line.floor - amount * scale
+        corners.append((time * unit, height))
+    return (*corners, (makespan * unit, height), (makespan * unit, line.floor))
+
+
+def _label(panel: Panel, index: int, line: Line, style: Style) -> Label:
+    row = panel.rows[index]
+    first = index == 0 or panel.rows[index - 1].rank != row.rank
+    name = f"rank {row.rank}" if not row.track else f"{row.rank} {row.track}" if first else row.track
+    peak = labels.number(row.peak) if row.live else ""
+    return Label(line.y + line.height / 2, name, f"{panel.idle_of(row):.0%}", peak, line.floor - style.memory / 2)

@@ -1,0 +1,266 @@
+"""What a run's own trace says: when every action ran, and what actions cost here.
+
+Reads `trace/rank_<r>.jsonl`, a line a traced step: {"step": 3, "program": "train_8", "of": digest of the build's
+programs, "actions": [["F0.0", start, end], …]}, times in µs of a clock that the ranks share.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from compiler.files.text import TextFileError, read_text
+from compiler.schedule.costs import Costs
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.weights import by_kind
+from runtime.build.run_copy import PROGRAM
+from runtime.contract.actions import Action, actions_of
+
+WARM_UP = 4  # of a run's traced steps, the first of this many is left out: caches and allocators settle in it
+MOST_BYTES = 1 << 30  # of a trace
+
+Span = tuple[float, float]  # µs
+
+
+class TraceError(ValueError):
+    """A trace cannot be read, or is not one of this run's schedule."""
+
+
+class OrderError(ValueError):
+    """A rank ran other actions than were planned, or in another order."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians over steps and devices of a pipeline rank. `samples`: of each pipeline rank and place in its order, all
+    durations, µs."""
+
+    num_steps: int
+    spans: tuple[tuple[Span, ...], ...]
+    samples: tuple[tuple[tuple[float, ...], ...], ...]
+
+    @property
+    def makespan(self) -> float:
+        """µs."""
+        return max(rank[-1][1] for rank in self.spans if rank)
+
+
+Line = dict[str, Any]
+
+
+def read_trace(run: Path, world: int) -> list[dict[int, Line]]:
+    """Traced steps of each world rank. TraceError names the file that is missing or damaged.
+
+    A killed run may have left half of a line at the end of a file; it is left out.
+    """
+    ranks = []
+    for rank in range(world):
+        path = run / "trace" / f"rank_{rank}.jsonl"
+        try:
+            whole, _, _ = read_text(path, MOST_BYTES).rpartition("\n")
+        except TextFileError as error:
+            raise TraceError(f"the run left no trace that can be read: {error}") from None
+        texts = whole.split("\n") if whole else []
+        ranks.append({line["step"]: line for line in (_line(path, i, t) for i, t in enumerate(texts, 1))})
+    return ranks
+
+
+def of_programs(run: Path, trace: Sequence[Mapping[int, Line]]) -> tuple[list[dict[int, Line]], int]:
+    """Keep the steps of a trace that ran the run's last programs; count all other steps.
+
+    A run that was resumed under another plan has lines of both. Where the run folder has no digest, all are of one.
+    """
+    path = run / PROGRAM
+    if not path.exists():
+        return [dict(rank) for rank in trace], 0
+    wanted = read_text(path, 1000).strip()
+    if not re.fullmatch("[0-9a-f]{64}", wanted, re.ASCII):
+        raise TraceError(f"{path} is not the digest that a run leaves there: its steps cannot be told from others'")
+    kept = [{step: line for step, line in rank.items() if line.get("of") == wanted} for rank in trace]
+    others = {step for rank in trace for step, line in rank.items() if line.get("of") != wanted}
+    if others and not kept[0]:
+        raise TraceError(
+            f"no step of the present plan was traced yet, only {len(others):,} of a plan that the run had before it was"
+            " resumed; steps 1 to 32, 64, 128, 256, … are traced"
+        )
+    return kept, len(others)
+
+
+def programs_of(trace: Sequence[Mapping[int, Line]]) -> tuple[str, ...]:
+    """Names of the programs that were run, the one of most micro-batches last."""
+    found = {line["program"] for line in trace[0].values()}
+    return tuple(sorted(found, key=lambda name: (name.startswith("train"), num_micro_batches(name), name)))
+
+
+def num_micro_batches(program: str) -> int:
+    """8 of train_8; TraceError for another name."""
+    number = program.rpartition("_")[2]
+    if not (number.isascii() and number.isdigit() and len(number) < 7):
+        raise TraceError(f"{program[:40]!r} is no name of a program")
+    return int(number)
+
+
+def measure(schedule: Schedule, trace: Sequence[Mapping[int, Line]], program: str) -> Measured:
+    """Align the steps that all ranks traced. World ranks are pipeline-major: those of a pipeline rank are neighbours.
+
+    OrderError names the rank and the first action that is not the planned one; TraceError if no whole step is there.
+    """
+    copies = len(trace) // schedule.num_ranks
+    steps = [step for step, line in trace[0].items() if line["program"] == program and all(step in r for r in trace)]
+    if not steps:
+        raise TraceError(f"no step of {program} was traced by every rank")
+    steps = steps[math.ceil(len(steps) / WARM_UP) if len(steps) >= WARM_UP else 0 :]
+    planned = [[str(step) for step in steps_of_rank] for steps_of_rank in schedule.actions]
+    spans: list[list[list[Span]]] = [[[] for _ in rank] for rank in planned]
+    for step in steps:
+        begin = min(line["actions"][0][1] for rank in trace for line in [rank[step]] if line["actions"])
+        for world_rank, lines in enumerate(trace):
+            rank = world_rank // copies
+            ran = lines[step]["actions"]
+            _check_order(rank, step, planned[rank], [label for label, _, _ in ran])
+            for place, (_, start, end) in zip(spans[rank], ran, strict=True):
+                place.append((start - begin, end - begin))
+    return Measured(
+        num_steps=len(steps),
+        spans=tuple(tuple(_medians(place) for place in rank) for rank in spans),
+        samples=tuple(tuple(tuple(end - start for start, end in place) for place in rank) for rank in spans),
+    )
+
+
+def fitted(schedule: Schedule, measured: Measured) -> Costs:
+    """The costs in ms that explain the medians best: a time a kind, a weight a stage, a time of each kind of pair.
+
+    Kinds that were not run are filled in: I and W as halves of B. Latency: the median delay of the messages that were
+    waited for. Least squares of logarithms; all numbers are rounded to what a µs clock can tell.
+    """
+    stages = schedule.num_stages
+    lone: dict[tuple[str, int], list[float]] = {}
+    for steps, samples in zip(schedule.actions, measured.samples, strict=True):
+        for step, times in zip(steps, samples, strict=True):
+            if isinstance(step, Action):
+                lone.setdefault((step.kind, step.stage), []).extend(times)
+    medians = {key: max(1e-3, statistics.median(times) / 1000) for key, times in sorted(lone.items())}
+    kinds, weights = _factors(medians, stages)
+    one = {kind: _exact(time) for kind, time in kinds.items()}
+    backward = one.get("B", one.get("I", Fraction(0)) + one.get("W", Fraction(0))) or one.get("F", Fraction(1)) * 2
+    costs = Costs(
+        F=one.get("F", backward / 2),
+        I=one.get("I", _exact(float(backward / 2))),
+        W=one.get("W", _exact(float(backward / 2))),
+        B=one.get("B"),
+        latency=_latency(schedule, measured),
+        stages=tuple(Fraction(str(round(weight, 4))) for weight in weights) if stages > 1 else (),
+    )
+    pairs = _pairs(schedule, measured, costs)
+    return Costs(costs.F, costs.I, costs.W, costs.B, pairs, costs.latency, costs.stages)
+
+
+def json_of_costs(costs: Costs) -> str:
+    """The table that `dsc schedule --costs FILE` reads; times in ms."""
+    table: dict[str, Any] = {kind: float(costs.one(kind)) for kind in "FIW"}
+    if costs.B is not None:
+        table["B"] = float(costs.B)
+    table["pairs"] = {kinds: float(time) for kinds, time in costs.pairs}
+    table["latency"] = float(costs.latency)
+    if costs.stages:
+        table["stages"] = [float(by_kind(weight).F) for weight in costs.stages]  # of all kinds
+    return json.dumps(table, indent=2) + "\n"
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _line(path: Path, number: int, text: str) -> Line:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        raise TraceError(f"{path}:{number} is not JSON") from None
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int) or not isinstance(line.get("program"), str):
+        raise TraceError(f"{path}:{number} is no line of a trace")
+    actions = line.get("actions")
+    if not isinstance(actions, list) or not all(map(_is_span, actions)):
+        raise TraceError(f'{path}:{number}: "actions" must be a list of [label, start, end]')
+    if any(later[1] < earlier[2] for earlier, later in pairwise(actions)):
+        raise TraceError(f"{path}:{number}: actions overlap in time")
+    return line
+
+
+def _is_span(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 3 or not isinstance(value[0], str):
+        return False
+    return all(type(time) in (int, float) and 0 <= time < 1e18 for time in value[1:]) and value[1] <= value[2]
+
+
+def _check_order(rank: int, step: int, planned: Sequence[str], ran: Sequence[str]) -> None:
+    if list(planned) == list(ran):
+        return
+    place = next((i for i, (a, b) in enumerate(zip(planned, ran, strict=False)) if a != b), min(len(planned), len(ran)))
+    first, second = (labels[place] if place < len(labels) else "nothing" for labels in (planned, ran))
+    raise OrderError(f"rank {rank}, step {step}: {second[:40]} ran where {first} was planned, at place {place}")
+
+
+def _medians(spans: Sequence[Span]) -> Span:
+    """The median start and the median end. Each start is before its end, so the medians are in this order too."""
+    return statistics.median(start for start, _ in spans), statistics.median(end for _, end in spans)
+
+
+def _factors(medians: Mapping[tuple[str, int], float], stages: int) -> tuple[dict[str, float], list[float]]:
+    """time(kind, stage) ≈ kind x weight, in the least squares of logarithms, with weights whose mean logarithm is 0."""
+    kinds = dict.fromkeys(sorted({kind for kind, _ in medians}), 0.0)
+    weights = [0.0] * stages
+    logs = {key: math.log(time) for key, time in medians.items()}
+    for _ in range(50):
+        for kind in kinds:
+            kinds[kind] = statistics.fmean(v - weights[stage] for (k, stage), v in logs.items() if k == kind)
+        for stage in range(stages):
+            found = [v - kinds[kind] for (kind, s), v in logs.items() if s == stage]
+            weights[stage] = statistics.fmean(found) if found else 0.0
+    mean = statistics.fmean(weights)
+    return {kind: math.exp(v + mean) for kind, v in kinds.items()}, [math.exp(v - mean) for v in weights]
+
+
+def _pairs(schedule: Schedule, measured: Measured, costs: Costs) -> tuple[tuple[str, Fraction], ...]:
+    found: dict[str, list[float]] = {}
+    for rank, (steps, samples) in enumerate(zip(schedule.actions, measured.samples, strict=True)):
+        for step, times in zip(steps, samples, strict=True):
+            actions = actions_of(step)
+            if len(actions) == 2:
+                kinds = "".join(sorted(action.kind for action in actions))
+                lone = sum(costs.one(action.kind) for action in actions)
+                weighted = sum(costs.of(action, rank) for action in actions)
+                found.setdefault(kinds, []).extend(time / 1000 * float(lone / weighted) for time in times)
+    return tuple((kinds, _exact(max(1e-3, statistics.median(times)))) for kinds, times in sorted(found.items()))
+
+
+def _latency(schedule: Schedule, measured: Measured) -> Fraction:
+    """ms from the end of a step to the start of the one that waited for its message."""
+    ends: dict[tuple[bool, int, int], float] = {}
+    for steps, spans in zip(schedule.actions, measured.spans, strict=True):
+        for step, (_, end) in zip(steps, spans, strict=True):
+            ends |= {(a.kind == "F", a.stage, a.micro_batch): end for a in actions_of(step) if a.kind != "W"}
+    delays = []
+    for rank, (steps, spans) in enumerate(zip(schedule.actions, measured.spans, strict=True)):
+        for k, (step, (start, _)) in enumerate(zip(steps, spans, strict=True)):
+            before = spans[k - 1][1] if k else 0.0
+            arrivals = []
+            for a in actions_of(step):
+                stage = a.stage + (-1 if a.kind == "F" else 1)
+                sender = (a.kind == "F", stage, a.micro_batch)
+                if a.kind != "W" and sender in ends:
+                    owner = schedule.rank_of(stage, a.micro_batch)
+                    arrivals += [ends[sender]] if owner != rank else []
+            if arrivals and max(arrivals) > before:
+                delays.append(max(0.0, start - max(arrivals)))
+    return _exact(statistics.median(delays) / 1000) if delays else Fraction(0)
+
+
+def _exact(ms: float) -> Fraction:
+    return Fraction(f"{ms:.4f}")

@@ -1,0 +1,149 @@
+"""A picture as text as wide as the terminal: a line a rank, in colours where a person reads them.
+
+In colours a pair is an upper and a lower half block. Without them a forward is `f`, a backward `b`, its input half `i`,
+a weight gradient `w`, in capitals for direction 1, a pair `%`, and idle time is a dot.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from compiler.tools.picture import labels
+from compiler.tools.picture.console import console_of, printed
+from compiler.tools.picture.drawing import Cell, Panel, Picture, Row, Screen, Table
+from compiler.tools.picture.palette import DARK, KINDS, Theme
+
+NARROWEST, WIDEST = 40, 400
+PAIR, IDLE = "%", "·"
+
+
+def terminal(picture: Picture, screen: Screen | None = None) -> str:
+    """The text, with escape codes if the screen has colours; no line is wider than the screen, or than 40 columns."""
+    screen = screen or Screen()
+    width = min(max(screen.width, NARROWEST), WIDEST)
+    console = console_of(screen, width)
+    for line in _lines(picture, width, screen, DARK):
+        line.truncate(width)
+        console.print(line, soft_wrap=True, end="\n")
+    return printed(console, screen)
+
+
+def _lines(picture: Picture, width: int, screen: Screen, theme: Theme) -> list[Text]:
+    quiet = Style(color=theme.quiet)
+    lines = [Text(labels.clean(picture.title), style=Style(bold=True))]
+    names = [_name(row) for panel in picture.panels for row in panel.rows]
+    left = max(map(len, names)) + 1
+    columns = width - left - 6  # " 100%" of idle time
+    scale = _scale(picture, columns)
+    for panel in picture.panels:
+        lines.append(Text())
+        if len(picture.panels) > 1:
+            lines.append(Text(labels.clean(panel.name), style=Style(bold=True)))
+        for row in panel.rows:
+            line = Text(f"{_name(row):<{left}}", style=quiet)
+            line.append(_drawn(row, panel, math.ceil(picture.makespan * scale - 1e-9), scale, screen, theme))
+            line.append(f" {panel.idle_of(row):4.0%}", style=quiet)
+            lines.append(line)
+        lines.append(Text(" " * left + _axis(picture.makespan, scale), style=quiet))
+    lines += [Text(), *_legend(picture, screen, theme).wrap(Console(width=width), width)]
+    notes = (f"time in {picture.unit}; idle time at the right", picture.facts, *picture.notes)
+    lines += [Text(part, style=quiet) for note in notes for part in textwrap.wrap(labels.clean(note), width)]
+    return lines + (_table(picture.table) if picture.table else [])
+
+
+def _name(row: Row) -> str:
+    return f"rank {row.rank}{f' {labels.clean(row.track)}' if row.track else ''}"
+
+
+def _drawn(row: Row, panel: Panel, columns: int, scale: float, screen: Screen, theme: Theme) -> Text:
+    """Each column shows what runs at its middle; a number where an action has room for it in colours."""
+    found, at, end = Text(), 0, panel.end_of(row.track)
+    for column in range(columns):
+        time = (column + 0.5) / scale
+        while at < len(row.cells) and row.cells[at].end <= time:
+            at += 1
+        if time > end:
+            found.append(" ")
+        elif at == len(row.cells) or row.cells[at].start > time:
+            found.append(IDLE, style=Style(color=theme.hatch) if screen.colours else "")
+        else:
+            found.append(_sign(row.cells[at], column, scale, screen, theme))
+    return found
+
+
+def _sign(cell: Cell, column: int, scale: float, screen: Screen, theme: Theme) -> Text:
+    first, second = cell.actions[0], cell.actions[-1]
+    if not screen.colours:
+        letter = first.kind.lower() if not first.direction else first.kind
+        return Text(PAIR if first is not second else letter)
+    upper, lower = (theme.tints[f"{drawn.kind}{drawn.direction}"] for drawn in (first, second))
+    if first is not second:
+        return Text("▀", style=Style(color=upper, bgcolor=lower))
+    start, end = int(cell.start * scale + 0.5), int(cell.end * scale + 0.5)
+    number = str(first.micro_batch)
+    inside = column - start - (end - start - len(number)) // 2
+    letter = number[inside] if 0 <= inside < len(number) and len(number) < end - start else " "
+    return Text(letter, style=Style(color=theme.on[first.direction], bgcolor=upper))
+
+
+def _scale(picture: Picture, columns: int) -> float:
+    """Columns of a unit of time: all of the width, or a little less if then every step begins where a column does."""
+    most = columns / picture.makespan
+    times = {cell.start for panel in picture.panels for cell in panel.cells}
+    if most > columns:  # a step of 1 is wider than the screen: there are no whole columns to find
+        return most
+    for whole in (m / k for k in (1, 2, 3, 4, 5) for m in range(int(most * k), int(most * k * 0.7), -1)):
+        if all(abs(time * whole - round(time * whole)) < 1e-6 for time in times):
+            return whole
+    return most
+
+
+def _axis(makespan: float, scale: float) -> str:
+    columns = int(makespan * scale + 1e-9)
+    marks, step = labels.ticks(0, makespan, max(2, columns // 12))
+    line = ""
+    for mark in marks:
+        label = labels.tick(mark, step)
+        place = int(mark * scale + 1e-9)
+        if place >= len(line) + bool(line) and place + len(label) <= columns:
+            line = f"{line:<{place}}{label}"
+    return line
+
+
+def _legend(picture: Picture, screen: Screen, theme: Theme) -> Text:
+    cells = [cell for panel in picture.panels for cell in panel.cells]
+    present = {(drawn.kind, drawn.direction) for cell in cells for drawn in cell.actions}
+    found = Text()
+    for kind, meaning in KINDS.items():
+        tints = [i for i in (0, 1) if (kind, i) in present]
+        for i in tints:
+            style = Style(color=theme.on[i], bgcolor=theme.tints[f"{kind}{i}"]) if screen.colours else ""
+            found.append(f" {kind} " if screen.colours else f"{kind if i else kind.lower()} ", style=style)
+        found.append(
+            f" {meaning.partition(',')[0]}  "
+            if screen.colours and tints
+            else f"{meaning.partition(',')[0]}  "
+            if tints
+            else ""
+        )
+    if any(len(cell.actions) > 1 for cell in cells):
+        pair = Style(color=theme.tints["F0"], bgcolor=theme.tints["B1"])
+        found.append("▀▀▀" if screen.colours else f"{PAIR} ", style=pair if screen.colours else "")
+        found.append(" pair  " if screen.colours else "pair  ")
+    return found.append(f"{IDLE} idle")
+
+
+def _table(table: Table) -> list[Text]:
+    rows = [tuple(map(labels.clean, row)) for row in (table.heads, *table.rows)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.heads))]
+    lines = [Text()]
+    for row in rows:
+        first, *others = zip(row, widths, strict=True)
+        words = [f"{first[0]:<{first[1]}}", *(f"{value:>{width}}" for value, width in others)]
+        lines.append(Text("  ".join(words).rstrip(), style=Style(bold=row is rows[0])))
+    return lines

@@ -1,0 +1,16 @@
+"""One self-contained page on a build, and on a run of it: schedule, placement, memory, losses, expert load.
+
+`report_html(report)` is pure; everything it shows is in the plain values of `Report`.
+"""
+
+from compiler.tools.report.page import report_html
+from compiler.tools.report.report import ExpertRow, RankRow, Report, RunFigures, StageRow
+
+__all__ = [
+    "ExpertRow",
+    "RankRow",
+    "Report",
+    "RunFigures",
+    "StageRow",
+    "report_html",
+]

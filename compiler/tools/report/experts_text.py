@@ -1,0 +1,192 @@
+"""What `dsc place` found, as text for people: each layer before and after, how far from the best, what moves."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from compiler.plan.experts.layer_search import GroupRule
+from compiler.plan.experts.report import Links, Row, overall
+from compiler.tools.picture.console import console_of, printed
+from compiler.tools.picture.drawing import Screen
+from compiler.tools.picture.palette import DARK
+
+NARROWEST, WIDEST, SHOWN = 72, 160, 8
+RULES = {
+    "auto": "each group on one node where that costs at most 1%, and does not lose against the greedy algorithm",
+    "keep": "each group on one node",
+    "ignore": "experts of a group on any nodes",
+}
+
+
+def text(rows: Sequence[Row], rule: GroupRule, written: str | None, screen: Screen | None = None) -> str:
+    """The text, with escape codes if the screen has colours. `written`: the file that the placement is in."""
+    screen = screen or Screen()
+    width = min(max(screen.width, NARROWEST), WIDEST)
+    console = console_of(screen, width)
+    for part in (*_head(rows), _table(rows), *_after(rows, rule, written, width)):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in printed(console, screen).splitlines()) + "\n"
+
+
+def _quiet() -> Style:
+    return Style(color=DARK.quiet)
+
+
+def _bold(words: str, note: str = "") -> Text:
+    return Text(words, style=Style(bold=True)).append(f"  {note}" if note else "", style=Style(bold=False))
+
+
+def _head(rows: Sequence[Row]) -> Iterator[Text]:
+    layouts = list(dict.fromkeys(row.layout for row in rows))
+    for layout in layouts:
+        of = sum(row.layout == layout for row in rows)
+        where = f"{layout.devices} devices" + (f" in {layout.nodes} nodes" if layout.nodes > 1 else "")
+        groups = f" in {layout.groups} groups" if layout.groups > 1 else ""
+        copies = f"{layout.replicas} physical of " if layout.replicas > layout.experts else ""
+        yield _bold(
+            f"{of} layer{'s' * (of > 1)}",
+            f"{copies}{layout.experts} experts{groups} on {where}, {layout.slots} on each",
+        )
+    yield Text()
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    """Balances are the busiest over the mean."""
+    with_nodes = any(row.layout.nodes > 1 for row in rows)
+    with_groups = any(row.layout.groups > 1 and row.layout.nodes > 1 for row in rows)
+    has_before = all(row.before is not None for row in rows)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style=_quiet(), pad_edge=False)
+    heads = ["layer", *(["device now"] if has_before else []), "greedy", "placed", "above bound"]
+    heads += [*(["node now"] if with_nodes and has_before else []), *(["node placed"] if with_nodes else [])]
+    heads += [*(["groups"] if with_groups else []), *(["moved"] if has_before else [])]
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="right" if index and head != "groups" else "left", no_wrap=True)
+    for row in rows:
+        found = row.found
+        cells = [Text(row.layer)]
+        if has_before and row.before is not None:
+            cells.append(_number(row.before.device))
+        better = found.balance.device < found.greedy.device - 5e-4
+        cells += [
+            Text(f"{found.greedy.device:.3f}", style=_quiet()),
+            Text(f"{found.balance.device:.3f}", style=Style(bold=True, color=DARK.accent if better else None)),
+            Text("best" if found.gap < 1e-6 else f"{found.gap:.2%}" if found.gap >= 5e-5 else "<0.01%"),
+        ]
+        if with_nodes:
+            cells += [_number(row.before.node)] if has_before and row.before is not None else []
+            cells.append(_number(found.balance.node))
+        if with_groups:
+            cells.append(Text("whole" if found.keeps_groups else "split", style=_quiet()))
+        if has_before:
+            cells.append(Text(str(len(row.moved or ()))))
+        table.add_row(*cells)
+    return table
+
+
+def _number(value: float) -> Text:
+    return Text(f"{value:.3f}")
+
+
+def _after(rows: Sequence[Row], rule: GroupRule, written: str | None, width: int) -> Iterator[Text]:
+    total = overall(rows)
+    yield Text()
+    before = "" if total.before is None else f"{total.before:.3f} → "
+    if len(rows) > 1 or total.before is not None:
+        yield _bold(
+            "all layers",
+            f"{before}{total.after:.3f} of the mean, each layer waiting for its busiest device; greedy "
+            f"{total.greedy:.3f}, none below {total.bound:.3f}",
+        )
+    yield from _links(rows)
+    if total.whole is not None:
+        yield from _whole(rows, total.whole)
+    yield from _moves(rows, written)
+    yield Text()
+    notes = ["a replica takes an equal share of its expert's tokens"]
+    if any(row.layout.groups > 1 and row.layout.nodes > 1 for row in rows):
+        notes.append(f"--group-rule {rule}: {RULES[rule]}")
+    if any(row.links for row in rows):
+        notes.append(
+            "bytes: a token goes to a node once, and there to each device once; its groups are taken as their load "
+            "says, and its experts within them independently, for a load does not say which are chosen together"
+        )
+    for note in notes:
+        yield from (
+            Text(f"{'· ' if not at else '  '}{part}", style=_quiet())
+            for at, part in enumerate(textwrap.wrap(note, width - 2))
+        )
+
+
+def _links(rows: Sequence[Row]) -> Iterator[Text]:
+    """The mean over layers, of a token."""
+    found = [row.links for row in rows if row.links is not None]
+    if not found:
+        return
+    if max(links.nodes for links in found) > 1:
+        between = _mean_bytes(found, "nodes", False)
+        yield _bold("between nodes", f"{between} a token and layer, there and back; {_range(found)}")
+        yield _bold("busiest node", f"{_mean_bytes(found, 'nodes', True)} a token and layer")
+    yield _bold("to devices", f"{_mean_bytes(found, 'devices', False)} a token and layer")
+    yield _bold("busiest device", f"{_mean_bytes(found, 'devices', True)} a token and layer")
+
+
+def _whole(rows: Sequence[Row], balance: float) -> Iterator[Text]:
+    """What it would be if no group were split."""
+    split = sum(row.whole is not None for row in rows)
+    found = [(row.links, row.links.to_nodes_whole or row.links.to_nodes) for row in rows if row.links is not None]
+    sent = sum(copies.over_links(links.nodes) * links.row_bytes for links, copies in found)
+    bytes_of = f", {_bytes(sent / len(found))} between nodes" if found else ""
+    words = f"{balance:.3f} of the mean{bytes_of}: --group-rule keep; here {split} layers have split groups"
+    yield _bold("groups whole", words)
+
+
+def _range(found: Sequence[Links]) -> str:
+    """What holds whichever experts are chosen together."""
+    sides = [
+        sum(getattr(each.to_nodes, name) * (each.nodes - 1) / each.nodes * each.row_bytes for each in found)
+        for name in ("least", "most")
+    ]
+    return f"surely {_bytes(sides[0] / len(found))} to {_bytes(sides[1] / len(found))}"
+
+
+def _mean_bytes(found: Sequence[Links], to: str, busiest: bool) -> str:
+    """`61.2 → 57.0 KB`."""
+
+    def mean(when: str) -> float | None:
+        values = []
+        for each in found:
+            copies = getattr(each, f"to_{to}{when}")
+            if copies is None:
+                return None
+            away = (each.nodes - 1) / each.nodes if to == "nodes" else 1.0
+            values.append((copies.busiest if busiest else copies.expected) * away * each.row_bytes)
+        return sum(values) / len(values)
+
+    before, after = mean("_before"), mean("")
+    assert after is not None
+    return _bytes(after) if before is None else f"{_bytes(before)} → {_bytes(after)}"
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 1e3:.1f} KB" if value >= 1e3 else f"{value:.0f} B"
+
+
+def _moves(rows: Sequence[Row], written: str | None) -> Iterator[Text]:
+    moved = [(row.layer, move) for row in rows for move in row.moved or ()]
+    if moved:
+        yield Text()
+        yield _bold(f"{len(moved):,} move{'s' * (len(moved) > 1)}")
+        yield from (Text(f"  {layer}: {move}") for layer, move in moved[:SHOWN])
+        if len(moved) > SHOWN:
+            yield Text(f"  … and {len(moved) - SHOWN:,} more" + ("" if written else ": -o FILE writes all"))
+    elif all(row.moved is not None for row in rows):
+        yield Text()
+        yield _bold("nothing moves", "the placement at hand is as good")
+    if written:
+        yield Text()
+        yield _bold("written", written)

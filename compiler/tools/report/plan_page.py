@@ -1,0 +1,116 @@
+"""`dsc plan --format html`: a plan as one page, in the style of a build's report: no script, nothing from elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from compiler.emit.build_summary import count as count_of
+from compiler.predict.numbers import count, ranges, seconds, size, span
+from compiler.predict.planned_step import PARTS, planned_of
+from compiler.predict.predict import Timed
+from compiler.predict.prediction import Prediction, StageRow
+from compiler.predict.why_shown import Why, gain
+from compiler.schedule.costs import Costs
+from compiler.tools.picture import palette, panel_of
+from compiler.tools.picture.geometry import Style, figure_of, pixels
+from compiler.tools.picture.svg import bulk, figure_css
+from compiler.tools.picture.template import environment
+from compiler.tools.report.diagrams import view_of
+
+FOLDER = Path(__file__).parent
+PAGE_WIDTH, MOST_WIDTH = 820.0, 12_000.0  # pixels of the schedule: where it fits, and where it is scrolled
+
+
+@dataclass(frozen=True)
+class Page:
+    """The words of the page."""
+
+    name: str
+    subtitle: str
+    facts: tuple[tuple[str, str], ...]  # the last is whether it fits
+    over: bool
+    why_lines: tuple[str, ...]
+    ways: tuple[tuple[str, str, tuple[str, ...]], ...]
+    schedule: str
+    stages: tuple[tuple[str, ...], ...]
+    parts: tuple[str, ...]
+    memory: tuple[tuple[tuple[str, ...], bool], ...]
+    assumptions: tuple[str, ...]
+
+
+def plan_html(found: Timed, prediction: Prediction, why: Why | None = None) -> str:
+    """The page. Pure: equal values give equal bytes, and every text in them is escaped."""
+    schedule = found.schedule
+    sizes = count_of(schedule.num_ranks, "rank"), count_of(schedule.num_micro_batches, "micro-batch")
+    name = f"{schedule.name}, {', '.join(sizes)}"
+    panel = panel_of(schedule, Costs(), name=name, timeline=found.timeline)
+    unit = pixels((panel,), PAGE_WIDTH, MOST_WIDTH)
+    return (
+        environment(FOLDER)
+        .get_template("plan.html.j2")
+        .render(
+            page=page_of(prediction, name, why),
+            view=view_of(planned_of(found, prediction)),
+            style=Markup(palette.css(with_series=True) + figure_css() + (FOLDER / "style.css").read_text("utf-8")),
+            timeline=figure_of(panel, unit, Style()),
+            bulk=bulk,
+        )
+    )
+
+
+def page_of(p: Prediction, schedule: str, why: Why | None) -> Page:
+    """What is said in words and numbers."""
+    ways = zip(why.ways, why.places, strict=True) if why else ()
+    return Page(
+        name=p.run,
+        subtitle=f"{p.model} on {p.num_devices:,} × {p.device} ({p.cluster})",
+        facts=facts_of(p),
+        over=not p.fits,
+        why_lines=why.lines if why else (),
+        ways=tuple(
+            (", ".join(f"{key} = {value}" for key, value in way.settings), gain(way), tuple(map(str, places)))
+            for way, places in ways
+        ),
+        schedule=schedule,
+        stages=tuple(stage_cells(row) for row in p.stages),
+        parts=PARTS,
+        memory=tuple(
+            ((str(r.pp_rank), *(size(getattr(r, part)) for part in PARTS), size(r.peak_bytes), r.peak_action), r.fits)
+            for r in p.ranks
+        ),
+        assumptions=p.assumptions,
+    )
+
+
+def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
+    """The headline; the last is whether it fits."""
+    worst = max(p.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
+    free = worst.capacity_bytes - worst.peak_bytes
+    degrees = ", ".join(f"{name} {degree:,}" for name, degree in p.degrees if degree > 1) or "one device"
+    facts = [
+        ("parameters", f"{count(p.parameters)}, {count(p.active_parameters)} active"),
+        ("degrees", degrees),
+        ("step" if p.calibrated else "step, not calibrated for this machine", seconds(p.step.seconds)),
+        *((("completions of a step", seconds(p.generation.seconds)),) if p.generation else ()),
+        ("tokens a second", count(p.step.tokens_per_second)),
+        ("MFU, causal and full", f"{p.mfu.causal:.1%}, {p.mfu.full:.1%}" if p.mfu else "unknown"),
+        ("run", f"{span(p.whole.seconds)}, {count(p.whole.tokens)} tokens"),
+        ("device hours, a trillion tokens", count(p.device_hours_per_trillion_tokens)),
+    ]
+    if p.goodput is not None:
+        facts.append(("goodput, beside failures", f"{p.goodput.share:.1%}"))
+    if p.money.usd is not None:
+        facts.append(("cost of the run", f"${count(p.money.usd)}"))
+    verdict = f"fits, {size(free)} free" if p.fits else f"{size(-free)} too much on rank {worst.pp_rank}"
+    return (*facts, ("memory", verdict))
+
+
+def stage_cells(row: StageRow) -> tuple[str, ...]:
+    """A stage as cells of a table."""
+    layers = ([f"layer{'s' * (len(row.layers) > 1)} {ranges(row.layers)}"] if row.layers else []) + list(row.others)
+    held = [*(each for each in layers if each == "embedding"), *(each for each in layers if each != "embedding")]
+    times = seconds(row.compute_s), seconds(row.exchange_s)
+    return (str(row.stage), ranges(row.ranks), ", ".join(held), count(row.parameters), *times)

@@ -1,0 +1,291 @@
+"""A prediction as text for people: what it takes first, then where the time and the memory go, then what is assumed."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from rich.style import Style
+from rich.text import Text
+
+from compiler.predict.failures import Goodput
+from compiler.predict.numbers import GIB, count, ranges, seconds, size, span
+from compiler.predict.prediction import CALIBRATE, Generation, Prediction, RankMemory, Step
+from compiler.predict.ranking import table
+from compiler.predict.search import Ranking
+from compiler.predict.why_shown import Why, lines_of
+from compiler.tools.picture.console import console_of, printed
+from compiler.tools.picture.drawing import Screen
+from compiler.tools.picture.palette import DARK
+from dsl.messages.diagnostics import plural
+
+__all__ = ["count", "ranges", "seconds", "size", "span", "text", "text_of_phases"]
+
+NARROWEST, WIDEST = 60, 200
+BAR, REST = "█", "·"
+# The parts of a step, and the tint each has in every picture of a schedule.
+ROWS = (
+    ("overlapped_s", "pairs, overlapped", "F1"),
+    ("forward_s", "forward alone", "F0"),
+    ("backward_s", "backward alone", "B0"),
+    ("weight_s", "weight gradients alone", "W0"),
+    ("bubble_s", "bubble", ""),
+    ("optimizer_s", "reduction, optimizer", "I0"),
+)
+PARTS = (
+    ("weights", "F0"), ("gradients", "B0"), ("optimizer", "W0"), ("activations", "I0"), ("buffers", "F1"),
+)  # fmt: skip
+
+
+def text(
+    prediction: Prediction, screen: Screen | None = None, ranking: Ranking | None = None, why: Why | None = None
+) -> str:
+    """The text, with escape codes if the screen has colours; no line is wider than the screen, or than 60 columns.
+
+    `ranking`: of the plans that were tried, where the spec left something open. `why`: where it does not fit.
+    """
+    screen = screen or Screen()
+    width = min(max(screen.width, NARROWEST), WIDEST)
+    console = console_of(screen, width)
+    for line in _lines(prediction, ranking, why, width):
+        line.truncate(width)
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+    return printed(console, screen)
+
+
+def text_of_phases(phases: Sequence[Prediction], screen: Screen) -> str:
+    """A table of the phases of a run, and what the run takes in all."""
+    width = min(max(screen.width, NARROWEST), WIDEST)
+    console = console_of(screen, width)
+    title = _title("the run", plural(len(phases), "phase"))
+    names = ("phase", "steps", "tokens", "time", "device-hours", "cost", "memory")
+    rows = [names, *((each.run, *_totals([each])) for each in phases), ("all", *_totals(phases))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for line in (title, *(_row(row, widths) for row in rows)):
+        line.truncate(width)
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+    return printed(console, screen)
+
+
+def _totals(phases: Sequence[Prediction]) -> tuple[str, ...]:
+    """Steps, tokens, time, hours of devices, cost, and whether they fit, of some phases together."""
+    usd = [each.money.usd for each in phases if each.money.usd is not None]
+    return (
+        f"{sum(each.whole.steps for each in phases):,}",
+        count(sum(each.whole.tokens for each in phases)),
+        span(sum(each.whole.seconds for each in phases)),
+        count(sum(each.device_hours for each in phases)),
+        f"${count(sum(usd))}" if len(usd) == len(phases) else "unknown",
+        "fits" if all(each.fits for each in phases) else "does not fit",
+    )
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> Text:
+    """The first cell to the left and the others to the right."""
+    first, *others = zip(cells, widths, strict=True)
+    return Text(f"  {first[0]:<{first[1]}}" + "".join(f"  {cell:>{width}}" for cell, width in others))
+
+
+def _lines(p: Prediction, ranking: Ranking | None, why: Why | None, width: int) -> Iterable[Text]:
+    yield from _heading(p)
+    yield Text()
+    yield from _headline(p)
+    yield Text()
+    if ranking is not None:
+        yield from _chosen(ranking)
+        yield Text()
+    if why is not None:
+        yield _title("why it does not fit")
+        for said, is_edit in lines_of(why, width - 2):
+            yield Text(f"  {said}", style=Style(bold=True) if is_edit else _quiet())
+        yield Text()
+    yield from _breakdown(p.step, width)
+    yield Text()
+    yield from _memory(p, width)
+    yield Text()
+    yield from _stages(p, width)
+    yield Text()
+    yield _title("assumed")
+    for line in p.assumptions:
+        wrapped = textwrap.wrap(line, width - 4)
+        yield from (Text(f"  {'· ' if not at else '  '}{part}", style=_quiet()) for at, part in enumerate(wrapped))
+
+
+def _title(words: str, note: str = "") -> Text:
+    return Text(words, style=Style(bold=True)).append(f"  {note}" if note else "", style=_quiet())
+
+
+def _quiet() -> Style:
+    return Style(color=DARK.quiet, bold=False)
+
+
+# ---------------------------------------------------------------- headline
+
+
+def _heading(p: Prediction) -> Iterable[Text]:
+    degrees = ", ".join(f"{name} {degree:,}" for name, degree in p.degrees if degree > 1) or "one device"
+    active = f", {count(p.active_parameters)} active" if p.active_parameters < p.parameters else ""
+    in_mtp = f", {count(p.mtp_parameters)} more of MTP" if p.mtp_parameters else ""
+    trained = f", {count(p.adapter_parameters)} of adapters trained" if p.adapter_parameters else ""
+    yield _title(f"{p.run}: {p.model} on {p.num_devices:,} × {p.device}", f"({p.cluster})")
+    schedule = f"{p.step.schedule}, {plural(p.step.num_micro_batches, 'micro-batch')}"
+    yield Text(f"{count(p.parameters)} parameters{active}{in_mtp}{trained}", style=_quiet())
+    yield Text(f"{degrees}; {schedule}", style=_quiet())
+
+
+def _headline(p: Prediction) -> Iterable[Text]:
+    step, unknown = p.step, "unknown"
+    between = f"between {seconds(step.interval.low_s)} and {seconds(step.interval.high_s)}" if step.interval else ""
+    between = between if p.calibrated else "not calibrated for this machine"
+    mfu = f"{p.mfu.causal:.1%} causal, {p.mfu.full:.1%} full" if p.mfu else unknown
+    yield _fact("step", seconds(step.seconds), between)
+    if not p.calibrated:
+        yield Text(f"          `{CALIBRATE}` measures it", style=_quiet())
+    yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} a step")
+    if p.generation is not None:
+        yield from _generation(p, p.generation)
+    yield _fact("MFU", mfu, "of the BF16 peak" if p.mfu else "add `bf16 = …TFLOPS` to the device")
+    yield _fact("run", span(p.whole.seconds), f"{count(p.whole.tokens)} tokens in {plural(p.whole.steps, 'step')}")
+    if p.order_gain is not None:
+        gain = p.order_gain
+        note = f"{p.step.schedule} with micro-batches by cost, not as drawn: {gain.steps} steps of {gain.data}"
+        yield _fact("order", f"saves {gain.saved:.1%}", note)
+    if p.goodput is not None:
+        yield _goodput(p, p.goodput)
+    yield _fact("hours", count(p.device_hours_per_trillion_tokens), "of devices, for a trillion tokens")
+    if p.money.usd is None or p.money.usd_per_trillion_tokens is None:
+        yield _fact("cost", unknown, "add `price = 2USD/h` to the device")
+    else:
+        yield _fact("cost", f"${count(p.money.usd)}", f"${count(p.money.usd_per_trillion_tokens)} a trillion tokens")
+    if p.energy.kwh_per_trillion_tokens is not None and p.energy.watts is not None:
+        energy = f"{count(p.energy.kwh_per_trillion_tokens * 1000)}Wh"
+        yield _fact("energy", energy, f"a trillion tokens, at {p.energy.watts:g} W a device")
+    worst = max(p.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
+    free = worst.capacity_bytes - worst.peak_bytes
+    at = f"rank {worst.pp_rank}" + (f" at {worst.peak_action}" if worst.peak_action else "")
+    verdict = f"{size(free)} free" if free >= 0 else f"{size(-free)} too much"
+    line = _fact("memory", "fits" if p.fits else "does not fit", "")
+    yield line.append(f"{verdict}: {size(worst.peak_bytes)} of {size(worst.capacity_bytes)} on {at}", style=_quiet())
+    if p.host_bytes:
+        most = max(rank.host_bytes for rank in p.ranks)
+        note = f"of the memory of a node: at most {size(most)} for a device"
+        yield _fact("host", size(p.host_bytes), note)
+
+
+def _generation(p: Prediction, found: Generation) -> Iterable[Text]:
+    """What completions take, and what they are written with."""
+    note = f"{p.generation_share:.0%} of it and the step: {plural(found.rounds, 'round')} of {seconds(found.round_s)}"
+    yield _fact("writing", seconds(found.seconds), f"{note}, if completions are as long as they may be")
+    cache = f"keys and values of {plural(found.slots, 'completion')} at a time"
+    over = "" if found.fits else ": more than weights and state leave free"
+    yield _fact("", size(found.cache_bytes), cache + over)
+
+
+def _goodput(p: Prediction, found: Goodput) -> Text:
+    """What is left of the time beside failures, and which checkpoints leave most."""
+    run = span(p.whole.seconds / found.share) if found.share else "no end"
+    best = f"a checkpoint every {plural(found.best_steps, 'step')}"
+    if found.of_spec is not None:
+        best = f"{found.best:.1%} with one every {plural(found.best_steps, 'step')}"
+    return _fact("goodput", f"{found.share:.1%}, {run}", f"a failure every {span(found.mtbf_s)}; {best}")
+
+
+def _fact(name: str, value: str, note: str) -> Text:
+    line = Text(f"  {name:<8}", style=_quiet())
+    return line.append(f"{value:<27} ", style=Style(bold=True, color=DARK.ink)).append(note, style=_quiet())
+
+
+# ---------------------------------------------------------------- what was chosen
+
+
+def _chosen(ranking: Ranking) -> Iterable[Text]:
+    tried = len(ranking.candidates)
+    yield _title("chosen", f"among {tried} plans that keep the rules" if tried > 1 else "no other plan keeps the rules")
+    rows = list(table(ranking))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for at, row in enumerate(rows):
+        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        yield Text(f"  {cells}", style=_quiet() if at != 1 else Style(bold=True))
+
+
+# ---------------------------------------------------------------- time
+
+
+def _breakdown(step: Step, width: int) -> Iterable[Text]:
+    columns = max(8, width - 56)
+    several = len(step.ranks) > 1
+    yield _title(
+        "where the step goes", f"pipeline rank 0; at the right the mean of {len(step.ranks)}" if several else ""
+    )
+    for row, name, tint in ROWS:
+        value, mean = getattr(step.first, row), getattr(step.mean, row)
+        if value or mean or row in ("bubble_s", "optimizer_s"):
+            line = Text(f"  {name:<24}").append(f"{seconds(value):>9} {value / step.seconds:>6.1%}  ")
+            line.append(_bar(value / step.seconds, columns, tint))
+            yield line.append(f"{seconds(mean):>11}", style=_quiet()) if several else line
+    yield Text(f"  no order of these actions takes less than {seconds(step.bound_s)}", style=_quiet())
+
+
+def _bar(share: float, columns: int, tint: str) -> Text:
+    full = round(share * columns)
+    colour = DARK.tints[tint] if tint else DARK.hatch
+    return Text(BAR * full, style=Style(color=colour)).append(REST * (columns - full), style=Style(color=DARK.rule))
+
+
+# ---------------------------------------------------------------- memory
+
+
+def _memory(p: Prediction, width: int) -> Iterable[Text]:
+    capacity = min(rank.capacity_bytes for rank in p.ranks)
+    unit, unit_bytes = ("GiB", GIB) if max(rank.peak_bytes for rank in p.ranks) >= GIB else ("MiB", GIB >> 10)
+    yield _title("memory of a device", f"{unit}, at the peak; each has {size(capacity)}")
+    heads = ("ranks", *(part for part, _ in PARTS), "peak")
+    columns = max(8, width - 82)
+    yield Text(
+        "  " + f"{heads[0]:<12}" + "".join(f"{head:>12}" for head in heads[1:-1]) + f"{'peak':>7}", style=_quiet()
+    )
+    for ranks, rank in _alike(p.ranks, unit_bytes):
+        values = "".join(f"{getattr(rank, part) / unit_bytes:>12.2f}" for part, _ in PARTS)
+        line = Text(f"  {ranges(ranks):<12}{values}{rank.peak_bytes / unit_bytes:>7.1f} ")
+        if not rank.fits:
+            line.stylize(Style(color=DARK.warm, bold=True))
+        yield line.append(_parts(rank, columns))
+
+
+def _parts(rank: RankMemory, columns: int) -> Text:
+    """One bar of all parts; what is above the capacity is cut off, and marked."""
+    found, drawn, held = Text(), 0, 0
+    for part, tint in PARTS:
+        held += getattr(rank, part)
+        end = min(columns, round(held / rank.capacity_bytes * columns))
+        found.append(BAR * (end - drawn), style=Style(color=DARK.tints[tint]))
+        drawn = max(drawn, end)
+    return found.append(REST * (columns - drawn), style=Style(color=DARK.rule))
+
+
+def _alike(ranks: Sequence[RankMemory], unit_bytes: int) -> list[tuple[tuple[int, ...], RankMemory]]:
+    """Ranks whose rows read the same, under the first of them."""
+    rows: dict[tuple[int, ...], list[RankMemory]] = {}
+    for rank in ranks:
+        key = tuple(round(getattr(rank, part) / unit_bytes * 100) for part, _ in PARTS)
+        rows.setdefault((*key, rank.peak_bytes * 10 // unit_bytes, rank.fits), []).append(rank)
+    return [(tuple(rank.pp_rank for rank in group), group[0]) for group in rows.values()]
+
+
+# ---------------------------------------------------------------- stages
+
+
+def _stages(p: Prediction, width: int) -> Iterable[Text]:
+    yield _title("stages", "time of a micro-batch, forward and backward")
+    yield Text(f"  {'stage':<7}{'ranks':<9}{'parameters':>11}{'compute':>10}{'exchange':>10}  layers", style=_quiet())
+    for row in p.stages:
+        layers = ", ".join(
+            ([*row.others[:1]] if "embedding" in row.others else [])
+            + ([ranges(row.layers)] if row.layers else [])
+            + [other for other in row.others if other != "embedding"]
+        )
+        times = f"{seconds(row.compute_s):>10}{seconds(row.exchange_s):>10}"
+        line = f"  {row.stage:<7}{ranges(row.ranks):<9}{count(row.parameters):>11}{times}  {layers}"
+        yield Text(line if len(line) <= width else f"{line[: width - 1]}…")

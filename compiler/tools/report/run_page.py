@@ -1,0 +1,146 @@
+"""The report of a run folder, written when its ranks have ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from compiler.files.text import TextFileError, read_bytes, read_form
+from compiler.pipeline import lower_spec
+from compiler.plan.read_files import load_with_files
+from compiler.predict.memory_run import measured_memories
+from compiler.tools.report.lost_time import lost_time
+from compiler.tools.report.page import report_html
+from compiler.tools.report.report import Report, RunFigures
+from compiler.tools.report.sections import report_of
+from runtime.system.regular_files import write
+
+Rows: TypeAlias = tuple[dict[str, Any], ...]
+MOST_BYTES = 1 << 30  # of metrics.jsonl
+MOST_META_BYTES = 256 << 20  # of a corpus whose files are all named
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class Split(_Form):
+    """The sizes of one part of a corpus."""
+
+    files: Count
+    tokens: Count
+    bytes: Count
+
+
+class Tokenizer(_Form):
+    """The tokenizer of a corpus."""
+
+    vocab: Count
+
+
+class Filtered(_Form):
+    """Documents of a source before and behind its filters."""
+
+    documents: Count
+    kept: Count
+    left_out: dict[str, Count]
+
+
+class DataForm(_Form):
+    """data/*/meta.json, as far as the page shows it."""
+
+    source: str | list[str]
+    tokenizer: Tokenizer
+    splits: dict[str, Split]
+    skipped: dict[str, Count]
+    filters: dict[str, Filtered] = {}
+    held_out: list[str] = []
+    unigram_nats: Annotated[float, Field(ge=0, lt=1e6)] | None = None
+
+
+class LoadForm(_Form):
+    """load.json: tokens of each expert, a list a MoE layer."""
+
+    load: list[list[Count]]
+
+
+def write_run_report(run: Path) -> tuple[Path, Report]:
+    """`run`/report.html, and what it shows.
+
+    ValueError or SpecError names the file that is missing or damaged; OSError where the report cannot be written.
+    """
+    report = run_report(run)
+    return _write(run, report_html(report)), report
+
+
+def run_report(run: Path) -> Report:
+    """The report of a run from what it left: spec.resolved, schedule.txt, metrics.jsonl, events.jsonl, load.json,
+    data/*/meta.json. ValueError or SpecError as of `write_run_report`."""
+    spec = load_with_files(run / "spec.resolved")
+    lowered = lower_spec(spec)
+    (metrics, damaged), events = step_rows(run / "metrics.jsonl"), events_of(run)
+    figures = RunFigures(
+        metrics=metrics,
+        data=_meta(run),
+        load=_load(run / "load.json"),
+        memory=measured_memories(run, spec, lowered.lowering, lowered.schedules),
+        damaged_rows=damaged,
+        lost=lost_time(metrics, replaced_rows(run), events) if events else None,
+        events=events,
+    )
+    return report_of(spec, lowered, figures)
+
+
+def _write(run: Path, text: str) -> Path:
+    path = run / "report.html"
+    if path.is_dir():
+        raise TextFileError(f"{path} is a folder, where the report belongs: move it away")
+    write(path, text)
+    return path
+
+
+def step_rows(path: Path) -> tuple[Rows, int]:
+    """The rows of a run's metrics or events that are of a step, and how many lines are none. A killed run may have
+    left half of one at the end."""
+    whole, _, _ = read_bytes(path, MOST_BYTES).rpartition(b"\n")
+    rows, damaged = [], 0
+    for line in whole.split(b"\n") if whole else ():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            rows.append(row)
+        else:
+            damaged += 1
+    return tuple(rows), damaged
+
+
+def replaced_rows(run: Path) -> Rows:
+    """The rows of steps that were trained again, from the files that a resume has moved them to."""
+    return tuple(row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in step_rows(path)[0])
+
+
+def events_of(run: Path) -> Rows:
+    """The events of a run that are of a step; none where they cannot be read."""
+    try:
+        return step_rows(run / "events.jsonl")[0]
+    except TextFileError:
+        return ()
+
+
+def _load(path: Path) -> dict[str, Any]:
+    return read_form(path, MOST_META_BYTES, LoadForm).model_dump() if path.exists() else {}
+
+
+def _meta(run: Path) -> dict[str, Any]:
+    """The `meta.json` of the corpus that was used last; empty where there is none."""
+    try:
+        found = sorted((run / "data").glob("*/meta.json"), key=lambda p: (p.stat().st_mtime, p.name))
+    except OSError as error:
+        raise TextFileError(f"{error.filename}: {error.strerror}") from None
+    return read_form(found[-1], MOST_META_BYTES, DataForm).model_dump() if found else {}

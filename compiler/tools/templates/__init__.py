@@ -1,0 +1,61 @@
+"""Specs that `dsc init` writes: the starter, and every spec that is shipped, each as one file without imports."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from dsl.messages.diagnostics import SpecError
+from dsl.resolve.files import read
+from dsl.text.edits import Edit, apply
+from dsl.text.parser import parse
+from dsl.text.syntax import Import
+
+STARTER = "starter"
+HERE = Path(__file__).parent
+SHIPPED = (HERE / "specs", HERE.parents[2] / "specs")  # in a wheel, in a clone
+
+
+def names() -> tuple[str, ...]:
+    """The templates there are, the starter first."""
+    return (STARTER, *sorted(path.stem for folder in SHIPPED for path in folder.glob("*.dsc")))
+
+
+def template(name: str, out: Path) -> str:
+    """The text of a template for a file that will be called `out`; commands in its comments name that file.
+
+    The run of the starter is called after the file. Raises SpecError if the installation is damaged.
+    """
+    if name == STARTER:
+        text = inlined(HERE / f"{STARTER}.dsc")
+        return text.replace(f"{STARTER}.dsc", out.name).replace(STARTER, run_name(out))
+    path = next(folder / f"{name}.dsc" for folder in SHIPPED if (folder / f"{name}.dsc").exists())
+    return inlined(path).replace(f"specs/{name}.dsc", out.name)
+
+
+def run_name(out: Path) -> str:
+    """A name for the run of a file: `my-run.dsc` → my_run. One called `train` would read as the block."""
+    name = re.sub(r"[^0-9A-Za-z_]+", "_", out.stem).strip("_")[:40]
+    return name if re.match("[A-Za-z_]", name) and name != "train" else f"run_{name}" if name[:1].isdigit() else "first"
+
+
+def inlined(path: Path) -> str:
+    """The text of a spec with the texts of its imports in their places, each once; comments stay."""
+    return _inlined(path, set())
+
+
+def _inlined(path: Path, seen: set[str]) -> str:
+    seen.add(os.path.realpath(path))
+    source, mistakes = read(str(path))
+    parsed = parse(source)
+    if mistakes or parsed.diagnostics:
+        raise SpecError((*mistakes, *parsed.diagnostics))
+    imports = [each for each in parsed.document.body if isinstance(each, Import)]
+    edits = []
+    for each in imports:
+        imported = path.parent / each.path.value
+        text = "" if os.path.realpath(imported) in seen else _inlined(imported, seen).strip("\n")
+        before = "" if source.text[: each.span.start].endswith("\n\n") or not text else "\n"
+        edits.append(Edit(each.span, f"{before}{text}\n" if text else ""))
+    return apply(source.text, edits)

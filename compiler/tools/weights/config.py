@@ -1,0 +1,328 @@
+"""A model → the config.json that it is published with, and the family whose class computes it.
+
+A family describes a model if its configuration, read by the importer, is that model again. So what is written here and
+what is read there cannot part, and what is in the way of a family is where the two differ.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from compiler.tools.importers import families as importable
+from compiler.tools.importers import huggingface
+from compiler.tools.importers.ends import ACTIVATIONS
+from compiler.tools.importers.json_text import parse
+from compiler.tools.importers.linear_attention import LINEAR
+from compiler.tools.importers.rotation import FULL, SLIDING
+from compiler.tools.weights import config_v4
+from compiler.tools.weights.config_experts import FFN_KEYS
+from compiler.tools.weights.families import FAMILIES, Family
+from compiler.tools.weights.tensors import UnnamedError, experts_of, published
+from dsl.messages.source import Source
+from dsl.schema import Compressed, Custom, DeltaNet, Dense, Gqa, Mla, Model
+from dsl.schema.indexer import Indexer
+from dsl.schema.rope import LinearScaling, Rope
+from runtime.contract.weights import Format, Published
+
+Config = dict[str, Any]
+TILE = 128  # rows and columns of a block of FP8, as runtime/ops/quantise.py makes them
+DTYPES: Mapping[Format, str] = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Publication:
+    """How a model is published: under which type, with which configuration, and its tensors."""
+
+    model_type: str
+    config: Config
+    tensors: tuple[Published, ...]
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.model_type]
+
+
+UNREADABLE = "parts that its configuration cannot name"
+
+
+class NoFamilyError(ValueError):
+    """No family describes a model; the message says what is in the way of the nearest."""
+
+
+def publication(model: Model, context: int, imported_as: str = "") -> Publication:
+    """How a model goes out: as the family that it was imported as, if that describes it, else as the first that does.
+
+    `context`: tokens of a sequence. Raises NoFamilyError.
+    """
+    refused: list[tuple[bool, int, str, list[str]]] = []
+    usual = model.attention if isinstance(model.attention, Compressed) else _softmax(model)
+    kind = "compressed" if isinstance(usual, Compressed) else "mla" if isinstance(usual, Mla) else "gqa"
+    order = dict.fromkeys([*([imported_as] if imported_as in FAMILIES else []), *FAMILIES])
+    for model_type in order:
+        config = model_config(model, model_type, context)
+        found = _in_the_way(model, model_type, config)
+        if not found:
+            return Publication(model_type, config, published(model, FAMILIES[model_type]))
+        other = importable.FAMILIES[model_type].attention != kind or UNREADABLE in found
+        refused.append((other, len(found), model_type, found))
+    *_, nearest, reasons = min(refused)
+    raise NoFamilyError(f"no family describes this model; in the way of {nearest}: {'; '.join(reasons)}")
+
+
+def _in_the_way(model: Model, model_type: str, config: Config) -> list[str]:
+    """What a family does not say of a model."""
+    row = FAMILIES[model_type]
+    found = [
+        f"{key} is {getattr(moe, key)}, there always {value}"
+        for moe in dict.fromkeys(experts_of(model))
+        for key, value in row.fixed.items()
+        if getattr(moe, key) != value
+    ]
+    if model.mtp is not None and not row.predicts:
+        found.append("multi-token prediction")
+    read = huggingface.read(parse(Source("config.json", json.dumps(config))), model.name).model
+    if read is None:
+        return [*found, UNREADABLE]
+    found += [
+        f"{path.partition('.')[2] or path} is {ours}, there {theirs}"
+        for path, ours, theirs in _differences(_plain(model), _plain(read))
+    ]
+    if not found:
+        try:
+            published(model, row)
+        except UnnamedError as error:
+            found.append(f"tensors that it does not have: {error}")
+    return list(dict.fromkeys(found))
+
+
+def _plain(model: Model) -> Mapping[str, Any]:
+    """What a model computes, without how it is trained: a mapping by the number of a layer and by key."""
+    values = model.model_dump(mode="json", exclude={"name", "init_std", "attention", "layers", "mtp"})
+    values["mtp"] = None if model.mtp is None else model.mtp.depth
+    for layer in range(model.num_layers):
+        ffn = model.ffn(layer).model_dump(mode="json", exclude={"balance", "max_nodes"}, exclude_none=True)
+        attention = model.attention_of(layer).model_dump(mode="json", exclude={"indexer": {"loss"}}, exclude_none=True)
+        values[f"layer {layer}"] = {"attention": attention, "ffn": ffn}
+    return values
+
+
+def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, value here, value there) of what differs."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in dict.fromkeys([*ours, *theirs]):
+            yield from _differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)
+    elif ours != theirs:
+        yield path, ours, theirs
+
+
+# ---------------------------------------------------------------- config.json
+
+
+def model_config(model: Model, model_type: str, context: int) -> Config:
+    """The config.json of a model as one of a type. What the type cannot say of the model is left out."""
+    family = importable.FAMILIES[model_type]
+    dense = next((span.ffn for span in model.layers if isinstance(span.ffn, Dense)), None)
+    moe = next(iter(experts_of(model)), None)
+    config: Config = {
+        "architectures": [FAMILIES[model_type].architecture],
+        "model_type": model_type,
+        "vocab_size": model.vocab,
+        "hidden_size": model.hidden,
+        "num_hidden_layers": model.num_layers,
+        **_attention(model, family),
+        **_linear(model, family),
+        "attention_dropout": 0.0,
+        "max_position_embeddings": context,
+        "rms_norm_eps": model.norm_eps,
+        "initializer_range": model.init_std,
+        ("hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"): _activation(model),
+        "tie_word_embeddings": model.tied,
+        **_factors(model, family),
+        "use_cache": True,
+        **({"intermediate_size": dense.inner} if dense else {}),
+        **({"mlp_bias": dense.bias} if dense and family.may_bias_ffn else {}),
+        **FFN_KEYS[family.ffn](model, moe),
+        **({"mlp_layer_types": _ffn_kinds(model)} if family.lists_ffn else {}),
+    }
+    theirs = {ours: name for name, ours in family.renamed.items()}
+    return {theirs.get(key, key): value for key, value in config.items()}
+
+
+def _ffn_kinds(model: Model) -> list[str]:
+    """Whether each layer is dense or has experts, in the words of `mlp_layer_types`."""
+    return ["dense" if isinstance(model.ffn(layer), Dense) else "sparse" for layer in range(model.num_layers)]
+
+
+def _attention(model: Model, family: importable.Family) -> Config:
+    if isinstance(model.attention, Compressed):
+        return config_v4.attention_keys(model, _rope)
+    attention = _softmax(model)
+    return _mla(attention) if isinstance(attention, Mla) else _gqa(model, attention, family) if attention else {}
+
+
+def _activation(model: Model) -> str:
+    """The word for the activation of feed-forward parts: that of the first layer, as all have it in a family."""
+    names, first = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}, model.ffn(0)
+    assert not isinstance(first, Custom), "refused before: compiler/tools/weights/checkpoint.py"
+    return names.get(first.activation, "silu")
+
+
+def _factors(model: Model, family: importable.Family) -> Config:
+    """Factors and bounds of a whole model, of families that have them."""
+    keys: Config = {"final_logit_softcapping": model.logit_cap} if family.caps_logits else {}
+    if family.multiplies:
+        keys |= {
+            "embedding_multiplier": model.embedding_scale,
+            "residual_multiplier": model.residual_scale,
+            "logits_scaling": 1 / model.logit_scale,
+        }
+    return keys
+
+
+def with_format(found: Publication, format: Format) -> Config:
+    """The configuration of a model that is stored in a format."""
+    blocks = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [TILE, TILE],
+        "modules_to_not_convert": sorted(_modules_of(found.tensors)),
+    }
+    return found.config | {"dtype": DTYPES[format]} | ({"quantization_config": blocks} if format == "fp8" else {})
+
+
+def _modules_of(tensors: Iterable[Published]) -> set[str]:
+    """The modules whose matrices are not in blocks."""
+    wide = (each for each in tensors if len(each.shape) == 2 and each.kind != "linear" and each.shape[0])
+    return {each.name.removesuffix(".weight") for each in wide if not each.name.endswith("embed_tokens.weight")}
+
+
+def _softmax(model: Model) -> Mla | Gqa | None:
+    """The softmax attention of a model: its own, or that of the first layer that has one."""
+    found = (each for each in (model.attention, *map(model.attention_of, range(model.num_layers))))
+    return next((each for each in found if isinstance(each, Mla | Gqa)), None)
+
+
+def _linear(model: Model, family: importable.Family) -> Config:
+    """Which layers have linear attention, and its sizes, of families that have it."""
+    layers = [*map(model.attention_of, range(model.num_layers))]
+    net = next((each for each in layers if isinstance(each, DeltaNet)), None)
+    if not family.linear:
+        return {}
+    kinds: Config = {"layer_types": [LINEAR if isinstance(each, DeltaNet) else FULL for each in layers]}
+    if net is None:
+        return kinds
+    if family.linear == "kimi":
+        sizes = {"linear_num_heads": net.heads, "linear_head_dim": net.key_dim}
+    else:
+        sizes = {
+            "linear_num_value_heads": net.heads,
+            "linear_num_key_heads": net.key_heads,
+            "linear_key_head_dim": net.key_dim,
+            "linear_value_head_dim": net.value_dim,
+        }
+    return kinds | sizes | {"linear_conv_kernel_dim": net.convolution}
+
+
+def _mla(attention: Mla) -> Config:
+    return {
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.heads,
+        "q_lora_rank": attention.query_rank,
+        "kv_lora_rank": attention.kv_rank,
+        "qk_nope_head_dim": attention.head_dim.nope,
+        "qk_rope_head_dim": attention.head_dim.rope,
+        "v_head_dim": attention.head_dim.value,
+        "rope_interleave": True,
+        "attention_bias": False,
+        **_indexer(attention.indexer),
+        **_rope(attention.rope),
+    }
+
+
+def _indexer(indexer: Indexer | None) -> Config:
+    if indexer is None:
+        return {}
+    return {"index_n_heads": indexer.heads, "index_head_dim": indexer.head_dim, "index_topk": indexer.top_k}
+
+
+def _gqa(model: Model, attention: Gqa, family: importable.Family) -> Config:
+    share = (attention.rope.width or attention.head_dim) / attention.head_dim if attention.rope else 1.0
+    return {
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        **({} if family.always_biased else {"attention_bias": attention.bias is not None}),
+        **({family.may_norm: attention.qk_norm == "head"} if family.may_norm else {}),
+        **({"partial_rotary_factor": share} if family.rotates_part else {}),
+        **_scores(attention, family),
+        **_windows(model, family),
+        **_rotations(model, family, {"partial_rotary_factor": share} if family.rotates_part else {}),
+    }
+
+
+def _scores(attention: Gqa, family: importable.Family) -> Config:
+    """The scale of q·k, and the bound of logits, of families that say them."""
+    keys: Config = {"attn_logit_softcapping": attention.softcap} if family.softcap else {}
+    scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+    if family.scale == "query_pre_attn_scalar":
+        inverse = scale**-2
+        keys["query_pre_attn_scalar"] = round(inverse) if math.isclose(inverse, round(inverse)) else inverse
+    elif family.scale:
+        keys[family.scale] = scale
+    return keys
+
+
+def _windows(model: Model, family: importable.Family) -> Config:
+    """The sliding window, for families that have one: of all layers, or of those that are listed."""
+    found = [each.window for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
+    length = next((window for window in found if window is not None), None)
+    if not family.windows:
+        return {}
+    keys: Config = {"sliding_window": length}
+    if family.may_slide:
+        keys["use_sliding_window"] = length is not None
+    by_layer = family.slides_late or family.slides_early or family.slides_every or family.skips_rotation
+    if family.local_theta or (length is not None and family.windows == "listed" and (by_layer or None in found)):
+        keys["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in found]
+    return keys
+
+
+def _rotations(model: Model, family: importable.Family, part: Mapping[str, float]) -> Config:
+    """The rotation of all layers, or of each kind of layer, and which layers have none, for families that say it."""
+    layers = [each for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
+    if family.skips_rotation:
+        rope = next((each.rope for each in layers if each.rope is not None), None)
+        return {**_rope(rope, part), "no_rope_layers": [int(each.rope is not None) for each in layers]}
+    if not family.local_theta:
+        usual = _softmax(model)
+        return _rope(usual.rope, part) if usual else {}
+    kinds = {FULL: False, SLIDING: True}
+    of_kind = {
+        kind: next((each.rope for each in layers if (each.window is not None) == slides), None)
+        for kind, slides in kinds.items()
+    }
+    return {"rope_parameters": {kind: _rope(rope)["rope_parameters"] for kind, rope in of_kind.items() if rope}}
+
+
+def _rope(rope: Rope | None, part: Mapping[str, float] = MappingProxyType({})) -> Config:
+    """Under the keys that most programs read, and under that of transformers 5. Nothing for attention without
+    positions, which no family of the table has. `part`: how much of a head is rotated."""
+    if rope is None:
+        return {}
+    extension: Config = {"rope_type": "default"}
+    if rope.scaling is not None:
+        given = rope.scaling.model_dump(mode="json", exclude={"kind", "original"}, exclude_none=True)
+        extension = {"rope_type": rope.scaling.kind, **given}
+        if not isinstance(rope.scaling, LinearScaling):
+            extension["original_max_position_embeddings"] = rope.scaling.original
+    return {
+        "rope_theta": rope.theta,
+        **({"rope_scaling": extension} if rope.scaling is not None else {}),
+        "rope_parameters": {**extension, "rope_theta": rope.theta, **part},
+    }

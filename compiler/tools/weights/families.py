@@ -1,0 +1,156 @@
+"""How the models of a type are published: a row for each, read by `dsc import hf` and by `dsc export hf`.
+
+A row says what the class is called, in which order it rotates, where its tensors have other names than those of
+DeepSeek and Llama (compiler/tools/weights/tensors.py), and what its class in `transformers` 5.23 computes whatever a
+configuration says. The keys of a configuration and their defaults are in compiler/tools/importers/families.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Names = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the models of a type are published."""
+
+    architecture: str
+    rotates: Literal["pairs", "halves"]  # numbers that lie side by side, or half of the rotated width apart
+    names: Names = field(default_factory=dict)  # of a block, in the place of the common ones
+    ends: Mapping[str, str] = field(default_factory=dict)  # of the rest of the model, likewise
+    fixed: Mapping[str, object] = field(default_factory=dict)  # keys of an MoE layer that the class does not read
+    linear: Names = field(default_factory=dict)  # of a block with linear attention, in the place of all others
+    gains_from_one: bool = False  # gains of norms are published as their differences from 1
+    predicts: bool = False  # whether there are tensors of multi-token prediction
+    reads_order: bool = False  # rope_interleave is read: false of it means halves
+    remote: bool = False  # whether `transformers` needs the code beside the published weights
+
+
+_MIXTRAL: Names = {
+    "ffn.router.weight": ("block_sparse_moe.gate.weight",),
+    "ffn.experts.*.up": ("block_sparse_moe.experts.*.w1.weight", "block_sparse_moe.experts.*.w3.weight"),
+    "ffn.experts.*.down": ("block_sparse_moe.experts.*.w2.weight",),
+}
+_OLMO2: Names = {  # norms stand behind attention and behind the feed-forward part
+    "attention.post_norm": ("post_attention_layernorm.weight",),
+    "ffn.post_norm": ("post_feedforward_layernorm.weight",),
+}
+_QWEN2_MOE: Names = {
+    "ffn.shared.up": ("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),
+    "ffn.shared.gate": ("mlp.shared_expert_gate.weight",),
+    "ffn.shared.down": ("mlp.shared_expert.down_proj.weight",),
+}
+_SANDWICH: Names = {  # norms stand in front of both parts and behind them
+    "attention.post_norm": ("post_attention_layernorm.weight",),
+    "ffn.norm": ("pre_feedforward_layernorm.weight",),
+    "ffn.post_norm": ("post_feedforward_layernorm.weight",),
+}
+_GPT_OSS: Names = {  # all experts of a layer are in one tensor
+    "ffn.router.weight": ("mlp.router.weight",),
+    "ffn.router.logit_bias": ("mlp.router.bias",),
+    "ffn.experts.*.up": ("mlp.experts.gate_up_proj",),
+    "ffn.experts.*.up_bias": ("mlp.experts.gate_up_proj_bias",),
+    "ffn.experts.*.down": ("mlp.experts.down_proj",),
+    "ffn.experts.*.down_bias": ("mlp.experts.down_proj_bias",),
+}
+# Where a name stands twice, rows of both lie together, for each head of keys.
+_QWEN3_NEXT: Names = {
+    "attention.qkv": ("linear_attn.in_proj_qkvz.weight",),
+    "attention.gate": ("linear_attn.in_proj_qkvz.weight",),
+    "attention.beta": ("linear_attn.in_proj_ba.weight",),
+    "attention.decay": ("linear_attn.in_proj_ba.weight",),
+    "attention.convolution": ("linear_attn.conv1d.weight",),
+    "attention.decay_bias": ("linear_attn.dt_bias",),
+    "attention.decay_rate": ("linear_attn.A_log",),
+    "attention.out_norm": ("linear_attn.norm.weight",),
+    "attention.out": ("linear_attn.out_proj.weight",),
+}
+_KDA: Names = {
+    "attention.qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "attention.convolution": ("self_attn.q_conv1d.weight", "self_attn.k_conv1d.weight", "self_attn.v_conv1d.weight"),
+    "attention.beta": ("self_attn.b_proj.weight",),
+    "attention.decay_down": ("self_attn.f_a_proj.weight",),
+    "attention.decay": ("self_attn.f_b_proj.weight",),
+    "attention.decay_bias": ("self_attn.dt_bias",),
+    "attention.decay_rate": ("self_attn.A_log",),
+    "attention.gate_down": ("self_attn.g_a_proj.weight",),
+    "attention.gate": ("self_attn.g_b_proj.weight",),
+    "attention.out_norm": ("self_attn.o_norm.weight",),
+    "attention.out": ("self_attn.o_proj.weight",),
+}
+_KIMI_LINEAR: Names = {
+    **_MIXTRAL,
+    "ffn.router.bias": ("block_sparse_moe.gate.e_score_correction_bias",),
+    "ffn.shared.up": (
+        "block_sparse_moe.shared_experts.gate_proj.weight",
+        "block_sparse_moe.shared_experts.up_proj.weight",
+    ),
+    "ffn.shared.down": ("block_sparse_moe.shared_experts.down_proj.weight",),
+}
+_DEEPSEEK_V4: Names = {
+    "attention.norm": ("attn_norm.weight",),
+    "attention.q_down": ("attn.wq_a.weight",),
+    "attention.q_norm": ("attn.q_norm.weight",),
+    "attention.q_up": ("attn.wq_b.weight",),
+    "attention.kv": ("attn.wkv.weight",),
+    "attention.kv_norm": ("attn.norm.weight",),
+    "attention.pool": ("attn.compressor.wkv.weight", "attn.compressor.wgate.weight"),
+    "attention.pool_bias": ("attn.compressor.ape",),
+    "attention.pool_norm": ("attn.compressor.norm.weight",),
+    "attention.indexer.q": ("attn.indexer.wq_b.weight",),
+    "attention.indexer.pool": ("attn.indexer.compressor.wkv.weight", "attn.indexer.compressor.wgate.weight"),
+    "attention.indexer.pool_bias": ("attn.indexer.compressor.ape",),
+    "attention.indexer.pool_norm": ("attn.indexer.compressor.norm.weight",),
+    "attention.indexer.weights": ("attn.indexer.weights_proj.weight",),
+    "attention.sinks": ("attn.attn_sink",),
+    "attention.group_out": ("attn.wo_a.weight",),
+    "attention.out": ("attn.wo_b.weight",),
+    "ffn.norm": ("ffn_norm.weight",),
+    "ffn.router.weight": ("ffn.gate.weight",),
+    "ffn.router.bias": ("ffn.gate.bias",),
+    "ffn.router.table": ("ffn.gate.tid2eid",),
+    "ffn.shared.up": ("ffn.shared_experts.w1.weight", "ffn.shared_experts.w3.weight"),
+    "ffn.shared.down": ("ffn.shared_experts.w2.weight",),
+    "ffn.experts.*.up": ("ffn.experts.*.w1.weight", "ffn.experts.*.w3.weight"),
+    "ffn.experts.*.down": ("ffn.experts.*.w2.weight",),
+    **{
+        f"{part}_hyper.{name}": (f"hc_{theirs}_{name}",)
+        for part, theirs in (("attention", "attn"), ("ffn", "ffn"))
+        for name in ("fn", "base", "scale")
+    },
+}
+_ENDS_OF_V4 = {"head": "head.weight"} | {
+    f"final_hyper.{name}": f"model.hc_head.hc_{name}" for name in ("fn", "base", "scale")
+}
+_SIGMOID = {"score": "sigmoid"}
+
+# The first that describes a model is how it is published, unless it was imported as another one that does.
+FAMILIES: Mapping[str, Family] = {
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, reads_order=True),
+    "deepseek_v32": Family("DeepseekV32ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True),
+    "deepseek_v2": Family("DeepseekV2ForCausalLM", "pairs", fixed={"score": "softmax", "normalize": False}),
+    "llama": Family("LlamaForCausalLM", "halves"),
+    "qwen2": Family("Qwen2ForCausalLM", "halves"),
+    "mistral": Family("MistralForCausalLM", "halves"),
+    "qwen3": Family("Qwen3ForCausalLM", "halves"),
+    "mixtral": Family("MixtralForCausalLM", "halves", _MIXTRAL),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", "halves"),
+    "olmo2": Family("Olmo2ForCausalLM", "halves", _OLMO2),
+    "qwen2_moe": Family("Qwen2MoeForCausalLM", "halves", _QWEN2_MOE),
+    "olmoe": Family("OlmoeForCausalLM", "halves"),
+    "glm4_moe": Family("Glm4MoeForCausalLM", "halves", fixed=_SIGMOID, predicts=True),
+    "gemma2": Family("Gemma2ForCausalLM", "halves", _SANDWICH, gains_from_one=True),
+    "gemma3_text": Family("Gemma3ForCausalLM", "halves", _SANDWICH, gains_from_one=True),
+    "gpt_oss": Family("GptOssForCausalLM", "halves", _GPT_OSS),
+    "qwen3_next": Family("Qwen3NextForCausalLM", "halves", _QWEN2_MOE, linear=_QWEN3_NEXT, gains_from_one=True),
+    "kimi_linear": Family("KimiLinearForCausalLM", "pairs", _KIMI_LINEAR, fixed=_SIGMOID, linear=_KDA),
+    "granite": Family("GraniteForCausalLM", "halves"),
+    "smollm3": Family("SmolLM3ForCausalLM", "halves"),
+    "kimi_k2": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, reads_order=True, remote=True),
+    "deepseek_v4": Family("DeepseekV4ForCausalLM", "pairs", _DEEPSEEK_V4, _ENDS_OF_V4),
+    "deepseek": Family("DeepseekForCausalLM", "halves", fixed={"score": "softmax"}, remote=True),
+}

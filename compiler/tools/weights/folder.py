@@ -1,0 +1,218 @@
+"""The folder of a published model: which tensors its files have, and whether they are those of a model.
+
+Only the headers of files are read here, by the safetensors library. Everything that is wrong is found at once, and each
+message names the file and the tensor. Files that hold pickles are not opened: reading one runs code that is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from compiler.tools.weights.tensors import DERIVED
+from runtime.contract.weights import FP4_DATA, FP4_SCALE, INDEX, ONE, SCALE, Published
+from runtime.system.outcome import printable
+
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+INTEGERS = frozenset({"I64", "I32"})
+BLOCKS = "F8_E4M3"
+FP4_BLOCK = 32  # numbers of MXFP4 that share a scale; two of them are a byte
+MAX_INDEX_BYTES = 64 << 20
+MAX_SHOWN = 20  # mistakes
+_FILE = re.compile(r"(?!\.)[A-Za-z0-9_.=+-]{1,255}")
+
+
+class FolderError(Exception):
+    """A folder of weights that cannot be used; a line for each reason."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of a file, as its header says."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights, of any kind. Raises FolderError where they are pickles alone."""
+    if (folder / INDEX).exists() or (folder / ONE).exists():
+        return True
+    if found := next((name for name in PICKLES if (folder / name).exists()), None):
+        raise FolderError(
+            f"{folder / found} is a pickle, and reading one runs code that is in it: convert it to safetensors first"
+            " (`save_pretrained` of transformers writes them)"
+        )
+    return False
+
+
+def read_folder(folder: Path) -> dict[str, Held]:
+    """Every tensor of a folder, by name. Raises FolderError."""
+    indexed = _index(folder / INDEX) if (folder / INDEX).exists() else None
+    files = [ONE] if indexed is None else sorted(set(indexed.values()))
+    found: dict[str, Held] = {}
+    wrong: list[str] = []
+    for file in files:
+        try:
+            for name, held in _header(folder, file):
+                if name in found:
+                    wrong.append(f"{folder / file}: {printable(name)} is in {found[name].file} already")
+                found[name] = held
+        except FolderError as error:
+            wrong.append(str(error))
+    for name, file in (indexed or {}).items():
+        if name not in found and not wrong:
+            wrong.append(f"{folder / INDEX}: {printable(name)} is in no file; the index names {file}")
+        elif name in found and found[name].file != file:
+            wrong.append(f"{folder / INDEX}: {printable(name)} is in {found[name].file}, and the index names {file}")
+    if indexed is not None:
+        wrong += [
+            f"{folder / held.file}: {printable(n)} is not in the index" for n, held in found.items() if n not in indexed
+        ]
+    _raise(wrong)
+    return found
+
+
+def _index(path: Path) -> dict[str, str]:
+    """The file of each tensor, as an index says."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FolderError(f"{path} is not a regular file")
+        if path.stat().st_size > MAX_INDEX_BYTES:
+            raise FolderError(f"{path} has more than {MAX_INDEX_BYTES >> 20} MiB")
+        value = json.loads(path.read_text("utf-8"), object_pairs_hook=_unique)
+    except (OSError, ValueError, RecursionError) as error:
+        raise FolderError(
+            f"{path} cannot be read: {printable(str(getattr(error, 'strerror', None) or error))}"
+        ) from None
+    files = value.get("weight_map") if isinstance(value, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise FolderError(f"{path} has no `weight_map` of names and files")
+    _raise(
+        [
+            f"{path}: {printable(name)} is said to be in {printable(file)}, which is no name of a file beside it"
+            for name, file in files.items()
+            if not _FILE.fullmatch(file)
+        ]
+    )
+    return files
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = set[str]()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"{twice} is there twice")
+    return found
+
+
+def _header(folder: Path, file: str) -> Iterator[tuple[str, Held]]:
+    """The tensors of one file. The library compares the header with the size of the file."""
+    path = folder / file
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FolderError(f"{path} is not a regular file")
+        with safe_open(path, framework="np") as opened:
+            for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+                part = opened.get_slice(name)
+                yield name, Held(file, str(part.get_dtype()), tuple(part.get_shape()))
+    except (SafetensorError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FolderError(f"{path} cannot be read: {printable(str(reason))}") from None
+
+
+def check(
+    folder: Path, tensors: Sequence[Published], held: Mapping[str, Held], block: tuple[int, int] | None
+) -> dict[str, str]:
+    """The file of every tensor and scale that a model takes. Every tensor of the folder is taken, or is an error.
+
+    `block`: rows and columns that share a scale, as the configuration says. Raises FolderError with all that is wrong.
+    """
+    files: dict[str, str] = {}
+    wrong: list[str] = []
+    missing: list[str] = []
+    for each in tensors:
+        found = held.get(each.name)
+        if found is None and each.stacked and each.name + FP4_DATA in held:
+            wrong += _in_fp4(folder, each, held)
+            names = (each.name + FP4_DATA, each.name + FP4_SCALE)
+            files |= {name: held[name].file for name in names if name in held}
+            continue
+        if found is None:
+            missing += [] if each.optional else [each.name]
+            continue
+        files[each.name] = found.file
+        at = f"{folder / found.file}: {each.name}"
+        if found.shape != each.shape:
+            wrong.append(f"{at} is {_extents(found.shape)}, and the configuration asks for {_extents(each.shape)}")
+        if found.dtype == BLOCKS and each.kind != "table":
+            wrong += _blocked(folder, each, found, held, block)
+            if scale := held.get(each.name + SCALE):
+                files[each.name + SCALE] = scale.file
+        elif each.kind == "table" and found.dtype not in INTEGERS:
+            wrong.append(f"{at} is {found.dtype}, and tables hold whole numbers: {', '.join(sorted(INTEGERS))}")
+        elif each.kind != "table" and found.dtype not in FLOATS:
+            wrong.append(f"{at} is {found.dtype}, which no weight is read from")
+    foreign = [name for name in held if name not in files and not DERIVED.fullmatch(name)]
+    wrong += [f"{folder}: {name} is missing" for name in missing]
+    wrong += [f"{folder / held[name].file}: {printable(name)} is no tensor of this model" for name in foreign]
+    _raise(wrong)
+    return files
+
+
+def without_mtp(tensors: Sequence[Published], held: Iterable[str], block: str) -> bool:
+    """Whether a folder has nothing of the published block of multi-token prediction, though the model has it."""
+    return any(each.name.startswith(block) for each in tensors) and not any(name.startswith(block) for name in held)
+
+
+def _blocked(
+    folder: Path, each: Published, found: Held, held: Mapping[str, Held], block: tuple[int, int] | None
+) -> Iterator[str]:
+    """What is wrong with a matrix in blocks of FP8."""
+    at, scale = f"{folder / found.file}: {each.name}", held.get(each.name + SCALE)
+    if len(found.shape) != 2:
+        yield f"{at} is {BLOCKS}, and no matrix"
+    elif scale is None:
+        yield f"{at} is {BLOCKS}, and its scales are missing: {each.name + SCALE}"
+    elif block is None:
+        yield f"{at} is {BLOCKS}, and the configuration has no `quantization_config` with a `weight_block_size`"
+    else:
+        wanted = tuple(-(-extent // size) for extent, size in zip(found.shape, block, strict=True))
+        if scale.dtype != "F32" or scale.shape != wanted:
+            name = f"{folder / scale.file}: {each.name + SCALE}"
+            yield f"{name} is {scale.dtype} of {_extents(scale.shape)}; of such blocks it is F32 of {_extents(wanted)}"
+
+
+def _in_fp4(folder: Path, each: Published, held: Mapping[str, Held]) -> Iterator[str]:
+    """What is wrong with a stack of matrices in MXFP4, which are stored by the rows of a checkpoint."""
+    experts, columns, rows = each.shape
+    blocks = (experts, rows, -(-columns // FP4_BLOCK))
+    for end, wanted in ((FP4_DATA, (*blocks, FP4_BLOCK // 2)), (FP4_SCALE, blocks)):
+        found = held.get(each.name + end)
+        if found is None:
+            data = each.name + FP4_DATA
+            yield f"{folder / held[data].file}: {data} is MXFP4, and its scales are missing: {each.name + end}"
+        elif columns % FP4_BLOCK or found.dtype != "U8" or found.shape != wanted:
+            name = f"{folder / found.file}: {each.name + end}"
+            yield f"{name} is {found.dtype} of {_extents(found.shape)}; of MXFP4 it is U8 of {_extents(wanted)}"
+
+
+def _extents(shape: Sequence[int]) -> str:
+    return " × ".join(f"{extent:,}" for extent in shape) or "a number"
+
+
+def _raise(wrong: Sequence[str]) -> None:
+    """Raise FolderError if there are mistakes, with the first of them."""
+    if wrong:
+        more = [f"and {len(wrong) - MAX_SHOWN:,} more"] if len(wrong) > MAX_SHOWN else []
+        raise FolderError("\n".join([*wrong[:MAX_SHOWN], *more]))

@@ -1,0 +1,313 @@
+"""The tensors of a published model, each as pieces of the tensors of a checkpoint: one list for both directions.
+
+The tensors of a checkpoint are those that the layers declare (compiler/plan/parameters.py); a table says what each is
+called in a published block. A tensor that the table does not have is an error, so none is forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from math import gcd
+
+from compiler.plan.parameters import Parameter, model_parameters, num_experts, stored
+from compiler.tools.weights.families import Family
+from dsl.schema import Compressed, DeltaNet, Gqa, Mla, Model, Moe
+from runtime.contract.weights import Halves, Piece, Published
+
+# What a tensor of a block is called, by its path here; * is the number of an expert. Several names: its rows divided.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "attention.norm": ("input_layernorm.weight",),
+    "attention.qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "attention.qkv_bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+    "attention.out_bias": ("self_attn.o_proj.bias",),
+    "attention.sinks": ("self_attn.sinks",),
+    "attention.q": ("self_attn.q_proj.weight",),
+    "attention.q_down": ("self_attn.q_a_proj.weight",),
+    "attention.q_up": ("self_attn.q_b_proj.weight",),
+    "attention.kv_down": ("self_attn.kv_a_proj_with_mqa.weight",),
+    "attention.kv_norm": ("self_attn.kv_a_layernorm.weight",),
+    "attention.kv_up": ("self_attn.kv_b_proj.weight",),
+    "attention.q_norm": ("self_attn.q_norm.weight",),
+    "attention.k_norm": ("self_attn.k_norm.weight",),
+    "attention.out": ("self_attn.o_proj.weight",),
+    "attention.indexer.q": ("self_attn.indexer.wq_b.weight",),
+    "attention.indexer.k": ("self_attn.indexer.wk.weight",),
+    "attention.indexer.k_norm": ("self_attn.indexer.k_norm.weight",),
+    "attention.indexer.k_bias": ("self_attn.indexer.k_norm.bias",),
+    "attention.indexer.weights": ("self_attn.indexer.weights_proj.weight",),
+    "ffn.norm": ("post_attention_layernorm.weight",),
+    "ffn.up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "ffn.up_bias": ("mlp.gate_proj.bias", "mlp.up_proj.bias"),
+    "ffn.down": ("mlp.down_proj.weight",),
+    "ffn.down_bias": ("mlp.down_proj.bias",),
+    "ffn.router.weight": ("mlp.gate.weight",),
+    "ffn.router.bias": ("mlp.gate.e_score_correction_bias",),
+    "ffn.shared.up": ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"),
+    "ffn.shared.down": ("mlp.shared_experts.down_proj.weight",),
+    "ffn.experts.*.up": ("mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"),
+    "ffn.experts.*.down": ("mlp.experts.*.down_proj.weight",),
+    "embedding_norm": ("enorm.weight",),
+    "hidden_norm": ("hnorm.weight",),
+    "projection": ("eh_proj.weight",),
+    "final_norm": ("shared_head.norm.weight",),
+}
+OF_LATENT = {"attention.q_norm": ("self_attn.q_a_layernorm.weight",)}  # else the norm of queries in heads
+ENDS = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
+SHARED = {"embedding": "embed_tokens.weight", "head": "shared_head.head.weight"}  # a block of MTP repeats them
+# How what is no matrix is published, of its extents here: taps with a dimension of one, rates of Kimi with three.
+PUBLISHED_IN: Mapping[str, Callable[..., tuple[int, ...]]] = {
+    "attention.convolution": lambda name, rows, taps: (rows, 1, taps),
+    "attention.decay_rate": lambda name, heads: (1, 1, heads, 1) if name.startswith("self_attn.") else (heads,),
+}
+OF_UP = ("ffn.experts.*.up", "ffn.experts.*.up_bias")
+INDEXED = ("q", "k", "k_norm", "k_bias")  # tensors of an indexer with rotated rows, by halves in every family
+PLAIN = frozenset(
+    {"ffn.router.weight", "projection", "attention.indexer.weights"}
+)  # matrices that no model stores in blocks of FP8
+DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # which follows from the configuration
+
+
+Attention = Mla | Gqa | Compressed | DeltaNet
+
+
+class UnnamedError(ValueError):
+    """Tensors of a model that no published model has; the message lists them."""
+
+
+def published(model: Model, family: Family, rotates: str = "") -> tuple[Published, ...]:
+    """The tensors of a model as its family publishes them, in the order of the model.
+
+    `rotates`: where a configuration says another order than its family. Raises UnnamedError.
+    """
+    found = model_parameters(model)
+    naming = _Naming(model, family, (rotates or family.rotates) == "halves")
+    if unnamed := [each.name for each in found if not naming.knows(each)]:
+        raise UnnamedError(", ".join(unnamed[:6]) + (f" and {len(unnamed) - 6} more" if len(unnamed) > 6 else ""))
+    tensors: dict[str, Published] = {}
+    for each in (each for parameter in found for each in naming.of(parameter)):
+        before = tensors.get(each.name)
+        tensors[each.name] = each if before is None else (_stacked if each.stacked else _joined)(before, each)
+    return (*tensors.values(), *_added(model, family, found))
+
+
+def _stacked(before: Published, one: Published) -> Published:
+    """A published tensor of experts, with one more of them behind those that it has."""
+    return replace(before, shape=(before.shape[0] + 1, *before.shape[1:]), pieces=(*before.pieces, *one.pieces))
+
+
+def _joined(before: Published, more: Published) -> Published:
+    """A published tensor whose rows are those of two, head by head of the keys."""
+    heads = gcd(len(before.pieces), len(more.pieces))
+    of_heads = [
+        each.pieces[len(each.pieces) * head // heads : len(each.pieces) * (head + 1) // heads]
+        for head in range(heads)
+        for each in (before, more)
+    ]
+    rows = before.shape[0] + more.shape[0]
+    return replace(before, shape=(rows, *before.shape[1:]), pieces=tuple(chain.from_iterable(of_heads)))
+
+
+class _Naming:
+    """Published tensors of each tensor of a checkpoint."""
+
+    def __init__(self, model: Model, family: Family, halves: bool) -> None:
+        self._model, self._halves = model, halves
+        self._names, self._linear = {**NAMES, **family.names}, family.linear
+        self._ends = {**ENDS, **family.ends}
+        self._from_one = family.gains_from_one
+
+    def knows(self, parameter: Parameter) -> bool:
+        """Whether a tensor has a name."""
+        local = _local(parameter.name)
+        return parameter.name in self._ends or local in self._names or local in self._linear
+
+    def of(self, parameter: Parameter) -> Iterator[Published]:
+        """The published tensors that a tensor is made of."""
+        if parameter.name in self._ends:
+            found = _published(self._ends[parameter.name], "plain", parameter, 0, parameter.shape[0])
+            yield replace(found, from_one=self._is_from_one(parameter))
+            return
+        local, block = _local(parameter.name), _published_block(self._model, parameter.name)
+        attention = _attention_of(self._model, parameter.name)
+        own = OF_LATENT if isinstance(attention, Mla) else self._linear if isinstance(attention, DeltaNet) else {}
+        names = own.get(local) or self._names[local]
+        sizes = _sizes(local, attention, parameter, len(names))
+        kind = {"bias": "buffer", "table": "table"}.get(parameter.role, "linear")
+        if len(parameter.shape) == 1 or local in PLAIN:
+            kind = "plain" if kind == "linear" else kind
+        start = 0
+        for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            full = f"{block}.{name}".replace("*", str(parameter.expert))
+            halves = _rotated(local, attention, index) if self._halves else _rotated_by_indexers(local, attention)
+            one = _published(full, kind, parameter, start, start + size, halves)
+            one = _by_heads(one, local, index, attention, parameter, tuple(self._linear.values()).count(names))
+            if local in PUBLISHED_IN:
+                one = replace(one, kind="plain", shape=PUBLISHED_IN[local](name, *one.shape), rows=one.shape)
+            if "*" in local and "*" not in name:  # all experts in one tensor, whose gate and up are columns in turn
+                piece = replace(one.pieces[0], in_turn=local in OF_UP)
+                one = replace(one, shape=(1, *reversed(one.shape)), kind="plain", pieces=(piece,), stacked=True)
+            below = num_experts(self._model, parameter.name) if kind == "table" else 0
+            yield replace(one, from_one=self._is_from_one(parameter), below=below)
+            start += size
+
+    def _is_from_one(self, parameter: Parameter) -> bool:
+        """Whether a tensor is published as its differences from 1: a gain, of a family that does so."""
+        return self._from_one and parameter.init is None and _local(parameter.name) != "attention.out_norm"
+
+
+def _by_heads(
+    one: Published, local: str, index: int, attention: Attention, parameter: Parameter, together: int
+) -> Published:
+    """A tensor that is published head by head: queries with their gates; all that is `together` of a delta rule."""
+    (piece,) = one.pieces
+    if isinstance(attention, Gqa) and attention.output_gate and local in ("attention.qkv", "attention.qkv_bias"):
+        if index:
+            return one
+        width, gates = attention.head_dim, parameter.shape[0] - attention.heads * attention.head_dim
+        starts = [(head * width, gates + head * width) for head in range(attention.heads)]
+        pieces = [
+            replace(piece, start=start, end=start + width, halves=piece.halves if start < gates else None)
+            for start in chain.from_iterable(starts)
+        ]
+        rows = 2 * attention.heads * width
+    elif isinstance(attention, DeltaNet) and together > 1:
+        heads = attention.key_heads
+        parts = _widths(attention) if local == "attention.qkv" else (parameter.shape[0],)
+        firsts = [sum(parts[:part]) for part in range(len(parts))]
+        pieces = [
+            replace(piece, start=first + head * part // heads, end=first + (head + 1) * part // heads)
+            for head in range(heads)
+            for first, part in zip(firsts, parts, strict=True)
+        ]
+        rows = sum(parts)
+    else:
+        return one
+    return replace(one, shape=(rows, *one.shape[1:]), pieces=tuple(pieces))
+
+
+def _widths(net: DeltaNet) -> tuple[int, ...]:
+    """Rows of queries, keys and values."""
+    keys = net.key_heads * net.key_dim
+    return keys, keys, net.heads * net.value_dim
+
+
+def _attention_of(model: Model, name: str) -> Attention:
+    """The attention of the block of a tensor."""
+    kind, index = name.split(".")[:2]
+    found = model.attention_of(int(index)) if kind == "layers" else model.attention_of_mtp
+    assert isinstance(found, Mla | Gqa | Compressed | DeltaNet), (
+        "others are refused before: compiler/tools/weights/checkpoint.py"
+    )
+    return found
+
+
+def _sizes(local: str, attention: Attention, parameter: Parameter, count: int) -> Sequence[int]:
+    """The rows of each part of a tensor."""
+    if local in ("attention.qkv", "attention.qkv_bias"):
+        if isinstance(attention, DeltaNet):
+            return _widths(attention) if count > 1 else (parameter.shape[0],)
+        assert isinstance(attention, Gqa)
+        keys = attention.kv_heads * attention.head_dim
+        return attention.heads * attention.head_dim, keys, keys
+    if isinstance(attention, DeltaNet) and local == "attention.convolution" and count > 1:
+        return _widths(attention)
+    return (parameter.shape[0] // count,) * count
+
+
+def _rotated(local: str, attention: Attention, index: int) -> Halves | None:
+    """Which rows of the part `index` of a tensor are rotated; None where none is."""
+    if isinstance(attention, DeltaNet) or attention.rope is None:
+        return None
+    assert not isinstance(attention, Compressed), "published with pairs side by side"
+    if isinstance(attention, Mla):
+        nope, rope = attention.head_dim.nope, attention.head_dim.rope
+        if local in ("attention.q", "attention.q_up"):
+            return Halves(nope + rope, nope, rope)
+        if local == "attention.kv_down":
+            return Halves(attention.kv_rank + rope, attention.kv_rank, rope)
+        return _rotated_by_indexers(local, attention)
+    norm, part = ("attention.q_norm", "attention.k_norm"), ("attention.qkv", "attention.qkv_bias")
+    if local in norm or (local in part and index < 2):
+        return Halves(attention.head_dim, 0, attention.rope.width or attention.head_dim)
+    return None
+
+
+def _rotated_by_indexers(local: str, attention: Attention) -> Halves | None:
+    """Which rows of a tensor of an indexer are rotated: the first of each head."""
+    if not isinstance(attention, Mla) or attention.indexer is None or attention.rope is None:
+        return None
+    if local not in {f"attention.indexer.{name}" for name in INDEXED}:
+        return None
+    return Halves(attention.indexer.head_dim, 0, attention.head_dim.rope)
+
+
+def _added(model: Model, family: Family, found: Sequence[Parameter]) -> Iterator[Published]:
+    """What is published beside the tensors of a checkpoint: copies for MTP, and parts that here are nothing."""
+    by_name = {each.name: each for each in found}
+    for k in range(model.mtp.depth if model.mtp else 0):
+        for name, theirs in SHARED.items():
+            parameter = by_name.get(name, by_name["embedding"])  # a tied head
+            full = f"{_published_block(model, f'mtp.{k}.')}.{theirs}"
+            yield _published(full, "plain", parameter, 0, parameter.shape[0], optional=True)
+    if family.fixed.get("score") is None:
+        return
+    for each in found:
+        if _local(each.name) != "ffn.router.weight":
+            continue
+        block, prefix = _published_block(model, each.name), each.name.removesuffix("ffn.router.weight")
+        experts, D = each.shape
+        if family.fixed["score"] == "sigmoid" and f"{prefix}ffn.router.bias" not in by_name:
+            yield Published(f"{block}.mlp.gate.e_score_correction_bias", (experts,), "buffer", (), optional=True)
+        if f"{prefix}ffn.shared.up" not in by_name:
+            for local in ("ffn.shared.up", "ffn.shared.down"):
+                for name in NAMES[local]:
+                    shape = (D, 0) if local.endswith("down") else (0, D)
+                    yield Published(f"{block}.{name}", shape, "plain", (), optional=True)
+
+
+def _published(
+    name: str,
+    kind: str,
+    parameter: Parameter,
+    start: int,
+    end: int,
+    halves: Halves | None = None,
+    optional: bool = False,
+) -> Published:
+    piece = Piece(stored(parameter), start, end, halves)
+    shape = (end - start, *parameter.shape[1:])
+    return Published(name, shape, kind, (piece,), optional)  # type: ignore[arg-type]
+
+
+def _local(name: str) -> str:
+    """The path of a tensor in its block: ffn.experts.*.up of layers.3.ffn.experts.17.up."""
+    parts = name.split(".")
+    inside = parts[2:] if parts[0] in ("layers", "mtp") else parts
+    return ".".join("*" if part.isdigit() else part for part in inside)
+
+
+def _published_block(model: Model, name: str) -> str:
+    """model.layers.3 of layers.3.…; the blocks of MTP come after the layers."""
+    kind, index = name.split(".")[:2]
+    return f"model.layers.{int(index) + (model.num_layers if kind == 'mtp' else 0)}"
+
+
+def copies_of(model: Model) -> tuple[Published, ...]:
+    """Tensors that a published model may have, though they repeat another: the head of tied embeddings."""
+    if not model.tied:
+        return ()
+    embedding = next(each for each in model_parameters(model) if each.name == "embedding")
+    return (_published(ENDS["head"], "plain", embedding, 0, embedding.shape[0], optional=True),)
+
+
+def mtp_block(model: Model, index: int) -> str:
+    """How the names of a published block of multi-token prediction begin."""
+    return f"model.layers.{model.num_layers + index}."
+
+
+def experts_of(model: Model) -> list[Moe]:
+    """The mixtures of experts of a model, one for each range of layers."""
+    return [span.ffn for span in model.layers if isinstance(span.ffn, Moe)]

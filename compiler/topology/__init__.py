@@ -1,6 +1,0 @@
-"""The cluster as a graph that prices transfers: in closed form for any size, as networkx for small ones."""
-
-from compiler.topology.fabric import Experts, Fabric, Nodes
-from compiler.topology.links import LEVELS, Link, Links
-
-__all__ = ["LEVELS", "Experts", "Fabric", "Link", "Links", "Nodes"]

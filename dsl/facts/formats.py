@@ -1,0 +1,44 @@
+"""Formats of tensors whose tiles have scales: which keys of a precision name each, and what its tensors take.
+
+A row here is a row of `runtime.ops.formats` too, which has the arithmetic; FP8 in 1×128 tiles, DeepSeek-V3's, has ops
+and kernels of its own. The sources are OCP MX 1.0 and arXiv 2506.08027 (MXFP8), arXiv 2509.25149 (NVFP4), arXiv
+2412.19437 (FP8 blocks and E5M6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["fp64", "fp32", "bf16", "e4m3", "e2m1", "e5m6"]
+Scale = Literal["fp32", "e8m0", "e4m3"]
+
+BITS: dict[Dtype, int] = {"e4m3": 8, "e2m1": 4, "e5m6": 12}  # of an element, where tiles have scales
+SCALE_BYTES: dict[Scale, int] = {"fp32": 4, "e8m0": 1, "e4m3": 1}
+
+
+@dataclass(frozen=True)
+class Format:
+    """A row. `name` is the end of the names of its ops; tiles are rows × columns."""
+
+    name: str
+    element: Dtype
+    tile: tuple[int, int]
+    weight_tile: tuple[int, int]
+    scale: Scale = "fp32"
+    tensor_scale: bool = False
+
+    @property
+    def keys(self) -> tuple[Dtype, tuple[int, int], tuple[int, int], Scale, bool]:
+        """What the keys of a precision say of it: linear, activation_tile, weight_tile, scale, tensor_scale."""
+        return self.element, self.tile, self.weight_tile, self.scale, self.tensor_scale
+
+
+FP8 = Format("fp8", "e4m3", (1, 128), (128, 128))
+E5M6 = Format("e5m6", "e5m6", (1, 128), (1, 128), "e8m0")
+PRODUCTS = (
+    FP8,
+    Format("fp8_blocks", "e4m3", (128, 128), (128, 128)),
+    Format("mxfp8", "e4m3", (1, 32), (1, 32), "e8m0"),
+    Format("nvfp4", "e2m1", (1, 16), (16, 16), "e4m3", tensor_scale=True),
+)

@@ -1,0 +1,237 @@
+"""One kind of message for every mistake in a spec, and the one renderer for it.
+
+error[E0201]: `parallel` has no key `pipelin`
+  --> run.dsc:7:5
+   |
+ 7 |     pipelin = 16
+   |     ^^^^^^^
+   = hint: did you mean `pipeline`?
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dsl.messages.source import Source, Span
+
+TAB = "    "
+MEANT = re.compile(r"did you mean `([^`]+)`\?")  # a hint that one word is meant
+MAX_WIDTH = 120  # of a quoted line
+MAX_TEXT = 800  # of a line of a message
+MAX_SHOWN = 100  # messages of one rendering
+MAX_LISTED = 24  # names of a hint
+
+
+@dataclass(frozen=True)
+class Note:
+    """A second place or fact that a mistake depends on; `places` are values it follows from."""
+
+    message: str
+    span: Span | None = None
+    places: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Put `text` in the place of a span."""
+
+    span: Span
+    text: str
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Lines that cannot hold together, whatever the others say, and the edits that make them hold, best first.
+
+    `mends`: the code and place of each message that all resolutions take away. `leaves_others`: whether messages about
+    something else stand beside this one, and stay.
+    """
+
+    lines: tuple[Span, ...]
+    resolutions: tuple[tuple[Edit, ...], ...]
+    mends: frozenset[tuple[str, Span | None]] = frozenset()
+    leaves_others: bool = False
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """A mistake: what rule, where, in the user's words and numbers, and the edit that mends it."""
+
+    code: str  # of dsl.rules.codes.CODES
+    message: str
+    span: Span | None = None
+    hint: str = ""
+    notes: tuple[Note, ...] = ()
+    severity: Literal["error", "warning"] = "error"
+    conflict: Conflict | None = None  # on the first of the broken rules that the conflict explains
+
+    def __str__(self) -> str:
+        return render(self)
+
+
+class SpecError(Exception):
+    """A spec that cannot be used, with everything that is wrong with it, in source order."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        super().__init__(f"{len(self.diagnostics)} error(s) in the spec")
+
+    def __str__(self) -> str:
+        return render_all(self.diagnostics)
+
+
+def in_order(diagnostics: Iterable[Diagnostic], sources: Iterable[Source]) -> tuple[Diagnostic, ...]:
+    """Each message once, by source (in the given order) and position in it; those without a place first."""
+    rank = {source: index for index, source in enumerate(dict.fromkeys(sources))}
+
+    def key(item: Diagnostic) -> tuple[int, int, int, str]:
+        if item.span is None:
+            return (-1, 0, 0, item.code)
+        return (rank.get(item.span.source, len(rank)), item.span.start, item.span.end, item.code)
+
+    once: dict[object, Diagnostic] = {}
+    for item in diagnostics:  # a mistake that several runs share is reported once, whatever stands beside it in each
+        is_one = item.conflict or item.code == "E0201"
+        once.setdefault((item.code, item.message, item.span) if is_one else item, item)
+    return tuple(sorted(once.values(), key=key))
+
+
+def render_all(diagnostics: tuple[Diagnostic, ...]) -> str:
+    """Every message, a blank line between two, and a count where there are more than one."""
+    parts = [render(item) for item in diagnostics[:MAX_SHOWN]]
+    if len(diagnostics) > MAX_SHOWN:
+        parts.append(f"and {len(diagnostics) - MAX_SHOWN} more")
+    return "\n\n".join(parts)
+
+
+def render(item: Diagnostic) -> str:
+    """The message as text, without a final newline and without colour."""
+    spans = [span for span in (item.span, *(note.span for note in item.notes)) if span is not None]
+    margin = " " * max([len(str(span.line)) for span in spans], default=0)
+    lines = [f"{item.severity}[{item.code}]: {_clipped(item.message)}"]
+    if item.span is not None:
+        lines += _quote(item.span, margin, "-->")
+    if item.hint:
+        lines += _labelled("hint", item.hint, margin)
+    for note in item.notes:
+        lines += _labelled("note", note.message, margin)
+        lines += [f"{margin}     {row}" for row in _table(note.places)] if note.places else []
+        if note.span is not None:
+            lines += _quote(note.span, margin, ":::")
+    if item.conflict is not None:
+        lines += _conflict(item.conflict, margin)
+    return "\n".join(lines)
+
+
+def _conflict(conflict: Conflict, margin: str) -> list[str]:
+    """The lines that contradict each other, and the edits, each with its place."""
+    lines: list[str] = []
+    if conflict.lines:
+        count = len(conflict.lines)
+        what = (
+            f"these {count} lines cannot hold together" if count > 1 else "this line cannot hold, whatever others say"
+        )
+        lines += [f"{margin} = conflict: {what}", *(f"{margin}     {row}" for row in _table(conflict.lines))]
+    if conflict.resolutions:
+        edits = [edit for resolution in conflict.resolutions for edit in resolution]
+        rows = iter(_table([edit.span for edit in edits], [edit.text for edit in edits]))
+        mended = "this conflict" if conflict.leaves_others else "it"
+        several = len(conflict.resolutions) > 1
+        what = f"any one of these mends {mended}, the smallest change first" if several else f"this mends {mended}"
+        lines.append(f"{margin} = edits: {what}{'; other errors stay' if conflict.leaves_others else ''}")
+        for number, resolution in enumerate(conflict.resolutions, 1):
+            marks = [f"{number}. ", *["   "] * (len(resolution) - 1)]
+            lines += [f"{margin}     {mark}{next(rows)}" for mark in marks]
+    return lines
+
+
+def _table(spans: Sequence[Span], texts: Sequence[str] = ()) -> list[str]:
+    """The place and the text of what gives each value, with `texts` in the place of the values, if there are any."""
+    width = max(len(visible(str(span))) for span in spans)
+    rows = []
+    for index, span in enumerate(spans):
+        text = f"write `{giver(span)}{texts[index]}`" if texts else given(span)
+        rows.append(f"{visible(str(span)):<{width}}  {_clipped(text)}")
+    return rows
+
+
+def given(span: Span) -> str:
+    """The statement of a value: `pipeline = 2`."""
+    return f"{giver(span)}{span.text}"
+
+
+def giver(span: Span) -> str:
+    """What stands before a value in its statement: `pipeline = `."""
+    before = span.source.text[: span.start]
+    return re.sub(r"\s+=", " =", re.split(r"[\n,{}]", before)[-1].lstrip())
+
+
+def _labelled(label: str, text: str, margin: str) -> list[str]:
+    first, *rest = text.split("\n")
+    indent = " " * (len(margin) + len(label) + 5)
+    return [f"{margin} = {label}: {_clipped(first)}", *(indent + _clipped(line) for line in rest)]
+
+
+def _quote(span: Span, margin: str, arrow: str) -> list[str]:
+    line = span.source.line(span.line)
+    first = span.column - 1
+    last = min(len(line), first + max(1, span.end - span.start))
+    shift = max(0, first - MAX_WIDTH // 2) if len(line) > MAX_WIDTH else 0
+    line, first, last = line[shift : shift + MAX_WIDTH], first - shift, min(last - shift, MAX_WIDTH)
+    pad = " " * _width(line[:first])
+    carets = "^" * max(1, _width(line[first:last]))
+    return [
+        f"{margin}{arrow} {visible(str(span))}",
+        f"{margin} |",
+        f"{span.line:>{len(margin)}} | {visible(line)}".rstrip(),
+        f"{margin} | {pad}{carets}",
+    ]
+
+
+def _clipped(text: str) -> str:
+    """A line of a message, visible; what it quotes may be as long as a spec."""
+    return visible(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} … {text[-MAX_TEXT // 4 :]}")
+
+
+def plural(count: int, word: str) -> str:
+    """`1 error`, `2 errors`, `2 batches`."""
+    return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
+
+
+def listed(names: Sequence[str], before_last: str = "") -> str:
+    """Names in a row, as code: `a`, `b` or `c`."""
+    shown = [f"`{name}`" for name in names[:MAX_LISTED]]
+    if len(names) > MAX_LISTED:
+        return f"{', '.join(shown)} …"
+    return f"{', '.join(shown[:-1])} {before_last} {shown[-1]}" if before_last and shown[1:] else ", ".join(shown)
+
+
+def visible(text: str) -> str:
+    """Text that a terminal shows as it is: no control character, no change of direction."""
+    return "".join(_glyph(character) for character in text)
+
+
+def is_hidden(character: str) -> bool:
+    """Whether a character steers a terminal, or how its neighbours are shown, and is not seen itself."""
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _glyph(character: str) -> str:
+    if character == "\t":
+        return TAB
+    if ord(character) < 32:
+        return chr(0x2400 + ord(character))
+    if is_hidden(character):
+        return "\N{REPLACEMENT CHARACTER}"
+    return character
+
+
+def _width(text: str) -> int:
+    """Columns a terminal gives to the visible text."""
+    shown = visible(text)
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in shown)
+    return len(shown) + wide - sum(unicodedata.combining(c) > 0 for c in shown)

@@ -1,0 +1,87 @@
+"""Which run is meant, of which file, and which phase of it: `SPEC`, `SPEC:RUN`, `SPEC:RUN.PHASE`, `SPEC:RUN.2`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsl.messages.diagnostics import Diagnostic, SpecError
+from dsl.resolve import phases
+from dsl.resolve.context import suggest
+from dsl.resolve.files import Definitions, collect, is_run_name
+from dsl.resolve.phases import SEPARATOR
+
+
+def find(folder: str | Path = ".") -> Path:
+    """The one spec of a folder: the `.dsc` file with a run block. Raises SpecError if there is none, or several."""
+    names = sorted(path for path in Path(folder).glob("*.dsc") if path.is_file())
+    specs = [path for path in names if runs_of(collect(str(path)))]
+    if len(specs) == 1:
+        return specs[0]
+    if specs:
+        listed = ", ".join(str(path) for path in specs)
+        raise SpecError([Diagnostic("E0404", f"several specs are here: {listed}", hint=f"name one: `{specs[0]}`")])
+    message = "there is no spec here: a .dsc file with a run block"
+    raise SpecError([Diagnostic("E0404", message, hint="name a spec, go to its folder, or let `dsc init` write one")])
+
+
+def split(path: str, run: str | None = None) -> tuple[str, str | None]:
+    """`SPEC:RUN` or `SPEC:RUN.PHASE` to its parts; a file of that very name is meant first."""
+    head, colon, name = path.rpartition(":")
+    if run is None and colon and is_run_name(name) and not Path(path).exists():
+        return head, name
+    return path, run
+
+
+def runs_of(definitions: Definitions) -> tuple[str, ...]:
+    """The runs that a file itself defines."""
+    return tuple(dict.fromkeys(name for kind, name in definitions.of_first_file if kind == "run"))
+
+
+def runs_in(path: str | Path) -> tuple[str, ...]:
+    """The names of the runs of a file."""
+    return runs_of(collect(str(path)))
+
+
+def phases_in(path: str | Path, run: str | None = None) -> tuple[str, ...]:
+    """The names of the phases of a run, each of which `load` takes as a run; of a run without phases, its own.
+
+    Nothing where it is not known which run is meant: `load` says why.
+    """
+    file, run = split(str(path), run)
+    return phases_of(collect(file), file, run)
+
+
+def phases_of(definitions: Definitions, file: str, run: str | None) -> tuple[str, ...]:
+    """All phases of a run, by the names that `choose` gives; where one phase is named, this one."""
+    name = choose(definitions, file, run)
+    if not name:
+        return ()
+    return (name,) if run is not None and SEPARATOR in run else phases.phases_of(definitions, name)
+
+
+def choose(definitions: Definitions, file: str, run: str | None) -> str:
+    """The run that is meant, or a phase of it; "" if that is not known, why is then among the mistakes."""
+    runs = runs_of(definitions)
+    if run is not None:
+        of = phases.run_of(definitions, run)
+        if ("run", of) in definitions.blocks:
+            names = phases.phases_of(definitions, of)
+            number = run.removeprefix(f"{of}{SEPARATOR}")
+            found = names[int(number) - 1 :][:1] if number.isdecimal() and int(number) else ()
+            if run in names or found:
+                return run if run in names else found[0]
+            phases.unknown(definitions, file, run)
+            return ""
+        if definitions.broken or definitions.damaged:
+            return ""  # it may be in what could not be read
+        definitions.complain("E0404", f"{file} has no run `{run}`", None, suggest(run, runs, "run"))
+        return ""
+    if len(runs) == 1:
+        return runs[0]
+    if runs:
+        listed = ", ".join(f"`{file}:{name}`" for name in runs)
+        definitions.complain("E0404", f"{file} has several runs", None, f"name one: {listed}")
+    elif not definitions.broken and not definitions.damaged:
+        hint = "add `run pretrain { model = …, cluster = … }`"
+        definitions.complain("E0404", f"{file} has no run block", None, hint)
+    return ""

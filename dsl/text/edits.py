@@ -1,0 +1,229 @@
+"""The edit that a hint says, where a machine can make it: "did you mean `pipeline`?" is one, "keep one" is none.
+
+Hints are written for people, and are read here: so that there is one wording, and every edit is one that was shown.
+An edit is refused where a hint leaves a choice, holds a placeholder, or is an example.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from dsl.messages.diagnostics import MEANT, Diagnostic, Edit
+from dsl.messages.source import OVERRIDE, Source, Span
+from dsl.text.syntax import ALTERNATIVES
+from dsl.text.table import tokens
+
+WRITE = re.compile(r"write `([^`]+)`(.*)", re.DOTALL)
+GIVEN = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)  # key = value
+PLACEHOLDER = re.compile(r"…|\bvalue\b|\bname\b|\bmy_|\bchild\b")
+EXAMPLES = ("E0108", "E0303", "E0504", "E0703", "E0704")  # rules whose "write `…`" shows how, not what
+INSIDE = "  "  # what a block's lines are set in by
+
+
+def edit_of(item: Diagnostic) -> Edit | None:
+    """The edit that the hint of a message says; None if it says none that a machine could make."""
+    if item.span is None:
+        return None
+    for reader in READERS:
+        edit = reader(item, item.span)
+        if edit is not None:
+            return edit
+    return None
+
+
+def corrects_spelling(item: Diagnostic) -> bool:
+    """Whether the hint of a message says what a misspelt word was meant to be."""
+    return bool(MEANT.fullmatch(item.hint))
+
+
+def is_mended(before: Sequence[Diagnostic], after: Sequence[Diagnostic]) -> bool:
+    """Whether a correction of one word has made mistakes fewer, and brought none.
+
+    Rules across fields do not count: they are held against values that could not be read before, and say nothing
+    about the word.
+    """
+    return _of_text(after) < _of_text(before)
+
+
+def _of_text(items: Iterable[Diagnostic]) -> Counter[tuple[str, str]]:
+    """The mistakes of the text, of keys, values and names, which are wrong whatever the rest says."""
+    return Counter((item.code, item.message) for item in items if item.severity == "error" and item.code < "E07")
+
+
+def apply(text: str, edits: Iterable[Edit]) -> str:
+    """A text with edits made. Of two that overlap the first one in the text is made."""
+    parts, end = [], 0
+    for edit in sorted(edits, key=lambda edit: (edit.span.start, edit.span.end)):
+        if edit.span.start >= end:
+            parts += [text[end : edit.span.start], edit.text]
+            end = edit.span.end
+    return "".join((*parts, text[end:]))
+
+
+# ---------------------------------------------------------------- one reader per kind of hint
+
+
+def _only_way_out(item: Diagnostic, span: Span) -> Edit | None:
+    """The edit that resolves a conflict, where it is the only one."""
+    ways = item.conflict.resolutions if item.conflict else ()
+    return ways[0][0] if len(ways) == 1 and len(ways[0]) == 1 else None
+
+
+def _spelling(item: Diagnostic, span: Span) -> Edit | None:
+    match = MEANT.fullmatch(item.hint)
+    if match is None:
+        return None
+    meant = match[1]
+    if span.source.name == OVERRIDE and item.code == "E0201":  # the span is a whole dotted key
+        wrong = item.message.split("`")[-2]
+        begin = span.start + span.text.rfind(wrong)
+        return Edit(Span(span.source, begin, begin + len(wrong)), meant) if begin >= span.start else None
+    return Edit(span, meant)
+
+
+def _written(item: Diagnostic, span: Span) -> Edit | None:
+    """write `key = value`: the value in the place of the old one. write `2`: the same."""
+    match = WRITE.fullmatch(item.hint)
+    if match is None or PLACEHOLDER.search(match[1]) or not _is_certain(match[2]):
+        return None
+    text, before = match[1], _before(span)
+    layers = re.fullmatch(r"layers (\S+)", text)
+    if layers:
+        return Edit(span, layers[1]) if before.endswith("layers ") else None
+    given = GIVEN.fullmatch(text)
+    if given and re.search(rf"(?:^|[^\w]){re.escape(given[1])}\s*=\s*$", before) and item.code not in EXAMPLES:
+        return Edit(span, given[2])
+    if given and given[1] == span.text and (block := _with_block(span)) != span:
+        return Edit(block, text)  # a value in the place of a block: `mtp = none`
+    other = re.search(r"(\w+)\s*=\s*$", before)
+    if given and other and item.code == "E0301" and ALTERNATIVES.get(given[1]) == other[1]:  # `steps = 5 tokens`
+        return Edit(Span(span.source, span.start - len(other[0]), span.end), text)
+    if given and re.fullmatch(rf"{re.escape(given[1])}\s+\S.*", span.text) and item.code == "E0204":
+        return Edit(span, text)  # a statement without its `=`
+    if item.code in ("E0301", "E0302", "E0304", "E0401") and not given:
+        return Edit(span, text)
+    return None
+
+
+def _is_certain(rest: str) -> bool:
+    """Whether what follows the first `…` of a hint is no equal alternative: a first choice comes before a comma."""
+    return rest == "" or rest.startswith((";", ", or `", ", or a multiple"))
+
+
+def _words_before_equal(item: Diagnostic, span: Span) -> Edit | None:
+    """`pipeline x = 2`: the words between key and `=` go."""
+    match = WRITE.fullmatch(item.hint)
+    if match is None or item.code != "E0108" or not item.message.endswith("and `=`"):
+        return None
+    name = re.match(r"let (\w+) = ", match[1])  # `let my-width = 64`: another name
+    return Edit(span, name[1]) if name else _removed(span)
+
+
+def _label(item: Diagnostic, span: Span) -> Edit | None:
+    """`parallel four { }`: the name that the block does not take goes."""
+    return _removed(span) if item.code == "E0205" and item.message.endswith("takes no name") else None
+
+
+def _removal(item: Diagnostic, span: Span) -> Edit | None:
+    if item.hint in ("remove it", "remove the `=`", f"remove `{span.text}`") and item.code != "E0107":
+        begins = re.search(r"(^|[\n{,])[ \t]*$", span.source.text[: span.start])
+        return _removed(_with_block(span) if begins and span.text.isidentifier() else span)
+    if item.message.endswith("is listed twice"):
+        comma = re.search(r",\s*$", span.source.text[: span.start])
+        return Edit(Span(span.source, comma.start(), span.end), "") if comma else None
+    return None
+
+
+def _separator(item: Diagnostic, span: Span) -> Edit | None:
+    if item.code == "E0105" and span.text == ";":
+        return Edit(span, ",")
+    if item.code == "E0105" and item.hint == "a value is given with `=`":
+        return Edit(span, "=" if span.source.text[: span.start].endswith((" ", "\t")) else " =")
+    if item.hint == "begin a new line, or put a comma":
+        place = len(span.source.text[: span.start].rstrip())
+        return Edit(Span(span.source, place, place), ",")
+    return None
+
+
+def _closing(item: Diagnostic, span: Span) -> Edit | None:
+    """A list or a call that was opened is closed at the end of its line."""
+    match = re.fullmatch(r"add `([\])}])`", item.hint)
+    if match is None or item.code != "E0107":
+        return None
+    if match[1] == "}":
+        return _brace(item, span)
+    line = span.source.line(span.line)[span.column - 1 :]
+    place = span.start + len(line.partition("#")[0].rstrip().rstrip(","))
+    return Edit(Span(span.source, place, place), match[1])
+
+
+def _brace(item: Diagnostic, span: Span) -> Edit | None:
+    """A block ends before the line that a note points at, if its indentation says where."""
+    line = next((note.span.line for note in item.notes if note.span is not None), None)
+    if line is None:
+        return None
+    start, opening = span.source.line_starts[line - 1], span.source.line(span.line)
+    indent = opening[: len(opening) - len(opening.lstrip())]
+    return Edit(Span(span.source, start, start), f"{indent}}}\n")
+
+
+def _missing(item: Diagnostic, span: Span) -> Edit | None:
+    """add `key = value`, one or several: at the beginning of the block, each on a line if the block has lines."""
+    if item.code != "E0203" or not item.hint.startswith("add `") or "…" in item.hint:
+        return None
+    given = re.findall(r"^(?:add )?\s*`([^`]+)`", item.hint, re.MULTILINE)
+    text = span.source.text
+    brace = re.compile(r"\s*(?:extends\s+\w+\s*)?\{").match(text, span.end)
+    if brace is None:
+        return None
+    rest = re.compile(r"[ \t]*").match(text, brace.end())
+    assert rest is not None
+    place = Span(span.source, brace.end(), brace.end())
+    if text[rest.end() : rest.end() + 1] in ("\n", "\r", "#"):
+        line = span.source.line(span.line)
+        indent = line[: len(line) - len(line.lstrip())] + INSIDE
+        after = span.source.line_starts[span.source.position(brace.end())[0] :][:1]  # the next line
+        place = Span(span.source, after[0], after[0]) if after else place
+        return Edit(place, "".join(f"{indent}{each}\n" for each in given))
+    ends = "" if text[rest.end() : rest.end() + 1] == "}" else ","
+    return Edit(place, f" {', '.join(given)}{ends}" + (" " if rest.end() == brace.end() else ""))
+
+
+def _with_block(span: Span) -> Span:
+    """A key with the block that follows it, to its closing brace; a span that no block follows."""
+    depth = 0
+    for token in tokens(span.source.text):
+        if token.start < span.end:
+            continue
+        depth += {"LBRACE": 1, "RBRACE": -1}.get(token.type, 0)
+        if depth <= 0:
+            return Span(span.source, span.start, token.end) if token.type == "RBRACE" and depth == 0 else span
+    return span
+
+
+def _removed(span: Span) -> Edit:
+    """A span and the blanks before it go, so that no two blanks are left."""
+    source: Source = span.source
+    begin = len(source.text[: span.start].rstrip(" \t"))
+    begin = span.start if source.text[begin - 1 : begin] in ("", "\n") else begin
+    return Edit(Span(source, begin, span.end), "")
+
+
+def _before(span: Span) -> str:
+    """What stands before a span on its line."""
+    return span.source.text[span.source.line_starts[span.line - 1] : span.start]
+
+
+READERS: tuple[Callable[[Diagnostic, Span], Edit | None], ...] = (
+    _only_way_out,
+    _spelling,
+    _written,
+    _words_before_equal,
+    _label,
+    _removal,
+    _separator,
+    _closing,
+    _missing,
+)

@@ -1,0 +1,390 @@
+"""Text to document, with every mistake of form at once.
+
+The grammar is in `grammar.lark`. A mistake takes the parser back to the start of its statement, a LOST token takes the
+statement's place, and reading goes on at the next newline, brace or line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+from dsl.messages.diagnostics import Diagnostic, Note
+from dsl.messages.source import Source, Span
+from dsl.text.syntax import Document, Statement
+from dsl.text.table import Parser, Token, UnexpectedError, tokens
+from dsl.text.tree import Builder
+
+MAX_BYTES = 1 << 20
+MAX_WORDS = 40_000
+MAX_DEPTH = 100
+MAX_NUMBER = 40
+MAX_EXPONENT = 330  # the least float is about 1e-324
+MAX_NAME = 64
+MAX_STRING = 4096
+MAX_PARTS = 16  # of a name with dots
+MAX_MISTAKES = 50
+
+OPENERS = {"LBRACE": "}", "LSQUARE": "]", "LPAR": ")", "CALL": ")"}
+CLOSERS = {"RBRACE": "}", "RSQUARE": "]", "RPAR": ")"}
+OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH"})
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """`document` is what could be read. `broken`: braces do not match, so what belongs to what is not known."""
+
+    document: Document
+    diagnostics: tuple[Diagnostic, ...]
+    broken: bool
+    num_words: int
+
+
+def decode(name: str, content: bytes) -> tuple[Source, tuple[Diagnostic, ...]]:
+    """The text of a file, or why it is none. CRLF and a byte-order mark are allowed."""
+    if len(content) > MAX_BYTES:
+        message = f"{name} has more than the {MAX_BYTES:,} bytes that are allowed"
+        return Source(name, ""), (Diagnostic("E0102", message, hint="split it with `import`"),)
+    try:
+        source = Source(name, content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        source = Source(name, content.decode("utf-8-sig", errors="replace"))
+        place = min(len(content[: error.start].decode("utf-8-sig", errors="replace")), max(0, len(source.text) - 1))
+        byte = content[error.start]
+        message = f"byte 0x{byte:02x} is not UTF-8"
+        return source, (Diagnostic("E0101", message, Span(source, place, place + 1), "save the file as UTF-8"),)
+    if "\0" in source.text:
+        place = source.text.index("\0")
+        return source, (Diagnostic("E0101", "a NUL byte: this is not a text", Span(source, place, place + 1)),)
+    return source, ()
+
+
+def parse(source: Source) -> Parsed:
+    """The document of a source. Mistakes of form are reported, never raised."""
+    words = [*islice(tokens(source.text), MAX_WORDS + 1)]
+    feeder = _Feeder(source, [*words])
+    parsed = feeder.parsed()
+    return _with_braces(source, words, parsed) if feeder.unclosed else parsed
+
+
+def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
+    """A text with an unclosed block, read as if it were closed where the indentation says, if that will do."""
+    from dsl.text.unclosed import missing_braces  # only where one is missing
+
+    end = len(source.text)
+    written = [*words, Token("NEWLINE", "", end, end)]
+    missing = missing_braces(source, written)
+    at: dict[int, list[Token]] = {}
+    for each in missing:
+        place = written[each.index].start
+        at.setdefault(each.index, []).extend((Token("RBRACE", "}", place, place), Token("NEWLINE", "", place, place)))
+    feeder = _Feeder(
+        source, [token for index, each in enumerate(written) for token in (*at.get(index, ()), each)], 2 * MAX_WORDS
+    )
+    closed = feeder.parsed()
+    if not missing or closed.broken:
+        return parsed
+    unclosed = []
+    for each in missing:
+        line, opener = written[each.index], Span(source, each.opener.start, each.opener.end)
+        notes = (Note("its block most likely ends before this line", Span(source, line.start, line.end)),)
+        is_last = each.index == len(written) - 1
+        message = f"this `{each.opener.text}` is never closed"
+        unclosed.append(Diagnostic("E0107", message, opener, "add `}`", () if is_last else notes))
+    return Parsed(closed.document, (*unclosed, *closed.diagnostics), False, parsed.num_words)
+
+
+@dataclass
+class _Feeder:
+    """One reading of the words of a text: open brackets, mistakes so far, the start of the statement."""
+
+    source: Source
+    tokens: list[Token]
+    most: int = MAX_WORDS
+    mistakes: list[Diagnostic] = field(default_factory=list)
+    broken: bool = False
+    unclosed: bool = False  # that a block is, is all that is known to be wrong with the braces
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) > self.most:
+            self._complain("E0102", f"the text goes on after {MAX_WORDS:,} words and signs", self.tokens.pop())
+            self.tokens, self.broken = [], True
+        self.tokens.append(self._inserted("NEWLINE", len(self.source.text)))
+        self.builder = Builder(self.source)
+        self.parser = Parser(self.builder)
+        self.opened: list[Token] = []
+        self.at_start = True
+        self.previous: Token | None = None
+        self._save(0)
+
+    def parsed(self) -> Parsed:
+        """Read the text."""
+        self.run()
+        document = Document(self.source, self.finish())
+        return Parsed(document, (*self.mistakes, *self.builder.mistakes), self.broken, len(self.tokens))
+
+    def run(self) -> None:
+        index = 0
+        while index < len(self.tokens):
+            index = self._step(index)
+            if len(self.mistakes) >= MAX_MISTAKES:
+                self.broken = True
+                return
+
+    def finish(self) -> tuple[Statement, ...]:
+        """Close what is open and end the text."""
+        if not self.at_start:
+            self._lose(len(self.source.text))
+        if self.opened and not self.broken:
+            self._complain("E0107", f"this `{self.opened[-1].text}` is never closed", self.opened[-1], "add `}`")
+            self.broken = self.unclosed = True
+        for _ in self.opened:
+            self.parser.feed(self._inserted("RBRACE", len(self.source.text)))
+        body: tuple[Statement, ...] = self.parser.finish()
+        return body
+
+    def _step(self, index: int) -> int:
+        """Feed one token; the index to go on at."""
+        token = self.tokens[index]
+        in_brackets = bool(self.opened) and self.opened[-1].type != "LBRACE"
+        if token.type == "NEWLINE" and in_brackets and index + 1 < len(self.tokens):
+            return index + 1
+        if self.at_start:
+            self._save(token.start)
+        mistake = self._mistake_before(index)
+        if mistake is None:
+            try:
+                self.parser.feed(token)
+            except UnexpectedError as error:
+                mistake = self._unexpected(index, error.accepts)
+        if mistake is not None:
+            self.mistakes.append(mistake)
+            return index + 1 if token.type == "OTHER" and self._put_in_place(index) else self._recover(index)
+        self._follow(token)
+        return index + 1
+
+    def _follow(self, token: Token) -> None:
+        self.previous = token
+        if token.type in OPENERS:
+            self.opened.append(token)
+        elif token.type in CLOSERS:
+            self.opened.pop()
+        self.operators += token.type in OPERATORS
+        in_brackets = bool(self.opened) and self.opened[-1].type != "LBRACE"
+        self.at_start = token.type in ("NEWLINE", "LBRACE") or (token.type == "COMMA" and not in_brackets)
+
+    # ------------------------------------------------------------ mistakes
+
+    def _mistake_before(self, index: int) -> Diagnostic | None:
+        """Limits, foreign characters and brackets, which are looked at before the grammar is."""
+        token = self.tokens[index]
+        if token.type in CLOSERS:
+            return self._mistake_of_closer(token)
+        if token.type in OPENERS and len(self.opened) >= MAX_DEPTH:
+            self.broken = True
+            return self._diagnostic("E0103", f"brackets are nested more than {MAX_DEPTH} deep", token)
+        if token.type in OPERATORS and self.operators >= MAX_DEPTH:
+            return self._diagnostic("E0103", f"more than {MAX_DEPTH} operators in one statement", token)
+        if token.type == "NUMBER" and _too_long(token.text):
+            message = f"this number is too long: {MAX_NUMBER} characters and an exponent of {MAX_EXPONENT} are allowed"
+            return self._diagnostic("E0104", message, token)
+        if token.type in ("WORD", "CALL") and len(token.text) > MAX_NAME and _is_long(token.text):
+            return self._diagnostic("E0104", f"this name is too long: {MAX_NAME} characters are allowed", token)
+        if token.type == "STRING" and len(token.text) > MAX_STRING + 2:
+            message = f"this string is too long: {MAX_STRING:,} characters are allowed"
+            return self._diagnostic("E0104", message, token)
+        if token.type == "OTHER":
+            return self._diagnostic("E0105", f"`{token.text}` is not part of the language", token, self._foreign(index))
+        if token.type == "OPEN_STRING":
+            return self._diagnostic("E0106", "this string is not closed on its line", token, 'add `"`')
+        return None
+
+    def _mistake_of_closer(self, token: Token) -> Diagnostic | None:
+        if not self.opened:
+            self.broken = self.broken or token.type == "RBRACE"
+            return self._diagnostic("E0107", f"this `{token.text}` closes nothing", token, "remove it")
+        opener = self.opened[-1]
+        if OPENERS[opener.type] == token.text:
+            return None
+        note = (Note(f"`{opener.text}` was opened here", self._span(opener)),)
+        message = f"`{token.text}` where `{OPENERS[opener.type]}` was expected"
+        return Diagnostic("E0107", message, self._span(token), f"close `{opener.text}` first", note)
+
+    def _foreign(self, index: int) -> str:
+        """The hint for a character that the language does not have."""
+        character = self.tokens[index].text
+        if character == ":" and self._is_before_brace(index):
+            return "remove `:`"
+        hints = {"'": 'strings are written with `"`', ";": "statements end at a newline or a comma"}
+        return hints.get(character, "a value is given with `=`" if character == ":" else "")
+
+    def _is_before_brace(self, index: int) -> bool:
+        """Whether a block begins behind a token, or what it extends is said."""
+        following = self.tokens[index + 1 : index + 2]
+        return any(each.type == "LBRACE" or each.text == "extends" for each in following)
+
+    def _hyphenated(self, index: int) -> Diagnostic | None:
+        """`warm-up` where a name is, which may have no hyphen."""
+        words = self.tokens[index - 1 : index]
+        while [each.type for each in self.tokens[index : index + 2]] == ["MINUS", "WORD"]:
+            if words[-1].end != self.tokens[index].start or self.tokens[index].end != self.tokens[index + 1].start:
+                break
+            words.append(self.tokens[index + 1])
+            index += 2
+        if len(words) < 2 or words[0].type != "WORD":
+            return None
+        from dsl.facts.vocabulary import SAME  # only where it is asked for
+
+        name = "_".join(each.text for each in words)
+        span = Span(self.source, words[0].start, words[-1].end)
+        message = f"`{span.text}` is no name, which has letters, digits and `_`"
+        return Diagnostic("E0108", message, span, f"did you mean `{SAME.get(name, name)}`?")
+
+    def _unexpected(self, index: int, accepted: frozenset[str]) -> Diagnostic:
+        token, unclosed = self.tokens[index], self._unclosed(index)
+        if unclosed is not None:
+            hint = f"add `{OPENERS[unclosed.type]}`"
+            return self._diagnostic("E0107", f"this `{unclosed.text}` is never closed", unclosed, hint)
+        found = "the line ends" if token.type == "NEWLINE" else f"`{token.text}`"
+        before = self.previous
+        hyphenated = self._hyphenated(index) if token.type == "MINUS" and before is self.tokens[index - 1] else None
+        if hyphenated is not None:
+            return hyphenated
+        if before is not None and before.type == "EQUAL" and token.type == "LBRACE":
+            return self._diagnostic("E0108", "a block has no `=`", before, "remove the `=`")
+        if before is not None and before.type == "EQUAL":
+            message = f"{found} where a value was expected" if token.type != "NEWLINE" else "a value is missing"
+            return self._diagnostic(
+                "E0108", message, before if token.type == "NEWLINE" else token, "write `key = value`"
+            )
+        if "WORD" in accepted and "NUMBER" not in accepted:
+            return self._diagnostic(
+                "E0108", f"{found} where a key was expected", token, "a statement begins with a name"
+            )
+        if before is not None and before.type == "RBRACE":
+            return self._diagnostic("E0108", f"{found} right after `}}`", token, "begin a new line, or put a comma")
+        where = token if token.type != "NEWLINE" or before is None else before
+        message = f"{found} where it does not belong" if token.type != "NEWLINE" else "this line ends too early"
+        return self._diagnostic("E0108", message, where, _expected(accepted))
+
+    def _unclosed(self, index: int) -> Token | None:
+        """The bracket to blame: opened on an earlier line, and the line of this token reads like a new statement."""
+        if len(self.opened) <= self.saved_depth or self.opened[-1].type == "LBRACE":
+            return None
+        opener, token = self.opened[-1], self.tokens[index]
+        if token.type in ("NEWLINE", "RBRACE"):
+            return opener
+        first = self._line_start(index)
+        fresh = self.tokens[first].type == "WORD" and self.tokens[first + 1].type in ("EQUAL", "LBRACE", "WORD")
+        return opener if fresh and self.tokens[first].start > (opener.start) else None
+
+    def _line_start(self, index: int) -> int:
+        while index > 0 and self.tokens[index - 1].type != "NEWLINE":
+            index -= 1
+        return index
+
+    # ------------------------------------------------------------ recovery
+
+    def _recover(self, index: int) -> int:
+        """Put LOST in place of the statement; the index to go on at."""
+        token = self.tokens[index]
+        unclosed = self._unclosed(index)
+        if self.previous is not None and self.previous.type == "RBRACE":
+            self._separate(token)
+            if token.type == "WORD":  # only the separator was missing
+                return index
+        if token.type == "OPEN_STRING":  # it has swallowed the braces that close what its line opened
+            line = [each for each in self.opened if "\n" not in self.source.text[each.start : token.start]]
+            swallowed = min(len(line), token.text.count("}"))
+            self.tokens[index + 1 : index + 1] = [self._inserted("RBRACE", token.end)] * swallowed
+        if unclosed is not None and token.type not in ("NEWLINE", "RBRACE"):
+            stop = self._line_start(index) - 1  # at the newline before it
+            self._lose(self.tokens[stop].start)
+            return stop
+        self._lose(self.tokens[self._end_of_lost(index)].start)
+        index = self._end_of_lost(index + 1 if token.type == "RBRACE" and not self.opened else index)
+        too_deep = self.tokens[index].type == "LBRACE" and len(self.opened) >= MAX_DEPTH
+        return len(self.tokens) if too_deep else index
+
+    def _end_of_lost(self, index: int) -> int:
+        while self.tokens[index].type not in ("NEWLINE", "RBRACE", "LBRACE"):
+            index += 1
+        return index
+
+    def _put_in_place(self, index: int) -> bool:
+        """Read on as if `=` stood for `:`, and a comma for `;`; before a brace a `:` is nothing."""
+        token = self.tokens[index]
+        kind = {":": "EQUAL", ";": "COMMA"}.get(token.text)
+        if kind is None or self.at_start:
+            return False
+        if token.text == ":" and self._is_before_brace(index):
+            return True
+        inserted = self._inserted(kind, token.start)
+        try:
+            self.parser.feed(inserted)
+        except UnexpectedError:
+            return False
+        self._follow(inserted)
+        return True
+
+    def _separate(self, token: Token) -> None:
+        """End a statement whose block is closed, as if there had been a comma."""
+        comma = self._inserted("COMMA", token.start)
+        self.parser.feed(comma)
+        self._follow(comma)
+        self._save(token.start)
+
+    def _save(self, start: int) -> None:
+        """Remember the parser at the start of a statement, and where that is in the text."""
+        self.start = start
+        self.saved = self.parser.saved()
+        self.saved_depth = len(self.opened)
+        self.operators = 0
+
+    def _lose(self, end: int) -> None:
+        """Go back to the start of the statement and feed LOST instead, which spans what is not read."""
+        self.parser.restore(self.saved)
+        self.opened = self.opened[: self.saved_depth]
+        self.parser.feed(Token("LOST", "", self.start, max(self.start, end)))
+        self.previous = None
+        self.at_start = False
+
+    # ------------------------------------------------------------ small things
+
+    def _inserted(self, kind: str, offset: int) -> Token:
+        return Token(kind, {"RBRACE": "}", "COMMA": ",", "EQUAL": "="}.get(kind, ""), offset, offset)
+
+    def _span(self, token: Token) -> Span:
+        return Span(self.source, token.start, token.end)
+
+    def _diagnostic(self, code: str, message: str, token: Token, hint: str = "") -> Diagnostic:
+        return Diagnostic(code, message, self._span(token), hint)
+
+    def _complain(self, code: str, message: str, token: Token, hint: str = "") -> None:
+        self.mistakes.append(self._diagnostic(code, message, token, hint))
+
+
+def _too_long(number: str) -> bool:
+    if len(number) > MAX_NUMBER:
+        return True
+    mantissa, e, exponent = number.lower().partition("e")
+    digits = exponent.lstrip("+-")
+    leading = digits[: len(digits) - len(digits.lstrip("0123456789"))]
+    return bool(e) and mantissa.replace(".", "").replace("_", "").isdigit() and int(leading or 0) > MAX_EXPONENT
+
+
+def _is_long(name: str) -> bool:
+    parts = name.split(".")
+    return max(map(len, parts)) > MAX_NAME or len(parts) > MAX_PARTS
+
+
+def _expected(accepted: frozenset[str]) -> str:
+    names = {"EQUAL": "`=`", "LBRACE": "`{`", "COMMA": "`,`", "RPAR": "`)`", "RSQUARE": "`]`", "NUMBER": "a value"}
+    found = [names[name] for name in names if name in accepted]
+    return (
+        f"expected {', '.join(found[:-1])} or {found[-1]}"
+        if len(found) > 1
+        else f"expected {found[0]}"
+        if found
+        else ""
+    )

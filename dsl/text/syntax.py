@@ -1,0 +1,184 @@
+"""The document: what is written, with the place of every part. Nothing is interpreted yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dsl.messages.source import Source, Span
+
+NAMED = ("model", "cluster", "precision")  # blocks of their own, which a run names
+KINDS = ("run", *NAMED)  # of the blocks of a file
+# keys that say one thing in two ways
+ALTERNATIVES = {"tokens": "steps", "steps": "tokens", "source": "sources", "sources": "source"}
+
+
+@dataclass(frozen=True)
+class Word:
+    """A name, a keyword or a reference: `dualpipe`, `until`, `model.hidden`."""
+
+    text: str
+    span: Span
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number with whatever touches it: `129_280`, `79.1GiB`, `1x128`, also `1f1b`."""
+
+    text: str
+    span: Span
+
+
+@dataclass(frozen=True)
+class String:
+    """A text in quotes; `value` is without them."""
+
+    value: str
+    span: Span
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """`[rmsnorm, mla_up]`."""
+
+    items: tuple[Value, ...]
+    span: Span
+
+
+@dataclass(frozen=True)
+class Range:
+    """`first..last`, both included."""
+
+    first: Value
+    last: Value
+    span: Span
+
+
+@dataclass(frozen=True)
+class Binary:
+    """`hidden * 4`."""
+
+    operator: str  # + - * /
+    left: Value
+    right: Value
+    span: Span
+
+
+@dataclass(frozen=True)
+class Negate:
+    operand: Value
+    span: Span
+
+
+@dataclass(frozen=True)
+class Call:
+    """`train(4096)`."""
+
+    name: str
+    arguments: tuple[Value, ...]
+    span: Span
+
+
+Value = Word | Number | String | ListOf | Range | Binary | Negate | Call
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """Values side by side: `0.3 until 10T tokens then 0.1`."""
+
+    items: tuple[Value, ...]
+    span: Span
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """`key = phrase`."""
+
+    key: Word
+    phrase: Phrase
+    span: Span
+
+
+@dataclass(frozen=True)
+class Let:
+    """`let name = phrase`."""
+
+    name: Word
+    phrase: Phrase
+    span: Span
+
+
+@dataclass(frozen=True)
+class Import:
+    """`import "file"`."""
+
+    path: String
+    span: Span
+
+
+@dataclass(frozen=True)
+class Line:
+    """A statement of words and values only: a phase of the learning rate."""
+
+    head: Word
+    items: tuple[Value, ...]
+    span: Span
+
+
+@dataclass(frozen=True)
+class Block:
+    """`key labels { body }`. `head` spans key and labels; `parent` is what it extends; `end` is where its `}` is."""
+
+    key: Word
+    labels: tuple[Value, ...]
+    parent: Word | None
+    body: tuple[Statement, ...]
+    head: Span
+    end: int = field(default=0, compare=False)
+
+    @property
+    def span(self) -> Span:
+        return self.head
+
+    def encloses(self, span: Span) -> bool:
+        """Whether a place is between the braces: what is inherited, or set by the command line, is not."""
+        return span.source == self.head.source and self.head.end <= span.start < self.end
+
+    @cached_property
+    def named(self) -> Mapping[str, Sequence[Attribute | Block | Let]]:
+        """The statements of the body by key, a `let` by its name; in the order they are written."""
+        found: dict[str, list[Attribute | Block | Let]] = {}
+        for each in self.body:
+            if isinstance(each, (Attribute, Block, Let)):
+                name = each.name.text if isinstance(each, Let) else each.key.text
+                found.setdefault(name, []).append(each)
+        return found
+
+    def gives(self, key: str) -> bool:
+        """Whether the body gives a key."""
+        return any(not isinstance(each, Let) for each in self.named.get(key, ()))
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A statement that could not be read; its mistake has been reported. The span may hold further statements."""
+
+    span: Span
+
+    @property
+    def words(self) -> frozenset[str]:
+        """The names in it, of which some are the keys that it, or what follows it, gives."""
+        return frozenset(re.findall(r"[A-Za-z_]\w*", self.span.text, re.ASCII))
+
+
+Statement = Attribute | Let | Import | Line | Block | Lost
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file."""
+
+    source: Source
+    body: tuple[Statement, ...]

@@ -1,0 +1,155 @@
+"""The tokens of a text, and the LALR(1) parser: both run on a table that lark makes of grammar.lark.
+
+The table is data of the package, `grammar.json`: reading it takes half a millisecond, making it 24. After a change of
+the grammar, `python -m dsl.text.make_table` writes it anew; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+END = "$END"
+NO_STATE = 1 << 20  # above every state
+
+
+class Token(NamedTuple):
+    """Characters `start` to `end` (not included) of a text, and what terminal of the grammar they are."""
+
+    type: str
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What `length` values at the top of the stack become."""
+
+    origin: str
+    length: int
+    spread: tuple[int, ...]  # the values that are lists of values, to be put in their place
+    method: str  # of the builder; "" leaves one value as it is, "*" makes a list of them
+
+
+@dataclass(frozen=True)
+class Table:
+    """States of the parser: symbol → the next state, or for a reduction the complement of the rule's index."""
+
+    pattern: re.Pattern[str]
+    ignored: frozenset[str]
+    rules: tuple[Rule, ...]
+    states: tuple[dict[str, int], ...]
+    start: int
+    end: int
+
+
+@cache
+def load() -> Table:
+    """The table of the package."""
+    data = json.loads(Path(__file__).with_name("grammar.json").read_text("utf-8"))
+    rules = tuple(Rule(origin, length, tuple(spread), method) for origin, length, spread, method in data["rules"])
+    ignored, states = frozenset(data["ignored"]), tuple(data["states"])
+    return Table(re.compile(data["pattern"]), ignored, rules, states, data["start"], data["end"])
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """The words and signs of a text. Every character belongs to one, or to a blank or comment between two."""
+    table = load()
+    for match in table.pattern.finditer(text):
+        kind = match.lastgroup
+        assert kind is not None
+        if kind not in table.ignored:
+            yield Token(kind, match[0], match.start(), match.end())
+
+
+class UnexpectedError(Exception):
+    """A token that the grammar does not allow where it stands. `accepts` are those that it does."""
+
+    def __init__(self, accepts: frozenset[str]) -> None:
+        self.accepts = accepts
+        super().__init__(f"one of {sorted(accepts)} was expected")
+
+
+class Parser:
+    """A stack of states and values. What a rule finds is handed to the method of `builder` that is named like it."""
+
+    def __init__(self, builder: object) -> None:
+        table = load()
+        self._states, self._rules, self._end = table.states, table.rules, table.end
+        self._methods: tuple[Callable[..., Any] | None, ...] = tuple(
+            getattr(builder, rule.method) if rule.method not in ("", "*") else None for rule in table.rules
+        )
+        self._stack = [table.start]
+        self._values: list[Any] = []
+
+    def saved(self) -> tuple[list[int], list[Any]]:
+        """Where the parser is, for `restore`."""
+        return self._stack.copy(), self._values.copy()
+
+    def restore(self, saved: tuple[list[int], list[Any]]) -> None:
+        """Go back to where the parser was."""
+        self._stack, self._values = saved[0].copy(), saved[1].copy()
+
+    def feed(self, token: Token) -> None:
+        """Take one token. Raises UnexpectedError; the parser is then of use for `restore` only."""
+        before: list[int] | None = None
+        while (action := self._states[self._stack[-1]].get(token.type, NO_STATE)) < 0:
+            before = before or self._stack.copy()
+            self._reduce(~action)
+        if action == NO_STATE:
+            raise UnexpectedError(self._accepts(before or self._stack))
+        self._stack.append(action)
+        self._values.append(token)
+
+    def finish(self) -> Any:
+        """End the text; the value of the whole."""
+        while self._stack[-1] != self._end:
+            action = self._states[self._stack[-1]].get(END)
+            if action is None:
+                raise UnexpectedError(self._accepts(self._stack))
+            self._reduce(~action)
+        return self._values[-1]
+
+    def _reduce(self, index: int) -> None:
+        rule, method = self._rules[index], self._methods[index]
+        parts: list[Any] = []
+        if rule.length:
+            parts = self._values[-rule.length :]
+            del self._values[-rule.length :], self._stack[-rule.length :]
+        if rule.spread:
+            parts = _spread(parts, rule.spread)
+        value = method(*parts) if method is not None else parts if rule.method else parts[0]
+        self._stack.append(self._states[self._stack[-1]][rule.origin])
+        self._values.append(value)
+
+    def _accepts(self, stack: list[int]) -> frozenset[str]:
+        """The terminals that can be fed to a stack of states."""
+        names = (name for name in self._states[stack[-1]] if name.isupper())
+        return frozenset(name for name in (*names, END) if self._accept(stack.copy(), name))
+
+    def _accept(self, stack: list[int], name: str) -> bool:
+        while name != END or stack[-1] != self._end:
+            action = self._states[stack[-1]].get(name)
+            if action is None or action >= 0:
+                return action is not None
+            rule = self._rules[~action]
+            del stack[len(stack) - rule.length :]
+            stack.append(self._states[stack[-1]][rule.origin])
+        return True
+
+
+def _spread(parts: list[Any], spread: tuple[int, ...]) -> list[Any]:
+    """Values with lists among them put in place. A list that comes first is grown, so long texts stay linear."""
+    found: list[Any] = parts[0] if spread[0] == 0 else [parts[0]]
+    for index, part in enumerate(parts[1:], 1):
+        if index in spread:
+            found.extend(part)
+        else:
+            found.append(part)
+    return found

@@ -1,0 +1,66 @@
+"""Which code runs an op of an emitted segment: its Triton kernel on CUDA tensors, the reference op on all others.
+
+An emitted segment says
+
+    rmsnorm = on_cuda(__file__, "rmsnorm_d192_float32", rmsnorm)
+
+and calls `rmsnorm` as it would the op. A kernel file is loaded at its first call. A machine without CUDA gets the
+reference op itself: nothing stands between, and Triton is never imported. Under TRITON_INTERPRET=1 the kernels run on
+CPU tensors too, in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.build.modules import module_at
+
+Op = Callable[..., Any]
+
+
+def on_cuda(segment: str, file: str, otherwise: Op) -> Op:
+    """The op `otherwise`, whose first argument is a tensor, with `kernels/<file>.py` in its place on CUDA.
+
+    `segment` is the path of the emitted module that asks, BUILD/segments/<name>.py. The file holds a function named
+    and called like the op. Raises FileNotFoundError at the first call on CUDA if the build folder has no such file.
+    """
+    name, build = otherwise.__name__, Path(segment).parents[1]
+    everywhere = os.environ.get("TRITON_INTERPRET") == "1"
+    if not everywhere and not torch.cuda.is_available():
+        return otherwise
+
+    @functools.cache
+    def kernel() -> Op:
+        return vars(load_kernels(build / "kernels" / f"{file}.py"))[name]
+
+    @functools.wraps(otherwise)
+    def op(first: Tensor, *rest: Any) -> Any:
+        if first.is_cuda or everywhere:
+            return kernel()(first, *rest)
+        return otherwise(first, *rest)
+
+    return op
+
+
+@functools.cache
+def load_kernels(path: Path) -> ModuleType:
+    """The module at `path`, one for all segments that share it: each module compiles its kernels anew.
+
+    Of a build that was opened it is the text that was verified.
+    """
+    if verified := module_at(path):
+        return verified
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader, path
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

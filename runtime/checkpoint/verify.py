@@ -1,0 +1,348 @@
+"""Says whether a build, a checkpoint or a run is whole: `python -P -m runtime.checkpoint.verify PATH [--format json]`.
+
+Nothing of it is run and nothing is written. Exit codes: 0 whole · 1 damaged · 2 no build, checkpoint or run · 141
+nobody read the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime.build.build import Build, BuildError
+from runtime.build.files import MANIFEST, read_file, versions
+from runtime.system.outcome import printable
+from runtime.system.regular_files import read_bytes
+
+VERSION = 1  # of the JSON
+EXIT_DAMAGED, EXIT_USAGE, EXIT_BROKEN_PIPE = 1, 2, 141
+_CHECKPOINT = re.compile(r"step-[0-9]{8,}(\.[1-9][0-9]*)?")
+_OF_A_RUN = ("metrics.jsonl", "checkpoints", "spec.resolved", "trace", "logs")
+_FOLDERS = ("checkpoints", "data", "logs", "memory", "trace")  # of a run
+_LINES = ("metrics.jsonl", "events.jsonl", "trace/*.jsonl")  # files with a JSON object a line
+_JSON = ("load.json", "memory/*.json")
+_TEXTS = ("spec.resolved", "schedule.txt", "program.sha256")
+
+Facts = dict[str, Any]
+
+
+class NoSuchThingError(Exception):
+    """A path is no build, checkpoint or run; the message says what it is."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m runtime.checkpoint.verify", allow_abbrev=False)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    args = parser.parse_args(argv)
+    try:
+        found = verify(args.path)
+    except NoSuchThingError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        print(json.dumps(found, indent=1) if args.format == "json" else text(found), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python's exit fails on what is left to write
+        return EXIT_BROKEN_PIPE
+    return 0 if found["whole"] else EXIT_DAMAGED
+
+
+def verify(path: Path) -> Facts:
+    """The document of docs/json.md. Raises NoSuchThingError."""
+    kind = kind_of(path)
+    facts, problems = {"build": _build, "checkpoint": _checkpoint, "run": _run}[kind](path)
+    result: Facts = {"version": VERSION, "kind": kind, "path": str(path), "whole": not problems}
+    result["problems"] = [printable(each) for each in problems]
+    return result | {each: facts if each == kind else None for each in ("build", "checkpoint", "run")}
+
+
+def kind_of(path: Path) -> str:
+    """build, checkpoint or run, by what is in the folder, damaged or not. Raises NoSuchThingError."""
+    try:
+        names = {each.name for each in path.iterdir()}
+    except (OSError, ValueError) as error:
+        raise NoSuchThingError(f"{path} is no folder: {getattr(error, 'strerror', None) or error}") from None
+    if _CHECKPOINT.fullmatch(path.resolve().name) or any(name.startswith("shard.") for name in names):
+        return "checkpoint"
+    if MANIFEST in names or {"plan.json", "stages"} & names:
+        return "build"
+    if names & set(_OF_A_RUN):
+        return "run"
+    raise NoSuchThingError(f"{path} is no build, no checkpoint and no run: name a folder that dsc has written")
+
+
+# ---------------------------------------------------------------- a build
+
+
+def _build(folder: Path) -> tuple[Facts, list[str]]:
+    here = versions()
+    try:
+        build = Build.open(folder, edited=True)
+    except BuildError as error:
+        none = dict.fromkeys(("digest", "run", "ranks", "steps", "files", "bytes", "versions"))
+        return none | {"installed": here}, [str(error)]
+    facts = {
+        "digest": build.digest,
+        "run": build.plan.run,
+        "ranks": build.plan.mesh.world,
+        "steps": build.plan.steps,
+        "files": len(build.files),
+        "bytes": sum(map(len, build.files.values())),
+        "versions": dict(build.versions),
+        "installed": here,
+    }
+    return facts, list(build.edits)
+
+
+# ---------------------------------------------------------------- a checkpoint
+
+
+def _checkpoint(path: Path) -> tuple[Facts, list[str]]:
+    from runtime.checkpoint.publish import load  # with torch
+    from runtime.checkpoint.shard_manifest import CheckpointError
+
+    try:
+        found = load(path, verify=False)
+    except CheckpointError as error:
+        none = dict.fromkeys(
+            ("step", "tokens", "parameters", "tensors", "bytes", "shards", "model", "plan", "saved_by")
+        )
+        return none | {"loads": []}, str(error).splitlines()
+    problems = [problem for shard in found.manifest.shards if (problem := _shard_problem(path, shard))]
+    meta, plan = found.meta, _mapping(found.meta.get("plan"))
+    weights = {name: shape for name, shape in found.shapes.items() if name.startswith("weight/")}
+    facts = {
+        "step": found.step,
+        "tokens": _tokens(path, found.step, meta),
+        "parameters": sum(_product(shape) for shape in weights.values()),
+        "tensors": len(found.shapes),
+        "bytes": sum(shard.size for shard in found.manifest.shards),
+        "shards": len(found.manifest.shards),
+        "model": _mapping(plan.get("model")).get("name"),
+        "plan": {name: plan.get(name) for name in ("mesh", "placement", "zero", "precision")},
+        "saved_by": {name: meta.get(name) for name in ("build", "torch", "ops", "data", "tokenizer")},
+        "loads": _what_loads(meta),
+    }
+    return facts, problems
+
+
+def _shard_problem(path: Path, shard: Any) -> str:
+    """Why a shard is not what was written, or ""."""
+    from runtime.checkpoint import durable_files as files
+    from runtime.checkpoint.shard_manifest import shard_layout
+
+    try:
+        with files.open_folder(path) as folder, files.open_file(folder, shard.file) as file:
+            size, head = files.file_size(file), shard_layout(shard.entries)[0]
+            if size != shard.size:
+                return f"{path / shard.file}: has {size:,} bytes, {shard.size:,} were written"
+            if files.read_exactly(file, 0, len(head)) != head:
+                return f"{path / shard.file}: its header is not the one of its manifest"
+            if files.sha256(file, size) != shard.sha256:
+                return f"{path / shard.file}: its sha256 is not that of what was written"
+    except OSError as error:
+        return f"{path / shard.file}: {error.strerror or error}"
+    return ""
+
+
+def _tokens(path: Path, step: int, meta: Mapping[str, Any]) -> int | None:
+    """Tokens trained on: what the checkpoint says of its position in the data, or else the metrics of its run."""
+    tokens = _mapping(meta.get("position")).get("tokens")
+    if tokens is None and path.resolve().parent.name == "checkpoints":
+        rows = _rows(path.resolve().parents[1] / "metrics.jsonl")[0]
+        tokens = next((row.get("tokens") for row in rows if row.get("step") == step), None)
+    return tokens if type(tokens) is int else None
+
+
+def _what_loads(meta: Mapping[str, Any]) -> list[str]:
+    """Which builds go on from a checkpoint, and under what it is bit for bit. The rules are those of resume.py."""
+    import torch
+
+    from runtime.ops.native import library
+
+    here = {"torch": torch.__version__.partition("+")[0], "ops": library.identity()}
+    differs = [f"{name} {meta.get(name)}, here {value}" for name, value in here.items() if meta.get(name) != value]
+    exact = "bit for bit as without a break: the same build, text, torch and ops"
+    return [
+        "any build of the same model, on any number of ranks, whose text is in tokens of the same tokenizer",
+        exact + (f" (saved by {', '.join(differs)})" if differs else ""),
+    ]
+
+
+def _product(shape: Sequence[int]) -> int:
+    result = 1
+    for extent in shape:
+        result *= extent
+    return result
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+# ---------------------------------------------------------------- a run
+
+
+def _run(folder: Path) -> tuple[Facts, list[str]]:
+    saved, problems = [], []
+    checkpoints = folder / "checkpoints"
+    for path in sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []:
+        if _CHECKPOINT.fullmatch(path.name):
+            facts, wrong = _checkpoint(path)
+            saved.append({"name": path.name, "step": facts["step"], "whole": not wrong})
+            problems += wrong
+    problems += _file_problems(folder)
+    rows, _ = _rows(folder / "metrics.jsonl")
+    data = []
+    for path in sorted((folder / "data").glob("*/meta.json")):
+        wrong = list(_data_problems(path))
+        data.append({"name": path.parent.name, "whole": not wrong})
+        problems += wrong
+    if not (folder / "spec.resolved").is_file() and rows:
+        problems.append(f"{folder / 'spec.resolved'} is missing: no report can be written of this run")
+    steps = [row["step"] for row in rows if type(row.get("step")) is int]
+    facts = {
+        "steps": len(steps),
+        "last_step": max(steps, default=None),
+        "checkpoints": saved,
+        "resumes_from": next((each["name"] for each in _newest_first(saved) if each["whole"]), None),
+        "data": data,
+    }
+    return facts, problems
+
+
+def _file_problems(folder: Path) -> Iterator[str]:
+    """Files of a run that are of the wrong kind, or cannot be read as what they are."""
+    for name in _FOLDERS:
+        if os.path.lexists(folder / name) and not (folder / name).is_dir():
+            yield f"{folder / name} is no folder"
+    for pattern in (*_LINES, *_JSON, *_TEXTS):
+        for path in sorted(folder.glob(pattern)):
+            if path.is_symlink() or not path.is_file():
+                yield f"{path} is no regular file"
+            elif pattern in _LINES:
+                yield from (f"{path}: line {line} is no JSON object" for line in _rows(path)[1])
+            elif problem := _content_problem(path, is_json=pattern in _JSON):
+                yield f"{path}: {problem}"
+
+
+def _content_problem(path: Path, *, is_json: bool) -> str:
+    """Why a file is no UTF-8 text, or no JSON, or ""."""
+    try:
+        text = read_bytes(path).decode("utf-8")
+        if is_json:
+            json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{getattr(error, 'strerror', None) or error}"
+    return ""
+
+
+def _newest_first(saved: Sequence[Facts]) -> list[Facts]:
+    return sorted(saved, key=lambda each: (each["step"] or 0, each["name"]), reverse=True)
+
+
+def _rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows of metrics.jsonl, and the numbers of the lines that are none; a last line without an end is being
+    written, or was when the run was killed."""
+    try:
+        top = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return [], []
+    try:
+        whole, _, _ = read_file(top, path.name).rpartition(b"\n")
+    except OSError:
+        return [], []
+    finally:
+        os.close(top)
+    rows, damaged = [], []
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            damaged.append(number)
+    return rows, damaged
+
+
+def _data_problems(path: Path) -> Iterator[str]:
+    """Files of a prepared corpus that are not as its meta.json says."""
+    top = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        listed = json.loads(read_file(top, path.name))["files"]
+        wanted = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in listed.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        yield f"{path} is not what was written; the data is prepared again by the next run"
+        return
+    finally:
+        os.close(top)
+    for name, (size, digest) in wanted.items():
+        file = path.parent / name
+        try:
+            if file.is_symlink() or not file.is_file() or file.stat().st_size != size or _sha256(file) != digest:
+                yield f"{file} is not what was written; the data is prepared again by the next run"
+        except (OSError, ValueError) as error:
+            yield f"{file} cannot be read: {error}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------- text
+
+
+def text(found: Facts) -> str:
+    """For people."""
+    lines = [f"{found['kind']} {found['path']}: {'whole' if found['whole'] else 'damaged'}"]
+    lines += [f"  {problem}" for problem in found["problems"]]
+    rows = {"build": _build_rows, "checkpoint": _checkpoint_rows, "run": _run_rows}[found["kind"]](found[found["kind"]])
+    lines += [f"  {name:<13}{value}" for name, value in rows if value is not None]
+    return "\n".join(map(printable, lines))
+
+
+def _build_rows(facts: Facts) -> Iterator[tuple[str, Any]]:
+    yield "digest", facts["digest"]
+    if facts["digest"]:
+        yield "run", f"{facts['run']}, {facts['steps']:,} steps on {facts['ranks']:,} rank{'s' * (facts['ranks'] > 1)}"
+        yield "files", f"{facts['files']:,}, {facts['bytes']:,} bytes"
+        yield "compiled", "with " + ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+
+
+def _checkpoint_rows(facts: Facts) -> Iterator[tuple[str, Any]]:
+    if facts["step"] is None:
+        return
+    tokens = f", {facts['tokens']:,} tokens" if facts["tokens"] is not None else ""
+    yield "step", f"{facts['step']:,}{tokens}"
+    yield "holds", f"{facts['parameters']:,} parameters of {facts['model']}, {facts['tensors']:,} tensors"
+    yield "shards", f"{facts['shards']:,}, {facts['bytes']:,} bytes"
+    under = facts["plan"]
+    mesh = " · ".join(f"{axis} {size}" for axis, size in _mapping(under["mesh"]).items())
+    yield "saved under", f"{mesh}, {under['placement']}, zero {under['zero']}"
+    saved = facts["saved_by"]
+    yield "saved by", f"torch {saved['torch']}, ops {saved['ops']}, build {str(saved['build'])[:12]}"
+    yield from (("loads into", each) for each in facts["loads"])
+
+
+def _run_rows(facts: Facts) -> Iterator[tuple[str, Any]]:
+    yield "steps", f"{facts['steps']:,}, the last is {facts['last_step']:,}" if facts["steps"] else "none"
+    for each in facts["checkpoints"]:
+        yield "checkpoint", f"{each['name']}: {'whole' if each['whole'] else 'damaged'}"
+    yield "resumes", f"from {facts['resumes_from']}" if facts["resumes_from"] else "from no checkpoint"
+    for each in facts["data"]:
+        yield "data", f"{each['name']}: {'whole' if each['whole'] else 'damaged'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Options of a run, for `dsc train` and for the launchers beneath it. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from pathlib import Path
+
+from runtime.system.outcome import shortened
+
+PROFILED = 5  # steps
+START_TIMEOUT_S = 60.0  # ranks are started at once, and differ by their imports and the speed of their disks
+FOREVER_S = 20 * 24 * 3600.0  # its milliseconds fit 32 bits
+DEBUG_SUFFIX = "-debug"  # of the folder of a debug run, where no other is named
+EXIT_REPLACED = 76  # of the launcher, for dsc train alone: the folder holds another build than the one it compiled
+
+
+EXIT_EARLIER = 77  # of the launcher, for dsc train alone: a phase before this one is not at its end
+
+
+def run_name(name: str) -> str:
+    """The run that a build is of, by its name: RUN, or RUN.PHASE of a phase after the first."""
+    return name.partition(".")[0]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """--out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --start-timeout,
+    --restarts, --elastic, --no-copies, --profile, --debug, --debug-rank, --expect."""
+    parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint of the run folder; begin if it has none"
+    )
+    parser.add_argument(
+        "--skip-batch",
+        action="store_true",
+        help="with --resume: leave out the samples on which the loss was not finite",
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder that the data's paths are relative to")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda", "shared"),
+        default="cpu",
+        help="cuda: one device a rank; auto: that where there are enough devices, else the CPU; shared: all ranks on"
+        " one device, to try things out",
+    )
+    parser.add_argument(
+        "--transport",
+        choices=("auto", "memory", "gloo"),
+        default="auto",
+        help="how ranks without a device each talk: memory that they share on one machine, or gloo; auto: memory inside"
+        " a machine, gloo between machines",
+    )
+    parser.add_argument(
+        "--hang-timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="S",
+        help="end the run when no rank moves for S seconds; `none`: never",
+    )
+    parser.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        default=START_TIMEOUT_S,
+        metavar="S",
+        help="end the run when a rank does not come to the start within S seconds of another; `none`: never",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=_restarts,
+        default=0,
+        metavar="N",
+        help="after a failure start the ranks again, up to N times without a new checkpoint between; default: 0",
+    )
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="under torchrun: go on with as many ranks as it starts, compiling the run for them; implies --resume. With"
+        " --restarts: go on without the device of a rank that fails again and again",
+    )
+    parser.add_argument(
+        "--no-copies",
+        action="store_true",
+        help="leave the other places of `checkpoint { to }` alone: copy no checkpoint there, and take none from there",
+    )
+    parser.add_argument(
+        "--profile",
+        nargs="?",
+        type=_positive,
+        const=PROFILED,
+        metavar="N",
+        help=f"say where the time of N steps goes ({PROFILED} if N is left out), after some of warm-up, and end",
+    )
+    parser.add_argument(
+        "--debug",
+        action="store_true",
+        help="give one rank the terminal, for print and breakpoint() in an edited build; saves no checkpoint",
+    )
+    parser.add_argument(
+        "--debug-rank", type=_rank, default=0, metavar="R", help="the rank that --debug gives the terminal; default: 0"
+    )
+    parser.add_argument(
+        "--expect", type=_digest, metavar="SHA256", help="train only the build of this digest, which dsc compile prints"
+    )
+
+
+def _digest(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the digest of a build: 64 digits, as dsc compile prints them"
+        )
+    return text
+
+
+def _rank(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,7}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank: they are counted from 0")
+    return int(text)
+
+
+def _run_folder(text: str) -> Path:
+    """The folder that a run is to be written to, which may not be there yet."""
+    if not text:
+        raise argparse.ArgumentTypeError("the run folder has no name")
+    if not _is_unicode(text):  # torch takes no other names of files
+        raise argparse.ArgumentTypeError(f"{shortened(text)} cannot be a run folder: its name is not text in UTF-8")
+    longest = Path(text, "checkpoints", ".tmp-00000000", "shard.00000.safetensors")
+    try:
+        longest.lstat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise argparse.ArgumentTypeError(f"{shortened(text)} cannot be a run folder: {reason}") from None
+    return Path(text)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a name has no bytes that are none of UTF-8, which Python shows as halves of surrogate pairs."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _seconds(text: str) -> float | None:
+    """A finite number above 0, or None for `none`."""
+    if text == "none":
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0; `none` waits forever")
+    return seconds
+
+
+def _restarts(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,6}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of restarts from 0 on")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps from 1 on")
+    return int(text)

@@ -1,0 +1,151 @@
+"""Prepares the data of a run: `python -P -m runtime.data.__main__ DATA_DIR OUT [--cache DIR] [--resume]`.
+
+The first line of stdin is a DataRequest in JSON (runtime/contract/plan.py). Progress
+goes to stderr from the end of stdin on: until then somebody else says what is going on. To stdout goes an empty line as
+soon as the text is found, and at last {"folder": where the corpus is, "meta": its meta.json}. Exit codes: 0 prepared ·
+2 the data cannot be used · 75 the same, for a reason that may pass, such as a full disk. The request is the
+caller's to verify; no torch, which would take a second.
+
+With --resume the data that the checkpoints beside OUT name is used without the text, if it is of the same data block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from runtime.contract import DataRequest
+from runtime.data.blended import prepare_data
+from runtime.data.errors import DataError, MissingError, where_paths_start
+from runtime.data.files import open_regular
+from runtime.data.prepare import PHASES
+from runtime.system.outcome import printable, refusal_code
+
+MAX_MANIFEST_BYTES = 256 << 20
+CLEAR = "\r\x1b[K"  # of a terminal's line
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m runtime.data.__main__", allow_abbrev=False)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args(argv)
+    resumed = data_of_checkpoints(args.out.parent / "checkpoints") if args.resume else ()
+    notes = Notes()
+    try:
+        with open(0, "rb", buffering=0, closefd=False) as stdin:
+            request = DataRequest.from_json(stdin.readline())
+        prepared = prepare_data(
+            request, args.data, args.out, notes.progress, notes.note, cache=args.cache, resumed=resumed
+        )
+    except (DataError, OSError) as error:
+        notes.error(f"error: {printable(str(error))}")
+        if isinstance(error, MissingError):
+            notes.error(f" = hint: {where_paths_start(args.data)}")
+        return refusal_code(error)
+    notes.found()
+    print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}), flush=True)
+    notes.rest()
+    return 0
+
+
+def prepare_here(request: DataRequest, data: Path, out: Path, resume: bool, say: Callable[[str], None]) -> Path:
+    """The prepared corpus of a request, made in this process unless it is there already. `resume`: as --resume."""
+    resumed = data_of_checkpoints(out.parent / "checkpoints") if resume else ()
+    said: set[str] = set()
+
+    def once(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            say(f"data: {printable(text)}")
+
+    try:
+        return prepare_data(request, data, out, lambda *_: None, once, resumed=resumed).folder
+    except MissingError as error:
+        raise DataError(f"{error}: {where_paths_start(data)}") from None
+
+
+def data_of_checkpoints(folder: Path) -> tuple[str, ...]:
+    """The sha256 of the data that the manifests of checkpoints name, the newest first.
+
+    They only say which data to look for: who goes on from a checkpoint verifies it, and what it was trained on.
+    """
+    found: dict[str, int] = {}
+    for path in folder.glob("[!.]*/manifest.json"):
+        try:
+            with open_regular(path) as stream:
+                manifest = json.loads(stream.read(MAX_MANIFEST_BYTES))
+            name, serial = manifest["meta"]["data"], manifest["serial"]
+        except (DataError, OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if isinstance(name, str) and isinstance(serial, int):
+            found[name] = max(serial, found.get(name, serial))
+    return tuple(sorted(found, key=lambda name: -found[name]))
+
+
+class Notes:
+    """What is said of the preparation: a line a phase, and on a terminal the percentage while it runs."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._last = 0.0
+        self._is_found = False
+        self._notes: set[str] = set()
+        self._held: list[str] = []  # lines of what has happened before anything may be said
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        if done >= total:
+            if phase == "read":
+                self.found()
+            self._held.append(PHASES[phase])
+        if not self._held and not (self._live and time.monotonic() - self._last > 0.1):
+            return
+        if not self._may_talk():
+            return
+        self.rest()
+        if self._live and done < total:
+            self._last = time.monotonic()
+            self._show(f"{CLEAR}data: {PHASES[phase]} {100 * done // max(total, 1)}%")
+
+    def note(self, text: str) -> None:
+        """Something beside the phases, said once however often it is given."""
+        if text not in self._notes:
+            self._notes.add(text)
+            self._held.append(printable(text))
+        if self._held and self._may_talk():
+            self.rest()
+
+    def found(self) -> None:
+        """The text is found, or not needed: for the launcher, once."""
+        if not self._is_found:
+            self._is_found = True
+            print(flush=True)
+
+    def _may_talk(self) -> bool:
+        return bool(select.select([0], [], [], 0)[0])
+
+    def rest(self) -> None:
+        """What has not been said, when it may be."""
+        select.select([0], [], [])
+        for line in self._held:
+            self._show(f"{CLEAR if self._live else ''}data: {line}\n")
+        self._held = []
+
+    def error(self, text: str) -> None:
+        self._show(f"{CLEAR if self._live else ''}{text}\n")
+
+    def _show(self, text: str) -> None:
+        with suppress(OSError):  # nobody reads: the data is wanted all the same
+            print(text, end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

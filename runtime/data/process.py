@@ -1,0 +1,125 @@
+"""The process that prepares a run's data (runtime/data/__main__.py), as its launcher starts it and listens to it. No
+torch.
+
+It is a process of its own, for the tokenizer's threads must not exist where ranks are forked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import IO
+
+from runtime.contract import DataRequest
+from runtime.system.outcome import EXIT_RETRY, EXIT_USAGE, death_text
+from runtime.system.strict_json import tree
+
+
+class UsageError(Exception):
+    """The build, the data or the run folder cannot be used; the message says which and what to do.
+
+    `code`: EXIT_USAGE, or EXIT_RETRY where the reason may pass. Without a message, the user has been told.
+    """
+
+    def __init__(self, message: object = "", code: int = EXIT_USAGE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Preparation:
+    """A running preparation. It shows nothing before `may_talk`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def may_talk(self) -> None:
+        """Let it say from now on how far it is."""
+        self._stdin.close()
+
+    def text_is_found(self) -> bool:
+        """Whether the text is found, once that is known."""
+        assert self._process.stdout is not None
+        return bool(self._process.stdout.readline())
+
+    def line_unless_failed(self, stdin: FileIO) -> str:
+        """The next line of `stdin`; "" where that ends, or where the preparation fails first."""
+        ended = os.pidfd_open(self._process.pid)
+        try:
+            ready, _, _ = select.select([stdin.fileno(), ended], [], [])
+            if stdin.fileno() not in ready and self._process.poll():
+                return ""
+            return stdin.readline().decode().strip()
+        finally:
+            os.close(ended)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._process.poll())
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def corpus(self) -> Path:
+        """The folder of the prepared corpus, once the process has ended. UsageError where there is none."""
+        assert self._process.stdout is not None
+        said = self._process.stdout.read()
+        code = self._process.wait()
+        if code in (EXIT_USAGE, EXIT_RETRY):
+            raise UsageError(code=code)
+        if code < 0:
+            raise UsageError(f"the data could not be prepared: its process was {death_text(-code)}", EXIT_RETRY)
+        if code:
+            raise UsageError(f"the data could not be prepared: its process ended with code {code}")
+        return Path(json.loads(said)["folder"])
+
+    def send(self, line: bytes) -> None:
+        with suppress(BrokenPipeError):  # it has failed, and says so
+            while line:
+                line = line[self._stdin.write(line) :]
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+
+@contextmanager
+def preparing(
+    request: DataRequest, data: Path, out: Path, *, cache: Path | None, resume: bool
+) -> Iterator[Preparation]:
+    """Start to prepare the data of a request into `out`; ended if the block raises.
+
+    data: the folder that the data's paths are relative to. cache: prepared data that runs share. resume: use the data
+    that the run's checkpoints name.
+    """
+    command = [sys.executable, "-P", "-m", "runtime.data.__main__", str(data), str(out)]
+    command += ["--cache", str(cache)] if cache else []
+    command += ["--resume"] if resume else []
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,  # of its output nothing is read too early
+        process_group=0,  # Ctrl-C reaches this process alone, which then ends it
+        preexec_fn=_die_with_parent,
+    ) as process:
+        preparation = Preparation(process)
+        try:
+            preparation.send(json.dumps(tree(request)).encode() + b"\n")
+            yield preparation
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,0 +1,272 @@
+"""Measures what this machine achieves: ops at given shapes, a copy, an optimizer step, and transfers between processes.
+
+    python -P -m runtime.observe.calibrate JOB.json OUT.json      (`dsc calibrate` writes the one and reads the other)
+
+On the CPU as many processes as run at a time do the same, one thread each, so that what they share (caches, memory) is
+shared as it is in training. Ops are called in turn, so that none finds its operands in a cache that training would have
+filled with others. Their time is that of the processor: who else uses the machine does not slow them. On CUDA one
+process measures with events; transfers are measured where there are two devices. Exit codes: those of `Outcome`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.comm.connect import Endpoint
+from runtime.comm.rows import Rows
+from runtime.comm.transport import Wanted
+from runtime.contract import Mesh, Opening
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
+from runtime.observe.device import BACKENDS, choose, take
+from runtime.ops import OPS
+
+Task = Mapping[str, Any]
+Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
+
+PLAIN: dict[str, Callable[..., Any]] = {"add": torch.add, "cat2": lambda a, b: torch.cat((a, b), dim=-1)}
+LEAST_ROUNDS, MOST_ROUNDS = 3, 60
+COPY_BYTES = 64 << 20
+STREAMS_SHARE = 0.1  # of the time, for a copy and an optimizer step
+OPTIMIZER_ELEMENTS = 1 << 21
+LAUNCHES = 100  # of an op on so few elements that it computes nothing to speak of
+EMPTY_ELEMENTS = 8
+TRANSFER_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
+TRANSFER_ROUNDS = 12
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs a job; says how far it is on stderr, a line for each part."""
+    job_file, out_file = map(Path, argv)
+    job = json.loads(job_file.read_text("utf-8"))
+    try:
+        choose(job["device"], job["processes"])
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="dsc-calibrate-", ignore_cleanup_errors=True) as folder:
+        place = Path(folder)
+
+        def compute(rank: int, world: int, board: Board) -> None:
+            found = measure_ops(job["tasks"], take(job["device"], rank), job["budget_s"], board)
+            (place / f"ops_{rank}.json").write_text(json.dumps(found), "utf-8")
+
+        def transfers(rank: int, world: int, board: Board) -> None:
+            found = measure_transfers(take(job["device"], rank), world, board)
+            if rank == 0:
+                (place / "transfers.json").write_text(json.dumps(found), "utf-8")
+
+        _say(f"{len(job['tasks'])} ops on {job['processes']} processes at a time")
+        outcome = launch(compute, job["processes"], folder=place, backend=None)
+        if outcome.exit_code:
+            print(outcome, file=sys.stderr)
+            return outcome.exit_code
+        each = [json.loads((place / f"ops_{rank}.json").read_text("utf-8")) for rank in range(job["processes"])]
+        result: dict[str, Any] = {key: _median_of(key, each) for key in each[0]}
+        result["device"] = torch.cuda.get_device_name(0) if job["device"] == "cuda" else "cpu"
+        if job["transfers"] > 1:
+            _say(f"transfers between {job['transfers']} processes")
+            outcome = launch(transfers, job["transfers"], folder=place, backend=BACKENDS[job["device"]])
+            if outcome.exit_code:
+                print(outcome, file=sys.stderr)
+                return outcome.exit_code
+            result |= json.loads((place / "transfers.json").read_text("utf-8"))
+    out_file.write_text(json.dumps(result), "utf-8")
+    return 0
+
+
+def _median_of(key: str, each: Sequence[Mapping[str, Any]]) -> Any:
+    values = [found[key] for found in each]
+    if isinstance(values[0], list):
+        return [statistics.median(times) for times in zip(*values, strict=True)]
+    return statistics.median(values)
+
+
+def _say(text: str) -> None:
+    print(f"calibrate: {text}", file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------- compute
+
+
+def measure_ops(tasks: Sequence[Task], device: torch.device, budget_s: float, board: Board) -> dict[str, Any]:
+    """Seconds: of each task, of the call of an op that does nothing to speak of; byte/s of a copy and of an
+    update of weights."""
+    generator = torch.Generator().manual_seed(1)
+    calls: Calls = [(_function(task["op"]), arguments(task, generator, device)) for task in tasks]
+    nothing = torch.zeros(EMPTY_ELEMENTS, device=device)
+    *ops, empty = timed_in_turn([*calls, (_launches, (nothing,))], device, budget_s, board)
+    # By themselves: they would turn out of the caches what training has there.
+    large = torch.ones(COPY_BYTES // 4, device=device)
+    flat = [torch.full((OPTIMIZER_ELEMENTS,), 0.1, device=device) for _ in range(4)]
+    streams: Calls = [(torch.clone, (large,)), (_update, (*flat, torch.tensor(1.0, device=device)))]
+    copy, optimizer = timed_in_turn(streams, device, budget_s * STREAMS_SHARE, board)
+    return {
+        "ops_s": ops,
+        "launch_s": empty / LAUNCHES,
+        "copy_bytes": 2 * COPY_BYTES / copy,
+        "optimizer_bytes": 7 * 4 * OPTIMIZER_ELEMENTS / optimizer,  # three tensors twice, gradients once
+    }
+
+
+def timed_in_turn(calls: Calls, device: torch.device, budget_s: float, board: Board) -> list[float]:
+    """The median seconds of each call, all called in turn, for as many rounds as the budget has."""
+    timed = _cuda_s if device.type == "cuda" else _processor_s
+    taken: list[list[float]] = [[] for _ in calls]
+    kept: list[Any] = [None] * len(calls)  # a result lives until the next one, as activations do: memory is not warm
+    end = time.monotonic() + budget_s
+    for round_ in range(MOST_ROUNDS):
+        for index, (function, args) in enumerate(calls):
+            took_s, kept[index] = timed(function, args)
+            taken[index].append(took_s)
+        board.set_action(f"round {round_}")
+        if time.monotonic() > end and round_ >= LEAST_ROUNDS:
+            break
+    return [statistics.median(times[1:]) for times in taken]  # the first call fills what is filled once
+
+
+def _processor_s(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float, Any]:
+    start = time.thread_time()
+    result = function(*args)
+    return time.thread_time() - start, result
+
+
+def _cuda_s(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float, Any]:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    result = function(*args)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e-3, result
+
+
+def _function(op: str) -> Callable[..., Any]:
+    """The op; a weight gradient adds to a buffer, as it does in training."""
+    if op.endswith("_wgrad"):
+        return OPS[f"{op}_"]
+    return PLAIN[op] if op in PLAIN else OPS[op]
+
+
+def arguments(task: Task, generator: torch.Generator, device: torch.device) -> tuple[Any, ...]:
+    """The arguments of a task: random tensors, and indices that are what they should be."""
+    return tuple(_tensor(arg, generator).to(device) if isinstance(arg, dict) else arg for arg in task["args"])
+
+
+def _tensor(arg: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+    shape, dtype = arg["shape"], getattr(torch, arg["dtype"])
+    match arg.get("holds"):
+        case "below":
+            return torch.randint(arg["bound"], shape, generator=generator, dtype=dtype)
+        case "choices":  # [T, K]: distinct experts for each token
+            rows, chosen = shape
+            return torch.rand(rows, arg["bound"], generator=generator).topk(chosen).indices.to(dtype)
+        case "order":
+            return torch.randperm(shape[0], generator=generator).to(dtype)
+        case "ends":  # of groups, as even as rows are
+            ends = [(group + 1) * arg["bound"] // shape[0] for group in range(shape[0])]
+            return torch.tensor(ends, dtype=dtype)
+    return torch.randn(shape, generator=generator, dtype=torch.float32).mul_(0.5).to(dtype)
+
+
+def _launches(nothing: Tensor) -> None:
+    for _ in range(LAUNCHES):
+        torch.add(nothing, nothing)
+
+
+def _update(weights: Tensor, gradients: Tensor, first: Tensor, second: Tensor, step: Tensor) -> None:
+    """Stream through memory as an optimizer does, by the fused update that torch has: four tensors in, three out."""
+    torch._fused_adamw_(
+        [weights],
+        [gradients],
+        [first],
+        [second],
+        [],
+        [step],
+        lr=1e-3,
+        beta1=0.9,
+        beta2=0.95,
+        weight_decay=0.1,
+        eps=1e-8,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+# ---------------------------------------------------------------- transfers
+
+
+def measure_transfers(device: torch.device, world: int, board: Board) -> dict[str, list[tuple[int, float]]]:
+    """Seconds by bytes a rank sends, by the clock: of an all-to-all, a message to the next rank and an all-reduce, over
+    what training would take (runtime/comm/connect.py)."""
+    found: dict[str, list[tuple[int, float]]] = {"all_to_all": [], "message": [], "all_reduce": []}
+    rank, everyone = dist.get_rank(), tuple(range(world))
+    mesh = Mesh(pp=world, dp=1, ep=1, tp=1, cp=1)
+    openings = (
+        Opening("edge", (0, 1), "each"),
+        Opening("edge", (1, 0), "each"),
+        Opening("expert", everyone, "block"),
+        Opening("reduce", everyone, "all"),
+        Opening("world", everyone, "all"),
+    )
+    flats = {f"flat {size}": (everyone, size) for size in TRANSFER_BYTES}
+    links = Endpoint(device).connect(rank, Wanted(mesh, openings, flats))
+    there, back = (links.edge(*ends) if rank < 2 else None for ends in ((0, 1), (1, 0)))
+    swap = links.swap("expert", everyone)
+    assert swap is not None, "transfers are between several ranks"
+    for size in TRANSFER_BYTES:
+        placed = links.flat(f"flat {size}", size // 4, torch.float32)
+        whole = torch.ones(size // 4, device=device)
+        flat = whole.clone() if placed is None else placed
+        out = torch.empty_like(whole)
+
+        def message(whole: Tensor = whole, out: Tensor = out) -> None:
+            if rank == 0 and there and back:
+                there.send("there", whole).wait()
+                back.post("back", out).wait()  # half of it is one message
+            elif rank == 1 and there and back:
+                there.post("there", out).wait()
+                back.send("back", whole).wait()
+
+        def all_to_all(whole: Tensor = whole, out: Tensor = out) -> None:
+            counts = (len(whole) // len(everyone),) * len(everyone)
+            for work in swap.start("rows", Rows(whole, counts), Rows(out, counts)):
+                work.wait()
+
+        def all_reduce(name: str = f"flat {size}", flat: Tensor = flat) -> None:
+            links.sums.start_reduce(name, everyone, flat).wait()
+
+        for name, call, share in (
+            ("all_to_all", all_to_all, 1),
+            ("message", message, 2),
+            ("all_reduce", all_reduce, 1),
+        ):
+            board.set_action(f"{name} {size}")
+            found[name].append((size, _clock_s(call, device) / share))
+    return found
+
+
+def _clock_s(call: Callable[[], None], device: torch.device) -> float:
+    times = []
+    for _ in range(TRANSFER_ROUNDS):
+        dist.barrier()
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,249 @@
+"""What is right and wrong with a node, from its facts, and beside what a plan needs of it. Nothing here looks anywhere.
+
+A check that fails says what to mend: a command, an edit of the spec, or a setting. What a plan needs is an error where
+it is missing; what only slows a run, or cannot be known, is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.contract import NodeKind, Plan
+from runtime.launch.room import checkpoint_bytes
+from runtime.observe.doctor.facts import Device, Node, Problem
+from runtime.system.outcome import printable
+
+Status = Literal["ok", "warning", "error"]
+GIB, GB = 2**30, 10**9
+LEAST_FILES, FILES_A_RANK = 1024, 64  # descriptors: of a process, and what each peer of a rank takes of them
+SHARED_A_DEVICE = 32 << 20  # bytes that NCCL takes of /dev/shm for each device of a node, and some to spare
+LEAST_DRIVER = 525  # CUDA 12: https://docs.nvidia.com/deploy/cuda-compatibility/
+EARLIEST_S = 1_735_689_600  # 2025-01-01: this program is younger
+OF_NOMINAL = 0.5  # the slowest device link may be so much of the fastest before it is strange
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A check with what was found; `mend` is empty where it is ok."""
+
+    name: str
+    status: Status
+    found: str
+    mend: str = ""
+
+
+def check(node: Node, plan: Plan | None) -> list[Finding]:
+    """All checks, in the order in which they are shown. `plan`: of the build that is to run here."""
+    kind = plan.cluster[0] if plan else None
+    ranks = kind.devices if kind else max(1, _count(node))
+    checks = (
+        *_devices(node, plan, kind),
+        _memory(node, plan, kind),
+        _versions(node, kind),
+        _native(node, kind),
+        _shared(node, kind),
+        _disk(node, plan),
+        _files(node, plan, ranks),
+        _locked(node),
+        _network(node, plan),
+        _clock(node),
+        _links(node),
+    )
+    return [Finding(each.name, each.status, printable(each.found), printable(each.mend)) for each in checks]
+
+
+def device_faults(kind: NodeKind, devices: tuple[Device, ...], *, first: int = 0, memory: bool = True) -> Iterator[str]:
+    """How devices of a node, counted from `first`, differ from those that a plan is for, each with an edit. Nothing for
+    CPUs. `memory`: whether that is compared, too."""
+    if kind.sms is None:
+        return
+    for index, device in enumerate(devices, first):
+        if device.sms != kind.sms:
+            yield (
+                f"device {index}, {device.name}, has {device.sms} SMs, and the build is for {kind.sms}:"
+                f" write `sms = {device.sms}` in device {kind.device} of the spec, and compile it again"
+            )
+        if memory and device.memory_bytes < kind.memory:
+            yield (
+                f"device {index}, {device.name}, has {device.memory_bytes / GIB:.1f} GiB, and the build is for"
+                f" {kind.memory / GIB:.1f} GiB: write `memory = {device.memory_bytes // 2**20}MiB` in device"
+                f" {kind.device} of the spec, and compile it again"
+            )
+
+
+def _devices(node: Node, plan: Plan | None, kind: NodeKind | None) -> Iterator[Finding]:
+    found = node.devices
+    if isinstance(found, Problem):
+        yield Finding("devices", "error", f"the driver does not answer: {found.why}", "look at nvidia-smi and dmesg")
+        return
+    wanted = 0 if kind is None or kind.sms is None else kind.devices
+    text = _listed(found) or f"no GPU, {node.cpus} cores"
+    if len(found) < wanted:
+        mend = (
+            f"the plan has {wanted} ranks on a node, and each needs a GPU: use another node, or set devices of the spec"
+        )
+        yield Finding("devices", "error", text, mend)
+        return
+    yield Finding("devices", "ok", text)
+    if kind is None:
+        return
+    yield from (Finding("device", "error", *fault.split(": ", 1)) for fault in device_faults(kind, found[:wanted]))
+    if wanted and kind.device.lower() not in found[0].name.lower().replace(" ", ""):
+        mend = f"name the device in the spec: rates of the plan are those of {kind.device}"
+        yield Finding("device", "warning", f"{found[0].name}, and the plan is for {kind.device}", mend)
+    if not wanted and node.cpus < kind.devices:
+        text = f"{node.cpus} cores for {kind.devices} ranks"
+        yield Finding("cores", "warning", text, f"ranks share cores: a node with {kind.devices} is faster")
+
+
+def _listed(devices: tuple[Device, ...]) -> str:
+    kinds = dict.fromkeys((each.name, each.sms, each.memory_bytes) for each in devices)
+    counts = {kind: sum((d.name, d.sms, d.memory_bytes) == kind for d in devices) for kind in kinds}
+    return ", ".join(f"{n} × {name}, {sms} SMs, {size / GIB:.1f} GiB" for (name, sms, size), n in counts.items())
+
+
+def _count(node: Node) -> int:
+    return 0 if isinstance(node.devices, Problem) else len(node.devices)
+
+
+def _memory(node: Node, plan: Plan | None, kind: NodeKind | None) -> Finding:
+    if isinstance(node.memory, Problem):
+        return _unknown("memory", node.memory)
+    text = f"{node.memory.free_bytes / GB:.1f} GB free on the host"
+    if plan is None or kind is None:
+        return Finding("memory", "ok", text)
+    if max(plan.memory) > kind.memory:
+        text = f"a rank holds {max(plan.memory) / GB:.1f} GB, and a device of the spec {kind.memory / GB:.1f} GB"
+        return Finding("memory", "error", text, "`dsc plan` names edits that make the run fit")
+    needed = max(plan.memory) * kind.devices if kind.sms is None else 0
+    if needed > node.memory.free_bytes:
+        mend = "free memory, or lay the run on more nodes, with fewer devices each"
+        return Finding("memory", "error", f"{text}, and {kind.devices} ranks hold {needed / GB:.1f} GB", mend)
+    return Finding("memory", "ok", text)
+
+
+def _versions(node: Node, kind: NodeKind | None) -> Finding:
+    if isinstance(node.drivers, Problem):
+        return _unknown("versions", node.drivers)
+    has = node.drivers
+    named = {"torch": has.torch, "triton": has.triton, "CUDA": has.cuda, "driver": has.driver, "NCCL": has.nccl}
+    text = ", ".join(f"{name} {version}" for name, version in named.items() if version)
+    on_gpus = _count(node) > 0 or (kind is not None and kind.sms is not None)
+    if on_gpus and not has.cuda:
+        return Finding("versions", "error", text, "this torch is for CPUs: install one that is built for CUDA")
+    if on_gpus and not has.triton:
+        return Finding("versions", "error", text, "kernels need triton: pip install triton")
+    if on_gpus and not has.nccl:
+        return Finding("versions", "error", text, "ranks on GPUs talk by NCCL: install a torch that has it")
+    if has.driver and int(has.driver.partition(".")[0]) < LEAST_DRIVER:
+        return Finding("versions", "error", text, f"install a driver of NVIDIA from {LEAST_DRIVER} on")
+    return Finding("versions", "ok", text)
+
+
+def _native(node: Node, kind: NodeKind | None) -> Finding:
+    if isinstance(node.native, Problem):
+        return _unknown("ops in C++", node.native)
+    if not node.native:
+        return Finding("ops in C++", "ok", "compiled for this processor")
+    status: Status = "warning" if kind is None or kind.sms is None else "ok"
+    reason, _, mend = node.native.partition("; ")
+    return Finding("ops in C++", status, f"on torch, which takes about twice as long on CPUs: {reason}", mend)
+
+
+def _shared(node: Node, kind: NodeKind | None) -> Finding:
+    if isinstance(node.memory, Problem):
+        return _unknown("/dev/shm", node.memory)
+    size = node.memory.shared_bytes
+    devices = _count(node) if kind is None else kind.devices if kind.sms is not None else 0
+    if size < devices * SHARED_A_DEVICE:
+        mend = "NCCL needs it: `docker run --shm-size=8g`, or an emptyDir of medium Memory at /dev/shm"
+        return Finding("/dev/shm", "error", f"{size / GIB:.2f} GiB for {devices} devices", mend)
+    return Finding("/dev/shm", "ok", f"{size / GIB:.2f} GiB")
+
+
+def _disk(node: Node, plan: Plan | None) -> Finding:
+    if isinstance(node.disk, Problem):
+        return Finding("disk", "error", node.disk.why, "name another folder with --out")
+    text = f"{node.disk.free_bytes / GB:.1f} GB free in {node.disk.folder}"
+    if not node.disk.is_writable:
+        return Finding("disk", "error", f"{node.disk.folder} cannot be written", "name another folder with --out")
+    if plan is None:
+        return Finding("disk", "ok", text)
+    spec, each = plan.train.checkpoint, checkpoint_bytes(plan)
+    count = spec.keep + spec.best + 1 if spec else 2
+    text += f", {count} checkpoints of {each / GB:.3g} GB"
+    if count * each > node.disk.free_bytes:
+        return Finding("disk", "error", text, "make room, name another folder with --out, or keep fewer checkpoints")
+    return Finding("disk", "ok", text)
+
+
+def _files(node: Node, plan: Plan | None, ranks: int) -> Finding:
+    if isinstance(node.limits, Problem):
+        return _unknown("open files", node.limits)
+    peers = len({rank for bucket in plan.buckets for rank in bucket.holders}) if plan else ranks
+    needed = max(LEAST_FILES, min(peers, 1024) * FILES_A_RANK)
+    text = f"ulimit -n is {node.limits.files}"
+    if 0 <= node.limits.files < needed:
+        return Finding("open files", "warning", text, f"raise it before the run: ulimit -n {needed}")
+    return Finding("open files", "ok", text)
+
+
+def _locked(node: Node) -> Finding:
+    if isinstance(node.limits, Problem):
+        return _unknown("locked memory", node.limits)
+    size = node.limits.locked_bytes
+    text = "ulimit -l is unlimited" if size < 0 else f"ulimit -l is {size // 1024}"
+    if size >= 0 and _count(node):
+        mend = "adapters of InfiniBand pin memory: ulimit -l unlimited, or the capability IPC_LOCK"
+        return Finding("locked memory", "warning", text, mend)
+    return Finding("locked memory", "ok", text)
+
+
+def _network(node: Node, plan: Plan | None) -> Finding:
+    if isinstance(node.network, Problem):
+        return _unknown("network", node.network)
+    found = node.network
+    text = f"{found.host} is {found.address or 'not an address'}, port {found.port} is "
+    if found.port_problem:
+        mend = "end what listens there, or name another port: dsc launch … --port"
+        return Finding("network", "error", f"{text}taken: {found.port_problem}", mend)
+    several = plan is not None and sum(kind.nodes for kind in plan.cluster) > 1
+    if several and (not found.address or found.address.startswith("127.") or found.address == "::1"):
+        mend = "name the interface by which nodes talk: dsc launch … --interface, or GLOO_SOCKET_IFNAME"
+        return Finding("network", "warning", f"{text}free; other nodes cannot reach that address", mend)
+    return Finding("network", "ok", f"{text}free")
+
+
+def _clock(node: Node) -> Finding:
+    if isinstance(node.clock, Problem):
+        return _unknown("clock", node.clock)
+    if node.clock.now_s < EARLIEST_S:
+        return Finding("clock", "error", "it is behind the year 2025", "set it, and start chrony or ntpd")
+    if not node.clock.is_synchronised:
+        mend = "start chrony or ntpd, for times in logs of several nodes to be comparable"
+        return Finding("clock", "warning", "not synchronised", mend)
+    return Finding("clock", "ok", "synchronised")
+
+
+def _links(node: Node) -> Finding:
+    if isinstance(node.links, Problem):
+        status: Status = "error" if _count(node) else "warning"
+        return Finding("links", status, node.links.why, "see what hangs: py-spy dump, nvidia-smi, dmesg")
+    rates = {
+        "between processes": node.links.processes,
+        "to a device": node.links.to_device,
+        "between devices": node.links.devices,
+        "all-reduce by NCCL": node.links.nccl,
+    }
+    text = ", ".join(f"{rate / GB:.1f} GB/s {name}" for name, rate in rates.items() if rate is not None)
+    devices, to_device = node.links.devices, node.links.to_device
+    if devices is not None and to_device is not None and devices < OF_NOMINAL * to_device:
+        mend = "devices reach each other through the host: look at nvidia-smi topo -m, and for peer access"
+        return Finding("links", "warning", text, mend)
+    return Finding("links", "ok", text)
+
+
+def _unknown(name: str, problem: Problem) -> Finding:
+    return Finding(name, "warning", f"not known: {problem.why}", "look by hand")

@@ -1,0 +1,174 @@
+"""Finds out the facts of this node. Each in a process of its own with a time limit: a driver or a disk may hang."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from runtime.launch.room import free_bytes
+from runtime.observe.doctor import links
+from runtime.observe.doctor.facts import Clock, Device, Disk, Drivers, Limits, Links, Memory, Network, Node, Problem
+from runtime.ops.native.library import missing
+
+LIMIT_S = 8.0  # for a probe; starting CUDA takes some seconds
+SAY_S = 2.0  # before a line says what is being done
+UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
+Value = TypeVar("Value")
+
+
+def look(run: Path, port: int) -> Node:
+    """All facts of this node. `run`: where a run would go. CUDA is not started in this process."""
+    found = within(_devices, "devices")
+    devices = found if isinstance(found, Problem) else tuple(Device(**each) for each in found)
+    return Node(
+        cpus=len(os.sched_getaffinity(0)),
+        devices=devices,
+        drivers=_read(Drivers, _drivers, "versions"),
+        memory=_read(Memory, _memory, "memory"),
+        disk=_read(Disk, lambda: _disk(run), "disk"),
+        limits=_read(Limits, _limits, "limits"),
+        clock=_read(Clock, _clock, "clock"),
+        network=_read(Network, lambda: _network(port), "network"),
+        links=_read(Links, links.measure, "links"),
+        native=within(lambda: missing() or "", "C++ of the ops"),
+    )
+
+
+def within(probe: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
+    """What a probe returns, as JSON has it, from a process of its own; a Problem where it raises, dies or hangs."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        _answer(probe, writing)
+    os.close(writing)
+    try:
+        return _heard(reading, what, limit_s)
+    finally:
+        os.close(reading)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        _collect(pid)
+
+
+def _answer(probe: Callable[[], Any], descriptor: int) -> None:
+    """In the process of a probe: write its answer, and end."""
+    try:
+        try:
+            answer = {"value": probe()}
+        except Exception as error:
+            answer = {"problem": " ".join((str(error) or type(error).__name__).split())[:300]}
+        with os.fdopen(descriptor, "w") as pipe:
+            json.dump(answer, pipe)
+    finally:
+        os._exit(0)
+
+
+def _heard(descriptor: int, what: str, limit_s: float) -> Any:
+    start, data, has_said = time.monotonic(), b"", False
+    while (left_s := limit_s - (time.monotonic() - start)) > 0:
+        if select.select([descriptor], [], [], min(left_s, SAY_S))[0]:
+            part = os.read(descriptor, 1 << 16)
+            if not part:
+                break
+            data += part
+        elif not has_said:
+            print(f"doctor: looking at {what}", file=sys.stderr, flush=True)
+            has_said = True
+    else:
+        return Problem(f"no answer within {limit_s:g} s")
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return Problem("the process that looked has died")
+    return Problem(answer["problem"]) if "problem" in answer else answer["value"]
+
+
+def _collect(pid: int) -> None:
+    """Wait for a process that was killed, for a moment: one that waits for a dead disk cannot end."""
+    for _ in range(100):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return
+        time.sleep(0.01)
+
+
+def _read(kind: type[Value], probe: Callable[[], Any], what: str) -> Value | Problem:
+    answer = within(lambda: asdict(probe()), what)
+    return answer if isinstance(answer, Problem) else kind(**answer)
+
+
+# ---------------------------------------------------------------- probes
+
+
+def _devices() -> list[dict[str, Any]]:
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [asdict(Device(each.name, each.multi_processor_count, each.total_memory)) for each in found]
+
+
+def _drivers() -> Drivers:
+    driver, nccl = Path("/proc/driver/nvidia/version"), ""
+    with suppress(AttributeError, RuntimeError):  # torch for CPUs has none
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    text = driver.read_text("utf-8", "replace") if driver.exists() else ""
+    match = re.search(r"Module\s+(\d[\d.]*)", text)
+    return Drivers(_version("torch"), _version("triton"), torch.version.cuda or "", match[1] if match else "", nccl)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _memory() -> Memory:
+    shared = 0
+    with suppress(OSError):
+        state = os.statvfs("/dev/shm")
+        shared = state.f_blocks * state.f_frsize
+    return Memory(free_bytes(Path("/proc"), Path("/sys/fs/cgroup")), shared)
+
+
+def _disk(run: Path) -> Disk:
+    run = run.absolute()
+    folder = next(parent for parent in (run, *run.parents) if parent.exists())
+    state = os.statvfs(folder)
+    return Disk(str(folder), state.f_bavail * state.f_frsize, os.access(folder, os.W_OK | os.X_OK))
+
+
+def _limits() -> Limits:
+    return Limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+
+
+def _clock() -> Clock:
+    empty = ctypes.create_string_buffer(512)  # a struct timex with no mode set changes nothing
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(empty)
+    return Clock(time.time(), state not in (-1, UNSYNCHRONISED))
+
+
+def _network(port: int) -> Network:
+    host, address, problem = socket.gethostname(), "", ""
+    with suppress(OSError):
+        address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]  # type: ignore[assignment]
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        problem = os.strerror(error.errno) if error.errno else str(error)
+    return Network(host, address, port, problem)

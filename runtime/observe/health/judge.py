@@ -1,0 +1,165 @@
+"""Whether a step may change the weights: a pure function of numbers that all ranks have alike, so all decide alike.
+
+Loss and gradient norm of a step are summed over the world before the optimizer runs, so a decision takes no collective.
+A spike is a number that is many standard deviations above the mean of the steps before it, as in OLMo 2
+(arXiv 2501.00656): at least half a window of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from runtime.contract.recipe import Action, Health
+from runtime.system.outcome import ReportedError
+
+MOST_STEPS = 10_000  # that a run remembers
+_MAX = 1 << 62
+
+
+class Trained(NamedTuple):
+    """A step that was trained: its first sample, its loss and its gradient norm."""
+
+    first: int
+    loss: float
+    norm: float
+
+
+@dataclass(frozen=True)
+class Recent:
+    """What a run remembers, and its checkpoints hold: its last steps, the oldest first; the steps at which it skipped a
+    batch or rolled back; and the number of its rollbacks so far."""
+
+    steps: tuple[Trained, ...] = ()
+    acted: tuple[int, ...] = ()
+    rollbacks: int = 0
+
+    def after(self, step: Trained, health: Health) -> Recent:
+        """What is remembered behind one more step."""
+        most = max(health.window, health.back)
+        return replace(self, steps=(*self.steps, step)[-most:])
+
+    def acting(self, step: int) -> Recent:
+        """What is remembered behind a skip or a rollback at a step."""
+        return replace(self, acted=(*self.acted, step)[-MOST_STEPS:])
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields; nothing of a run that remembers nothing."""
+        found = {"steps": [[*each] for each in self.steps], "acted": [*self.acted], "rollbacks": self.rollbacks}
+        return found if self != Recent() else {}
+
+    @staticmethod
+    def from_json(value: Any) -> Recent:
+        """The inverse of `to_json`. ValueError for anything else."""
+        if value in (None, {}):
+            return Recent()
+        try:
+            steps, acted, rollbacks = value["steps"], value["acted"], value["rollbacks"]
+            sound = len(value) == 3 and len(steps) <= MOST_STEPS >= len(acted)
+            sound = sound and all(map(_is_count, (rollbacks, *acted, *(first for first, _, _ in steps))))
+            sound = sound and all(type(n) is float and math.isfinite(n) for _, *numbers in steps for n in numbers)
+        except (TypeError, ValueError, KeyError):
+            sound = False
+        if not sound:
+            raise ValueError("does not say what its run remembers of its steps")
+        return Recent(tuple(Trained(*each) for each in steps), tuple(acted), rollbacks)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a step must not change the weights, and what follows."""
+
+    action: Action
+    reason: str
+
+
+class BadStepError(ReportedError):
+    """A step that must not change the weights, on every rank alike, of the `samples` [first, end).
+
+    Of a rollback, `to` is the step that it goes back behind, and the samples are all since then. `prints`: of a step
+    that was computed again, a fingerprint of each rank's numbers. `before`: other samples on which an earlier start of
+    the run failed at the same step: then the weights are at fault, and no samples need to be left out.
+    """
+
+    prints: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        step: int,
+        verdict: Verdict,
+        loss: float,
+        norm: float,
+        samples: tuple[int, int],
+        to: int | None = None,
+        before: tuple[int, int] | None = None,
+    ) -> None:
+        how = "to leave these samples out: dsc train --resume --skip-batch"
+        if before is not None:
+            how = (
+                f"the same step failed on samples {before[0]} to {before[1] - 1}, too, so the weights have diverged "
+                "and other samples will not help: lower `rate` or `clip`, and go on from an earlier checkpoint"
+            )
+        if to is not None:
+            how = f"the run goes back behind step {to:,}, and on without samples {samples[0]:,} to {samples[1] - 1:,}"
+        met = f"{verdict.reason}, on samples {samples[0]} to {samples[1] - 1}" if to is None else verdict.reason
+        super().__init__(f"step {step}: {met}; nothing was updated; {how}")
+        self.step, self.verdict, self.loss, self.norm, self.samples, self.to = step, verdict, loss, norm, samples, to
+
+    def after(self, before: tuple[int, int] | None) -> BadStepError:
+        """Return this error as it is where the same step failed before, on other samples."""
+        if before is None or self.to is not None:
+            return self
+        return BadStepError(self.step, self.verdict, self.loss, self.norm, self.samples, before=before)
+
+
+def judge(health: Health | None, recent: Recent, step: int, loss: float, norm: float) -> Verdict | None:
+    """Why a step must not change the weights, and what follows; None if it may. `health`: None without such a block.
+
+    With such a block, a gradient norm of 0 beside a loss is like one that is not finite: an RMSNorm whose squares
+    overflow divides by infinity, so what is behind it is 0, and no gradient comes back.
+    """
+    numbers = f"loss {loss:.6g}, gradient norm {norm:.6g}"
+    if not math.isfinite(loss) or not math.isfinite(norm):
+        verdict = Verdict(health.not_finite if health else "stop", numbers)
+    elif health and norm == 0 < loss:
+        verdict = Verdict(
+            health.not_finite, f"{numbers}: squares in norms that are too large for their format give zeros"
+        )
+    elif health and health.spike and (reason := _spike(health, recent, loss, norm)):
+        verdict = Verdict(health.spike.action, f"{numbers}: {reason}")
+    else:
+        return None
+    if health is None or verdict.action == "stop":
+        return verdict
+    lately = sum(at > step - health.window for at in recent.acted)
+    if lately < health.most:
+        return verdict
+    return Verdict("stop", f"{verdict.reason}; {lately} skips or rollbacks in {health.window} steps were not enough")
+
+
+def _spike(health: Health, recent: Recent, loss: float, norm: float) -> str:
+    """What makes these numbers a spike; "" if nothing does."""
+    steps, spike = recent.steps[-health.window :], health.spike
+    if spike is None or len(steps) < max(2, health.window // 2):
+        return ""
+    for name, value, most, before in (
+        ("loss", loss, spike.loss, [each.loss for each in steps]),
+        ("gradient norm", norm, spike.norm, [each.norm for each in steps]),
+    ):
+        mean, deviation = _moments(before)
+        if most is not None and value > mean + most * deviation:
+            above = f"{(value - mean) / deviation:.1f} standard deviations" if deviation else "more than nothing"
+            return f"the {name} is {above} above the mean of {len(steps)} steps, {mean:.6g}"
+    return ""
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation of finite values."""
+    mean = math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MAX

@@ -1,0 +1,187 @@
+"""The bits of what several ranks hold alike, compared: a flipped bit is found, and named by its rank and tensor.
+
+Replicas are equal to the bit, for sums of gradients are, and updates are functions of them. So each rank takes a
+fingerprint of 64 bits of each tensor, and one small sum over the world gives all ranks those of all.
+
+Alike are weights and balancing biases; and master weights, moments and moving averages, unless ranks own parts of them
+(`zero` from 1 on). Then an owner's flipped bit goes to all with the next gather, and no comparison can find it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime import contract
+from runtime.comm.transport import Sums
+from runtime.state.state import Bucket, Entry, State
+from runtime.system.outcome import ReportedError
+
+_INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK = 1 << 18  # elements: a chunk, its words and the factors stay in the cache of a core
+_FACTOR = -7046029254386353131  # 2^64 / golden ratio, an odd number, as int64
+_MOST_NAMED = 6
+_MOST_AT_ONCE = 1 << 13  # numbers of a sum over the world
+
+
+class ReplicaError(ReportedError):
+    """Ranks hold other bits of what they should hold alike: all ranks raise it behind the same step."""
+
+    def __init__(self, step: int, found: Sequence[Difference]) -> None:
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        texts = "; ".join(map(str, found[:_MOST_NAMED]))
+        super().__init__(f"step {step}: {texts}{more}; no checkpoint has these bits: go on with dsc train --resume")
+        self.ranks = sorted({rank for each in found for rank in each.ranks})
+        self.tensors = [each.tensor for each in found]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor of which `ranks` have other bits than the `others`, or each other, where no side has more ranks."""
+
+    tensor: str
+    ranks: tuple[int, ...]
+    others: tuple[int, ...]
+
+    def __str__(self) -> str:
+        if not self.others:
+            return f"ranks {listed(self.ranks)} have different bits of {self.tensor}"
+        verb = "ranks {} have" if len(self.ranks) > 1 else "rank {} has"
+        than = "ranks {}" if len(self.others) > 1 else "rank {}"
+        return f"{verb.format(listed(self.ranks))} other bits of {self.tensor} than {than.format(listed(self.others))}"
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """What `ranks` hold alike of a bucket, or a balancing bias: tensors, by name."""
+
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """64 bits of a contiguous tensor, int64 on its device, that change with any single bit of it.
+
+    Modulo 2^64 it is a sum of words times odd factors. Another bit changes a word by ±2^k, k < 64; an odd number times
+    that is not 0.
+    """
+    words = tensor.detach().view(-1).view(_INTS[tensor.element_size()])
+    factors = _factors(min(_CHUNK, words.numel()), words.device)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for chunk in words.split(_CHUNK):
+        total = total * _FACTOR + _mixed(chunk, factors)
+    return total
+
+
+def _mixed(words: Tensor, factors: Tensor | None = None) -> Tensor:
+    """The sum of words times odd factors, modulo 2^64."""
+    factors = _factors(words.numel(), words.device) if factors is None else factors
+    return (words * factors[: words.numel()]).sum()
+
+
+def _factors(count: int, device: torch.device) -> Tensor:
+    return (torch.arange(1, count + 1, dtype=torch.int64, device=device) * _FACTOR) | 1
+
+
+def compare(state: State, plan: contract.Plan, rank: int, sums: Sums) -> list[Difference]:
+    """What ranks should hold alike and do not, the same on all ranks, which all call it. Empty if all is well."""
+    table = [*_alike(plan)]
+    held = _held(state)
+    mine = [_fingerprints(held, each, rank, state.device) for each in table]
+    rows = _exchange([_mixed(each).view(1) for each in mine], table, rank, sums)
+    differing = [at for at, row in enumerate(rows) if len({*row.view(-1).tolist()}) > 1]
+    if not differing:
+        return []
+    table, mine = [table[at] for at in differing], [mine[at] for at in differing]
+    found: list[Difference] = []
+    for each, row in zip(table, _exchange(mine, table, rank, sums), strict=True):
+        for name, values in zip(each.names, row.T.tolist(), strict=True):
+            found += _difference(name, each.ranks, values)
+    return found
+
+
+def _alike(plan: contract.Plan) -> Iterator[_Alike]:
+    """What several ranks hold alike, in an order that all ranks have."""
+    average = ["moving average"] * (plan.train.ema is not None)
+    master = ["master weights"] * (plan.precision.master != plan.precision.parameter)
+    for at, bucket in enumerate((*plan.buckets, *plan.frozen)):
+        state = [*(each.name for each in plan.optimizer.state_of(bucket)), *average]
+        owned = not plan.zero and at < len(plan.buckets)
+        kinds = ["weights", *(master * owned), *(state * owned)]
+        names = tuple(f"{each.name} ({kind})" for kind in kinds for each in bucket.parameters)
+        if plan.gathers(bucket):
+            parts = dict.fromkeys(plan.peers(bucket, holder) for holder in bucket.holders)
+            yield from (_Alike(ranks, (f"weights of {bucket.name}",)) for ranks in parts if len(ranks) > 1)
+        elif len(bucket.holders) > 1:
+            yield _Alike(bucket.holders, names)
+    yield from (_Alike(each.holders, (each.name,)) for each in plan.untrained if len(each.holders) > 1)
+
+
+def _fingerprints(held: Mapping[str, Tensor], alike: _Alike, rank: int, device: torch.device) -> Tensor:
+    """Fingerprints of the tensors that are alike, in the order of their names; zeros where this rank has none."""
+    if rank not in alike.ranks:
+        return torch.zeros(len(alike.names), dtype=torch.int64, device=device)
+    return torch.stack([fingerprint(held[name]).to(device) for name in alike.names])
+
+
+def _held(state: State) -> dict[str, Tensor]:
+    """The tensors of a rank by the names that `_alike` gives them."""
+    found = {**state.biases, **state.tables}
+    for bucket in state.held:
+        if bucket.gathered:
+            found[f"weights of {bucket.name}"] = bucket.parameters
+            continue
+        for entry in bucket.entries:
+            found[f"{entry.name} (weights)"] = bucket.parameters[entry.start : entry.end]
+            if not bucket.shares:
+                found |= {f"{entry.name} ({kind})": flat for kind, flat in _owned(bucket, entry)}
+    return found
+
+
+def _owned(bucket: Bucket, entry: Entry) -> Iterator[tuple[str, Tensor]]:
+    """Master weights, state of the optimizer and moving average of a parameter, of which a rank owns all."""
+    if (found := bucket.owned_of(entry)) is None:
+        return
+    _, piece, part = found
+    kinds = {"master weights": piece.master, **piece.state}
+    kinds |= {"moving average": piece.average} if piece.average is not None else {}
+    yield from ((kind, flat[part]) for kind, flat in kinds.items())
+
+
+def _exchange(mine: Sequence[Tensor], table: Sequence[_Alike], rank: int, sums: Sums) -> list[Tensor]:
+    """What all ranks have of each row of the table: a tensor of [ranks, numbers]. `mine`: what this one has."""
+    rows = []
+    for each, values in zip(table, mine, strict=True):
+        row = values.new_zeros(len(each.ranks), values.numel())
+        if rank in each.ranks:
+            row[each.ranks.index(rank)] = values
+        rows.append(row)
+    if not rows:
+        return []
+    flat = torch.cat([row.view(-1) for row in rows])
+    for part in flat.split(_MOST_AT_ONCE):
+        sums.all_reduce(part)
+    parts = flat.split([row.numel() for row in rows])
+    return [part.view(row.shape) for part, row in zip(parts, rows, strict=True)]
+
+
+def _difference(name: str, ranks: tuple[int, ...], values: Sequence[int]) -> Iterator[Difference]:
+    """Which ranks differ in a tensor: all but those of the value that most of them have, or all if there is none."""
+    (value, most), *others = Counter(values).most_common()
+    if not others:
+        return
+    if others[0][1] == most:
+        yield Difference(name, ranks, ())
+        return
+    alike = tuple(rank for rank, each in zip(ranks, values, strict=True) if each == value)
+    yield Difference(name, tuple(rank for rank in ranks if rank not in alike), alike)
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Numbers as words: `0, 1 and 3`."""
+    *first, last = map(str, ranks)
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,58 @@
+"""What a trainer asks before a step changes the weights, and what it remembers for that."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from runtime.contract.recipe import Train
+from runtime.observe.health.judge import BadStepError, Recent, Trained, Verdict, judge
+from runtime.observe.health.rerun import Computed, Fault
+
+
+class Watch:
+    """The judge of the steps of a rank. `recent`: what it remembers; `faults`: what was found and is not told yet."""
+
+    def __init__(self, train: Train) -> None:
+        self._health, self._first_step = train.health, train.first_step
+        self.recent, self.faults = Recent(), list[Fault]()
+        self._left_out = 0  # batches, since the last step that was trained
+        self._prints: tuple[int, ...] = ()  # of each rank, of the step that was computed again last
+
+    @property
+    def reruns(self) -> bool:
+        """Whether a bad step is computed again."""
+        return self._health is not None and self._health.rerun
+
+    def verdict(self, step: int, loss: float, norm: float) -> Verdict | None:
+        """Why a step must not change the weights; None if it may."""
+        return judge(self._health, self.recent, step, loss, norm)
+
+    def computed(self, again: Computed) -> dict[str, Tensor]:
+        """Remember that a step was computed again; its sums, which hold."""
+        self.faults += [again.fault] if again.fault else []
+        self._prints = again.prints
+        return again.sums
+
+    def check(self, step: int, loss: float, norm: float, drawn: tuple[int, int]) -> int:
+        """Remember a step of the samples [first, end), which changes the weights now: how many batches were left out in
+        front of it. Raises BadStepError, on all ranks, if it must not."""
+        prints, self._prints = self._prints, ()
+        if (verdict := self.verdict(step, loss, norm)) is not None:
+            bad = self._bad(step, verdict, (loss, norm), drawn)
+            bad.prints = prints
+            raise bad
+        if self._health:
+            self.recent = self.recent.after(Trained(drawn[0], loss, norm), self._health)
+        left_out, self._left_out = self._left_out, 0
+        return left_out
+
+    def leave_out(self, step: int) -> None:
+        """Remember that the batch of a step was skipped."""
+        self.recent, self._left_out = self.recent.acting(step), self._left_out + 1
+
+    def _bad(self, step: int, verdict: Verdict, numbers: tuple[float, float], drawn: tuple[int, int]) -> BadStepError:
+        if verdict.action != "rollback" or self._health is None:
+            return BadStepError(step, verdict, *numbers, drawn)
+        back = min(self._health.back, len(self.recent.steps), step - 1 - self._first_step)
+        first = self.recent.steps[-back].first if back else drawn[0]
+        return BadStepError(step, verdict, *numbers, (first, drawn[1]), step - 1 - back)

@@ -1,0 +1,91 @@
+"""OpenTelemetry: a span for each step and each save, over OTLP. Spans of a start of the run are of one trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runtime.observe.sinks.sink import Opened, Point
+from runtime.observe.watch.follow import Item
+from runtime.observe.watch.run_state import seconds_of
+
+NS = 1_000_000_000
+TIMEOUT_S = 10
+
+
+class OpenTelemetry:
+    """Sends spans to an OTLP endpoint over HTTP; needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http."""
+
+    def __init__(self) -> None:
+        self.where = ""
+        self.key: str | None = None
+
+    def open(self, opened: Opened) -> None:
+        """Make the tracer; nothing is sent yet."""
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+
+        class Kept(SpanExporter):
+            """Keeps spans that have ended, for `send` to know what became of them."""
+
+            def __init__(self) -> None:
+                self.spans: list[Any] = []
+
+            def export(self, spans: Sequence[Any]) -> Any:
+                self.spans = [*self.spans, *spans]
+                return SpanExportResult.SUCCESS
+
+        endpoint = str(opened.metrics.otel).rstrip("/")
+        self.where = endpoint if endpoint.endswith("/v1/traces") else f"{endpoint}/v1/traces"
+        self._kept, self._success = Kept(), SpanExportResult.SUCCESS
+        provider = TracerProvider(resource=Resource.create({"service.name": "dsc", "dsc.run": opened.name}))
+        provider.add_span_processor(SimpleSpanProcessor(self._kept))
+        self._trace: Any = trace
+        self._tracer: Any = provider.get_tracer("dsc")
+        self._exporter: Any = OTLPSpanExporter(endpoint=self.where, timeout=TIMEOUT_S)
+        self._parent: Any = None
+
+    def send(self, points: Sequence[Point]) -> None:
+        """Send the spans of steps and saves. OSError where nobody takes them."""
+        if not self._kept.spans:  # else they are those of the same points, which were not taken the time before
+            for item, values in points:
+                self._take(item, values)
+        if self._kept.spans and self._exporter.export(self._kept.spans) is not self._success:
+            raise OSError(f"{self.where} does not take spans")
+        self._kept.spans = []
+
+    def _take(self, item: Item, values: Mapping[str, float]) -> None:
+        end_s = seconds_of(item.time)
+        if end_s is None:
+            return
+        if item.kind == "row":
+            named = {f"dsc.{name.replace('/', '.')}": n for name, n in values.items() if math.isfinite(n)}
+            self._span(f"step {item.step}", end_s - values.get("step_s", 0.0), end_s, {"dsc.step": item.step, **named})
+        elif item.fields.get("event") == "start":
+            self._begin(item.fields)
+        elif item.fields.get("event") == "save":
+            facts = {name: item.fields[name] for name in ("step", "bytes", "checkpoint") if name in item.fields}
+            seconds = item.fields.get("written_s", 0.0)
+            self._span("save", end_s - seconds, end_s, {f"dsc.{name}": value for name, value in facts.items()})
+
+    def _begin(self, start: Mapping[str, Any]) -> None:
+        """The span under which those of a start are: it has no length, for who is killed ends none."""
+        at = round((seconds_of(start.get("time")) or 0.0) * NS)
+        if not at:
+            return
+        facts = {f"dsc.{name}": start[name] for name in ("ranks", "device", "build", "step") if name in start}
+        root = self._tracer.start_span("start", start_time=at, attributes=facts, context=self._trace.Context())
+        root.end(end_time=at)
+        self._parent = self._trace.set_span_in_context(root)
+
+    def _span(self, name: str, start_s: float, end_s: float, attributes: Mapping[str, Any]) -> None:
+        span = self._tracer.start_span(name, self._parent, start_time=round(start_s * NS), attributes=attributes)
+        span.end(end_time=round(end_s * NS))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._exporter.shutdown()

@@ -1,0 +1,62 @@
+"""The Prometheus endpoint of a run: http://127.0.0.1:PORT/metrics, with the series of
+runtime/observe/watch/series.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from runtime.observe.sinks.sink import Opened, Point
+from runtime.observe.watch.series import SERIES
+
+
+class Prometheus:
+    """Serves the series of the last row. Nothing is sent: Prometheus asks."""
+
+    def __init__(self) -> None:
+        self.where = ""
+        self.key: str | None = None
+        self._families: list[Any] = []  # replaced as a whole: a scrape sees one row
+        self._server: Any = None
+
+    def open(self, opened: Opened) -> None:
+        """Serve the series. OSError, naming the port, where it cannot be had."""
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._opened = opened
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        self.send(())
+        port, listen = opened.metrics.prometheus, opened.metrics.listen
+        assert port is not None
+        try:
+            self._server, _ = start_http_server(port, listen, registry)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"port {port} of {listen}: {error.strerror}; name another in `metrics`"
+            ) from None
+        host = f"[{listen}]" if ":" in listen else listen
+        self.where = f"http://{host}:{self._server.server_port}/metrics"
+
+    def collect(self) -> Iterable[Any]:
+        """The families, for prometheus_client."""
+        return self._families
+
+    def send(self, points: Sequence[Point]) -> None:
+        """Make the families of the state as it is now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        found: list[Any] = []
+        for series in SERIES:
+            kind = GaugeMetricFamily if series.kind == "gauge" else CounterMetricFamily
+            family = kind(series.name, series.help, labels=("run", *series.labels))
+            for labels, value in series.read(self._opened.state):
+                family.add_metric((self._opened.name, *labels), value)
+            found.append(family)
+        self._families = found
+
+    def close(self) -> None:
+        """Give the port back."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()

@@ -1,0 +1,60 @@
+"""Event files of TensorBoard, in `tensorboard/` of the run folder: a scalar for each number of a row.
+
+A start of the run writes a file of its own. Steps that were given up are purged, as TensorBoard does behind a START.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.observe.sinks.sink import Opened, Point
+from runtime.observe.watch.run_state import seconds_of
+
+FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    """Writes event files; needs tensorboard, and no TensorFlow."""
+
+    def __init__(self) -> None:
+        self.where = ""
+        self.key: str | None = None
+
+    def open(self, opened: Opened) -> None:
+        """OSError where the folder cannot be written."""
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._events: Any = event_pb2
+        self._summaries: Any = summary_pb2
+        folder = opened.run / FOLDER
+        self._writer = EventFileWriter(str(folder), filename_suffix=".dsc")
+        self.where = str(folder)
+        self._last = opened.step
+        if opened.step:  # a step behind it may have been written, and not noted
+            self._purge(opened.step)
+
+    def send(self, points: Sequence[Point]) -> None:
+        """Write the numbers of rows, and what is purged."""
+        for item, values in points:
+            if item.kind == "row":
+                if item.step <= self._last:
+                    self._purge(item.step - 1)
+                self._last = item.step
+                scalars = [self._summaries.Summary.Value(tag=name, simple_value=n) for name, n in values.items()]
+                summary = self._summaries.Summary(value=scalars)
+                self._write(step=item.step, wall_time=seconds_of(item.time) or 0.0, summary=summary)
+        self._writer.flush()
+
+    def _purge(self, step: int) -> None:
+        """Make readers forget what earlier files have behind a step."""
+        session = self._events.SessionLog
+        self._write(step=step + 1, session_log=session(status=session.START))
+
+    def _write(self, **fields: Any) -> None:
+        self._writer.add_event(self._events.Event(**fields))
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()

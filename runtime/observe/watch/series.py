@@ -1,0 +1,167 @@
+"""The series that Prometheus reads of a run: one table for the endpoint, the dashboard and the alert rules.
+
+Names follow Prometheus' conventions (https://prometheus.io/docs/practices/naming/): base units at the end, `_total` of
+what is counted, `_ratio` of a share from 0 to 1, `_info` of words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from runtime.observe.watch.run_state import State, seconds_of
+
+Kind = Literal["gauge", "counter"]
+Sample = tuple[tuple[str, ...], float]  # values of the labels, and the number
+
+
+class Series(NamedTuple):
+    """A metric family. `name`: as it is scraped; `labels` besides `run`; `group`: the row of the dashboard; `title` and
+    `unit`: those of its panel."""
+
+    name: str
+    kind: Kind
+    help: str
+    group: str
+    title: str
+    unit: str  # of Grafana
+    read: Callable[[State], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
+
+
+def _one(read: Callable[[State], float | None]) -> Callable[[State], Iterator[Sample]]:
+    """A series without labels, which is left out where nobody has said its number."""
+
+    def samples(state: State) -> Iterator[Sample]:
+        if (value := read(state)) is not None:
+            yield (), float(value)
+
+    return samples
+
+
+def _of_row(name: str) -> Callable[[State], Iterator[Sample]]:
+    return _one(lambda state: state.number(name))
+
+
+def _count(event: str) -> Callable[[State], Iterator[Sample]]:
+    return _one(lambda state: state.counts[event])
+
+
+def _each(read: Callable[[State], Mapping[Any, float]]) -> Callable[[State], list[Sample]]:
+    """A series with a label for each key."""
+    return lambda state: [(key if isinstance(key, tuple) else (str(key),), float(n)) for key, n in read(state).items()]
+
+
+def _predicted(read: Callable[[Any], float | None]) -> Callable[[State], Iterator[Sample]]:
+    return _one(lambda state: read(state.forecast) if state.forecast else None)
+
+
+def _of_ranks(read: Callable[[Any], Iterable[int]]) -> Callable[[State], list[Sample]]:
+    return _each(lambda state: dict(enumerate(read(state.forecast))) if state.forecast else {})
+
+
+def _is_finite(state: State) -> float | None:
+    found = [state.number(name) for name in ("loss", "grad_norm") if name in state.row]
+    return float(all(each is not None and math.isfinite(each) for each in found)) if found else None
+
+
+def _info(state: State) -> list[Sample]:
+    if not (state.start or state.forecast):
+        return []
+    forecast, start = state.forecast, state.start
+    words = (forecast.model, forecast.cluster) if forecast else ("", "")
+    return [((*words, str(start.get("device", "")), str(start.get("build", ""))[:12]), 1.0)]
+
+
+def _last_sign_s(state: State) -> float | None:
+    """When the run went on last. The last row of a run that is resumed may be days old."""
+    times = (seconds_of(each.get("time")) for each in (state.row, state.start))
+    return max((at for at in times if at is not None), default=None)
+
+
+TRAINING, SPEED, TIME = "Training", "Speed", "Where the time goes"
+DEVICES, LINKS, EXPERTS, SAVES = "Devices", "Links", "Experts", "Saves and failures"
+
+SERIES: tuple[Series, ...] = (
+    Series("dsc_run_info", "gauge", "What is trained, as labels; always 1.", TRAINING, "Run", "short", _info,
+           ("model", "cluster", "device", "build")),
+    Series("dsc_step", "gauge", "Steps that were trained.", TRAINING, "Step", "short",
+           _one(lambda s: s.row.get("step"))),
+    Series("dsc_last_step", "gauge", "Step with which the run or its phase ends.", TRAINING, "Last step", "short",
+           _one(lambda s: s.last_step)),
+    Series("dsc_loss", "gauge", "Loss of the last step, in nats.", TRAINING, "Loss", "short", _of_row("loss")),
+    Series("dsc_validation_loss", "gauge", "Loss of the last validation, in nats.", TRAINING, "Validation loss",
+           "short", _one(lambda s: s.validation[1] if s.validation else None)),
+    Series("dsc_gradient_norm", "gauge", "Norm of the gradients of the last step.", TRAINING, "Gradient norm", "short",
+           _of_row("grad_norm")),
+    Series("dsc_learning_rate", "gauge", "Learning rate of the last step.", TRAINING, "Learning rate", "sci",
+           _of_row("rate")),
+    Series("dsc_reward", "gauge", "Mean reward of the completions of the last step.", TRAINING, "Reward", "short",
+           _of_row("reward")),
+    Series("dsc_completion_tokens", "gauge", "Mean tokens of the completions of the last step.", TRAINING,
+           "Tokens of a completion", "short", _of_row("completion_tokens")),
+    Series("dsc_entropy", "gauge", "Mean entropy of what the tokens of completions were drawn from, in nats.", TRAINING,
+           "Entropy", "short", _of_row("entropy")),
+    Series("dsc_finite", "gauge", "1 where loss and gradient norm of the last step are finite, else 0.", TRAINING,
+           "Numbers are finite", "bool", _one(_is_finite)),
+    Series("dsc_seen_tokens", "gauge", "Tokens that the weights of the last step were trained on.", TRAINING,
+           "Tokens seen", "short", _of_row("tokens")),
+    Series("dsc_trained_tokens_total", "counter", "Tokens of all steps of this start, given-up ones too.", SPEED,
+           "Tokens per second", "short", _one(lambda s: s.trained_tokens)),
+    Series("dsc_tokens_per_second", "gauge", "Tokens per second of the last step.", SPEED,
+           "Tokens per second of a step", "short", _of_row("tokens_per_s")),
+    Series("dsc_step_duration_seconds", "gauge", "Time of the last step.", SPEED, "Step", "s", _of_row("step_s")),
+    Series("dsc_predicted_step_duration_seconds", "gauge", "Time of a step as planned, of a calibrated plan.", SPEED,
+           "Step, planned", "s", _predicted(lambda f: f.step_s if f.calibrated else None)),
+    Series("dsc_remaining_seconds", "gauge", "Time to the last step at the pace of the last steps.", SPEED,
+           "Time left", "s", _one(lambda s: s.left_s)),
+    Series("dsc_spent_seconds_total", "counter",
+           "Time of all steps of this start by what the mean rank did (docs/json.md).", TIME, "Share of the time",
+            "percentunit", _each(lambda s: s.spent_s), ("part",)),
+    Series("dsc_message_wait_ratio", "gauge",
+           "Share of the last steps in which the mean rank waited for messages of the pipeline; the bubble is in it.",
+           TIME, "Waiting in the pipeline", "percentunit", _one(lambda s: s.shares.get("message"))),
+    Series("dsc_predicted_bubble_ratio", "gauge", "Share of a step that the mean rank idles in the pipeline, planned.",
+           TIME, "Bubble, planned", "percentunit", _predicted(lambda f: f.bubble)),
+    Series("dsc_mfu_ratio", "gauge", "Share of the BF16 peak of all devices, attention masked.", DEVICES, "MFU",
+           "percentunit", _one(lambda s: s.mfu)),
+    Series("dsc_predicted_mfu_ratio", "gauge", "The same as planned.", DEVICES, "MFU, planned", "percentunit",
+           _predicted(lambda f: f.mfu)),
+    Series("dsc_device_use_ratio", "gauge", "Share of the last steps in which the mean rank computed.", DEVICES,
+           "Device use", "percentunit", _one(lambda s: s.shares.get("compute"))),
+    Series("dsc_memory_bytes", "gauge", "Most bytes of tensors that the fullest device has held.", DEVICES,
+           "Memory of the fullest device", "bytes", _of_row("memory_bytes")),
+    Series("dsc_process_memory_bytes", "gauge",
+           "Most bytes that the largest process of a rank has held on a CPU, with Python and its libraries.", DEVICES,
+           "Memory of the largest process", "bytes", _of_row("process_bytes")),
+    Series("dsc_predicted_memory_bytes", "gauge", "Peak of the tensors of a device of a pipeline rank, planned.",
+           DEVICES, "Memory, planned", "bytes", _of_ranks(lambda f: f.memory_bytes), ("pp_rank",)),
+    Series("dsc_memory_capacity_bytes", "gauge", "Memory of a device of a pipeline rank.", DEVICES, "Memory there is",
+           "bytes", _of_ranks(lambda f: f.capacity_bytes), ("pp_rank",)),
+    Series("dsc_link_bytes_total", "counter",
+           "Bytes over all links of a class, for a purpose, of all steps of this start: those of the plan, with even "
+           "load on the experts.", LINKS,
+           "Traffic, by plan", "Bps", _each(lambda s: s.link_bytes), ("level", "purpose")),
+    Series("dsc_expert_load_ratio", "gauge", "Tokens of the busiest expert of a layer over the mean.", EXPERTS,
+           "Busiest expert over the mean", "short", _each(lambda s: s.layers), ("layer",)),
+    Series("dsc_saves_total", "counter", "Checkpoints that were published.", SAVES, "Saves", "short", _count("save")),
+    Series("dsc_save_failures_total", "counter", "Checkpoints that could not be published.", SAVES, "Failed saves",
+           "short", _count("save_failed")),
+    Series("dsc_copy_failures_total", "counter", "Copies of checkpoints that failed.", SAVES, "Failed copies", "short",
+           _count("copy_failed")),
+    Series("dsc_failing_copy_places", "gauge", "Places that the newest checkpoint was not copied to.", SAVES,
+           "Places without a copy", "short", _one(lambda s: len(s.failing) if s.row else None)),
+    Series("dsc_saved_step", "gauge", "Step of the newest checkpoint.", SAVES, "Step saved", "short",
+           _one(lambda s: s.save.get("step") if s.save else None)),
+    Series("dsc_save_duration_seconds", "gauge", "Time for which the newest save kept the training.", SAVES,
+           "Time of a save", "s", _one(lambda s: s.save.get("seconds") if s.save else None)),
+    Series("dsc_bad_steps_total", "counter", "Steps with wrong numbers, which changed no weight.", SAVES, "Bad steps",
+           "short", _count("bad_step")),
+    Series("dsc_restarts_total", "counter", "Starts after a failure.", SAVES, "Restarts", "short", _count("restart")),
+    Series("dsc_running", "gauge", "1 while the run trains; the endpoint ends with the run.", SAVES, "Running", "bool",
+           _one(lambda s: float(s.end is None))),
+    Series("dsc_last_row_timestamp_seconds", "gauge", 
+           "When the last step ended, or the run was started if that is later, since 1970.", SAVES,
+           "Time since the last step", "s", _one(_last_sign_s)),
+)  # fmt: skip

@@ -1,0 +1,247 @@
+"""How a run is shown in a terminal: a panel that is drawn again and again, or lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from runtime.observe.watch.run_state import State, seconds_of
+from runtime.system.lines import NOT_FINITE
+from runtime.system.outcome import printable
+
+BAR_COLUMNS, NAME_COLUMNS = 24, 6
+BLOCKS = "▁▂▃▄▅▆▇█"
+DIGITS = "01234567"  # where a terminal has no block characters
+LEAST_SHARE = 0.005  # of the time, that is shown
+FULL_LOAD = 2.0  # tokens of the busiest expert over the mean that fill a block
+GIB, MIB = 2**30, 2**20
+# Parts of the time (docs/json.md): as they are called.
+PARTS = {
+    "compute": "compute",
+    "message": "messages",
+    "exchange": "exchanges",
+    "sum": "sums",
+    "data": "data",
+    "generation": "generation",
+    "reward": "rewards",
+    "validation": "validation",
+    "checkpoint": "checkpoint",
+    "other": "other",
+}
+
+
+def line(state: State, total: int | None, unigram_nats: float | None = None, left_s: float | None = None) -> str:
+    """`step 12/90  loss 5.1  validation 5.2 at step 10 (unigram 6.8)  9,345 tokens/s  0:01:23 left`"""
+    row = state.row
+    parts = [f"step {row['step']}" + (f"/{total}" if total is not None else ""), f"loss {number(row, 'loss', '.4f')}"]
+    if "reward" in row:
+        words = f"{number(row, 'completion_tokens', '.0f')} tokens, entropy {number(row, 'entropy', '.2f')}"
+        parts.append(f"reward {number(row, 'reward', '.3f')} ({words})")
+    if validation := _validation(state, unigram_nats):
+        parts.append(f"validation {validation}")
+    if "tokens_per_s" in row:
+        parts.append(f"{number(row, 'tokens_per_s', ',.0f')} tokens/s")
+    if "imbalance" in row:
+        parts.append(f"expert load {number(row, 'imbalance', '.2f')}x")  # busiest expert over the mean
+    if left_s:
+        parts.append(f"{duration(left_s)} left")
+    return "  ".join(parts)
+
+
+def panel(
+    state: State, total: int | None, unigram_nats: float | None = None, note: str = "", *, blocks: bool = True
+) -> RenderableType:
+    """All that is known of the run, a few lines. `note`: what rank 0 is doing, or how the run ended. `blocks`: whether
+    the terminal has block characters."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="dim", min_width=NAME_COLUMNS)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    for name, words in _lines(state, unigram_nats, blocks=blocks):
+        table.add_row(name, Text(printable(words)))
+    if note:
+        table.add_row("now", Text(printable(note)))
+    return Group(_head(state, total), table) if state.row else table
+
+
+def has_blocks(console: Console) -> bool:
+    """Whether a terminal has block characters."""
+    return console.encoding.lower().startswith("utf")
+
+
+def _head(state: State, total: int | None) -> RenderableType:
+    """The bar, the step, and the time to the end."""
+    head = Table.grid(padding=(0, 1))
+    head.add_column(no_wrap=True)
+    head.add_column(no_wrap=True, overflow="ellipsis")
+    step, words = state.row["step"], [f"step {state.row['step']:,}"]
+    if total:
+        words = [f"step {step:,}/{total:,}", f"{step / total:.0%}"]
+    if state.left_s is not None and state.end is None:
+        words.append(f"{duration(state.left_s)} left")
+    if state.forecast:
+        words.append(printable(state.forecast.run))
+        if state.forecast.phases > 1:
+            words.append(f"phase {state.forecast.phase} of {state.forecast.phases}")
+    head.add_row(ProgressBar(total=total or step, completed=step, width=BAR_COLUMNS), Text("  ".join(words), "bold"))
+    return head
+
+
+def _lines(state: State, unigram_nats: float | None, *, blocks: bool) -> list[tuple[str, str]]:
+    """Name and words of each line of which something is known."""
+    if not state.row:
+        return []
+    row = state.row
+    loss = [number(row, "loss", ".4f")]
+    if validation := _validation(state, unigram_nats):
+        loss.append(f"validation {validation}")
+    if "grad_norm" in row:
+        loss.append(f"gradient norm {number(row, 'grad_norm', '.3g')}")
+    if "rate" in row:
+        loss.append(f"rate {number(row, 'rate', '.3g')}")
+    found = [("loss", "  ".join(loss)), ("speed", _speed(state)), ("time", _time(state))]
+    found += [("load", _load(state.layers, blocks=blocks)), ("memory", _memory(state)), ("saved", _saved(state))]
+    return [(name, words) for name, words in found if words]
+
+
+def _speed(state: State) -> str:
+    row, forecast, words = state.row, state.forecast, list[str]()
+    if "tokens_per_s" in row:
+        words.append(f"{number(row, 'tokens_per_s', ',.0f')} tokens/s")
+    if "step_s" in row:
+        doubt = "" if forecast is None or forecast.calibrated else ", not calibrated for this machine"
+        planned = f" (planned {_seconds(forecast.step_s)}{doubt})" if forecast else ""
+        words.append(f"step {_seconds(state.number('step_s') or 0.0)}{planned}")
+    if state.mfu is not None and forecast:
+        words.append(f"MFU {state.mfu:.1%}" + (f" (planned {forecast.mfu:.1%})" if forecast.mfu is not None else ""))
+    return "  ".join(words)
+
+
+def _time(state: State) -> str:
+    """Shares of the time; the planned bubble stands with the messages, in which a rank waits for it."""
+    words = []
+    for part, name in PARTS.items():
+        share = state.shares.get(part, 0.0)
+        bubble = state.forecast.bubble if state.forecast and part == "message" else 0.0
+        if share >= LEAST_SHARE or bubble:
+            planned = f" (bubble planned {bubble:.0%})" if bubble else ""
+            words.append(f"{name} {share:.0%}{planned}")
+    if state.shares and "message" not in state.shares and state.forecast and state.forecast.bubble:
+        words.append(f"bubble planned {state.forecast.bubble:.0%}, not measured")
+    return "  ".join(words)
+
+
+def _load(layers: Mapping[str, float], *, blocks: bool) -> str:
+    """A strip with a sign for each layer with experts, and the ratios of the most even and the least even one."""
+    if not layers:
+        return ""
+    signs = BLOCKS if blocks else DIGITS
+    strip = "".join(signs[_height(ratio)] for ratio in layers.values())
+    most = max(layers, key=layers.__getitem__)
+    return f"{strip}  {min(layers.values()):.2f}x to {layers[most]:.2f}x, most in {most}"
+
+
+def _height(ratio: float) -> int:
+    return min(len(BLOCKS) - 1, max(0, int((ratio - 1) / (FULL_LOAD - 1) * len(BLOCKS))))
+
+
+def _memory(state: State) -> str:
+    words, forecast = list[str](), state.forecast
+    if (held := state.number("memory_bytes")) is not None:
+        words.append(f"{size(held)} at most in a rank")
+    if (held := state.number("process_bytes")) is not None:
+        words.append(f"{size(held)} at most in a process with its libraries")
+    if forecast and forecast.memory_bytes:
+        fullest = max(range(len(forecast.memory_bytes)), key=forecast.memory_bytes.__getitem__)
+        planned, capacity = forecast.memory_bytes[fullest], forecast.capacity_bytes[fullest]
+        words.append(f"tensors planned {size(planned)} of {size(capacity)}")
+    return "  ".join(words)
+
+
+def _saved(state: State) -> str:
+    words = []
+    if state.save is not None:
+        words.append(f"step {state.save.get('step')}")
+        if state.end is None and (at := seconds_of(state.save.get("time"))) is not None:
+            words.append(f"{duration(max(0.0, time.time() - at))} ago")
+    if state.failing:
+        words.append(f"not copied to {', '.join(map(str, state.failing))}")
+    return "  ".join(words)
+
+
+def _validation(state: State, unigram_nats: float | None) -> str:
+    """`5.2000 at step 10 (unigram 6.8120)`; "" before there is one."""
+    if state.validation is None:
+        return ""
+    step, loss = state.validation
+    of_step = f" at step {step}" if step != state.row["step"] else ""
+    return f"{loss:.4f}{of_step}" + (f" (unigram {unigram_nats:.4f})" if unigram_nats is not None else "")
+
+
+# ---------------------------------------------------------------- events
+
+
+def told(event: Mapping[str, Any]) -> str | None:
+    """An event in a line, for who looks on; None of those that say nothing new to them."""
+
+    def at(name: str) -> str:
+        return printable(str(event.get(name, "?")))
+
+    match event.get("event"):
+        case "start":
+            return f"start: {at('ranks')} ranks on {at('device')}, after step {at('step')}, to step {at('last_step')}"
+        case "save_failed":
+            return f"step {at('step')} was not saved: {at('reason')}"
+        case "copy_failed":
+            return f"the checkpoint of step {at('step')} was not copied to {at('place')}: {at('reason')}"
+        case "notice":
+            return at("text")
+        case "stop":
+            return f"stop after step {at('step')}: {at('received_by')} received {at('signal')}"
+        case "restart":
+            return f"restart {at('number')} from step {at('saved_step')}: {at('reason')}"
+        case "bad_step":
+            return f"step {at('step')}: {at('reason')}: {at('action')}"
+        case "fault":
+            return f"step {at('step')}: {at('reason')}"
+        case "export":
+            return f"{at('exporter')}: {at('where')}"
+        case "export_failed":
+            return f"{at('exporter')} gets no numbers: {at('reason')}"
+        case "end":
+            why = f": {at('reason')}" if event.get("reason") else ""
+            return f"{at('outcome')} after step {at('step')}{why}"
+    return None
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def number(row: Mapping[str, Any], name: str, style: str) -> str:
+    """A number of a row; `nan` or `inf` where the row says so, `?` where it has none."""
+    value = row.get(name)
+    if isinstance(value, int | float):
+        return format(float(value), style)
+    flags = row.get(NOT_FINITE)
+    return printable(str(flags.get(name, "?"))) if isinstance(flags, dict) else "?"
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03`"""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def size(value: float) -> str:
+    """`1.5 GiB`, `12.0 MiB`"""
+    return f"{value / GIB:.1f} GiB" if value >= GIB else f"{value / MIB:.1f} MiB"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"

@@ -1,0 +1,157 @@
+"""Finding and calling the C++ that this machine runs: which operands it takes, and its functions by name and dtype."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from ctypes import CDLL, c_float, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runtime.ops.native import compile_cpp
+
+Functions = Mapping[tuple[str, torch.dtype], tuple[Callable[..., None], str]]  # and the signature of each
+
+OFF = "DSC_OPS"  # =torch: ops run on torch
+DTYPES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float8_e4m3fn: "e4m3",
+    torch.uint8: "e2m1",  # two in a byte
+}
+# ROWS: a matrix that may be a view of columns, followed by its row stride; MATRIX: by both of its strides
+NUMBER, FLOAT, TENSOR, ROWS, MATRIX = "nfprm"
+TYPES = {
+    NUMBER: (c_long,),
+    FLOAT: (c_float,),
+    TENSOR: (c_void_p,),
+    ROWS: (c_void_p, c_long),
+    MATRIX: (c_void_p, c_long, c_long),
+}
+SIGNATURES = {
+    "mla_attention": "nnnnnnnrrrppppp",
+    "mla_attention_dgrad": "nnnnnnprrrppppppp",
+    "gqa_attention": "nnnnnnrrrppppp",
+    "gqa_attention_dgrad": "nnnnnprrrppppppp",
+    "rmsnorm": "nnrpfpp",
+    "rmsnorm_dgrad": "nnrrppp",
+    "rmsnorm_wgrad": "nnprrp",
+    "swiglu": "nnppp",
+    "swiglu_dgrad": "nnppppp",
+    "cross_entropy": "nnrppp",
+    "cross_entropy_dgrad": "nnprppp",
+    "product": "nnnmmrn",
+    "quantise": "nnrnpp",
+    "quantise_columns": "nnrnpp",
+    "quantise_blocks": "nnnpnppp",
+    "requantise": "nnrmnpp",
+    "dequantise": "nnrmp",
+    "linear": "npnnnnrmppp",
+    "linear_wgrad": "npnnnnrmrmp",
+    "magnitudes": "nnnpnnnp",
+    "encode": "nnnpnnppp",
+    "decode": "nnnpnnpp",
+    "thresholds": "nnpnp",
+    "adamw": "npppppfffffffff",
+}
+
+
+def takes(*operands: Tensor) -> bool:
+    """Whether an op on these runs in C++: all of one dtype of `DTYPES` on the CPU, views of columns at most."""
+    if not _functions():
+        return False
+    dtype = operands[0].dtype
+    return dtype in DTYPES and all(x.is_cpu and x.dtype == dtype and x.stride(-1) == 1 for x in operands)
+
+
+def multiplies(a: Tensor, b: Tensor) -> bool:
+    """Whether products of two such matrices run in C++. Either may be transposed."""
+    compiled = ("product", a.dtype) in _functions() and a.dtype == b.dtype
+    return compiled and a.is_cpu and 1 in a.stride() and 1 in b.stride()
+
+
+def call(name: str, dtype: torch.dtype, *args: Tensor | float | None) -> None:
+    """Call the function of operands of `dtype`; of an update, the moments'. A tensor that must be contiguous and is
+    not is copied.
+    """
+    function, signature = _functions()[name, dtype]
+    values: list[float | None] = []
+    kept = []  # copies, until the function has returned
+    for kind, arg in zip(signature, args, strict=True):
+        if isinstance(arg, Tensor):
+            if kind == TENSOR:
+                arg = arg.contiguous()
+                kept.append(arg)
+            values.append(arg.data_ptr())
+            if kind == ROWS:
+                values.append(arg.stride(0))
+            elif kind == MATRIX:
+                values += arg.stride()
+        else:
+            values.append(arg)
+    function(*values)
+
+
+def missing() -> str | None:
+    """None, or why all ops run on torch, and how to mend it."""
+    if chosen := os.environ.get(OFF):
+        return f"{OFF} is {chosen}; unset it"  # any other word than torch, too: it was meant to change something
+    if instructions() not in compile_cpp.VARIANTS:
+        return f"there is no C++ for a processor with {instructions()}"
+    library = compile_cpp.path(instructions())
+    if not library.exists():
+        return (
+            "no C++ was compiled when dsc was installed; `python -m runtime.ops.native.compile_cpp` compiles it, "
+            "or says why not"
+        )
+    if not compile_cpp.is_current(library):
+        return "the C++ was compiled of other sources; `python -m runtime.ops.native.compile_cpp` compiles it again"
+    try:
+        CDLL(str(library))
+    except OSError as error:
+        return f"the C++ cannot be loaded: {error}"
+    return None
+
+
+@cache
+def instructions() -> str:
+    """The variant for this processor. With AMX, oneDNN does BF16, so AVX512_BF16 is not chosen."""
+    found = torch.backends.cpu.get_cpu_capability()
+    return "AVX512_BF16" if found == "AVX512" and "avx512_bf16" in _flags() and "amx_bf16" not in _flags() else found
+
+
+@cache
+def has_bf16() -> bool:
+    """Whether this processor has instructions that multiply BF16, which oneDNN would emulate otherwise."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not _flags().isdisjoint(("avx512_bf16", "amx_bf16"))
+
+
+def _flags() -> frozenset[str]:
+    """What the kernel says of this processor; the words of /proc/cpuinfo."""
+    return frozenset(Path("/proc/cpuinfo").read_text("utf-8").split())
+
+
+def identity() -> str:
+    """What ops run on: the instructions and the beginning of the digest, or torch. Two of a kind give the same bits."""
+    return "torch" if missing() else f"{instructions()} {compile_cpp.digest()[:12]}"
+
+
+def functions(instructions: str) -> Functions:
+    """Functions of the library for processors with these instructions."""
+    library, found = CDLL(str(compile_cpp.path(instructions))), {}
+    for name, signature in SIGNATURES.items():
+        for dtype, suffix in DTYPES.items():
+            function = getattr(library, f"{name}_{suffix}", None)
+            if function is None:  # an op has no such operands, or the processor no instruction for products of them
+                continue
+            function.argtypes, function.restype = [c for kind in signature for c in TYPES[kind]], None
+            found[name, dtype] = function, signature
+    return found
+
+
+@cache
+def _functions() -> Functions:
+    return {} if missing() else functions(instructions())

@@ -1,0 +1,200 @@
+"""The emitted forward of a rank on the next tokens of several sequences: its own code, with other functions for the ops
+that see more than one row.
+
+A forward of training computes whole sequences, T = B·S rows. Here it has the next tokens of some sequences, one behind
+the other; what attention has seen of them before is kept in a cache. All other ops are those of training, on other
+rows. On CPUs a row of any of them has the same bits whatever rows are beside it, and
+attention in C++ reads the cache as it would read the rows of a whole sequence: so what comes out has the bits of
+training (tests/runtime/rl/test_rows.py).
+
+T rows · S positions of a sequence of training · H heads · G heads of keys and values · C width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.build.build import Build
+from runtime.ops import OPS
+from runtime.ops.causal import angles
+from runtime.ops.native import ops as native
+
+Body = Callable[..., None]
+NOTHING = (
+    *("sequence_balance", "balance_scores", "counted_balance", "counted_balance_scores"),
+    *("real_counts", "real_balance", "real_balance_scores", "indexer_loss"),
+)
+
+
+@dataclass(frozen=True)
+class Next:
+    """The next `count` tokens of the sequence in a slot, behind `start` others. `sequence`: its number in the step."""
+
+    slot: int
+    start: int
+    count: int
+    sequence: int
+
+
+@dataclass
+class _Kept:
+    """What one attention has seen: a row for each token of each slot, of two tensors."""
+
+    first: Tensor  # [slots, S, width]
+    second: Tensor
+
+    def put(self, at: Next, first_TW: Tensor, second_TW: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the next tokens -> those of all tokens up to them, views."""
+        end = at.start + at.count
+        self.first[at.slot, at.start : end] = first_TW
+        self.second[at.slot, at.start : end] = second_TW
+        return self.first[at.slot, :end], self.second[at.slot, :end]
+
+
+@dataclass
+class NextTokens:
+    """The bodies of a rank's forwards on the next tokens of sequences.
+
+    `slots`: sequences that there are at most; `sequence`: positions of each. Before a program runs, `next` says what it
+    has; behind it, `logits` are those [T, V] where the last stage is, else None.
+    """
+
+    build: Build
+    pp_rank: int
+    slots: int
+    sequence: int
+    next: Sequence[Next] = ()
+    routes: dict[int, Tensor] | None = None  # by layer, [N, S, K]: where choices of routers are noted, −1 elsewhere
+    logits: Tensor | None = None
+    _kept: dict[tuple[int, int], _Kept] = field(default_factory=dict)  # by stage and number of the attention
+    _stage: int = 0
+    _calls: int = 0  # of attention, in the body that runs
+
+    def bodies(self) -> Mapping[str, Body]:
+        """The bodies of the programs that evaluate, by name."""
+        replaced = {id(OPS[name]): function for name, function in self._functions().items()}
+        module = self.build.changed_module(f"stages.rank_{self.pp_rank}", lambda each: replace_ops(each, replaced))
+        return {name: self._beginning(body, int(name[1:])) for name, body in module.BODIES.items() if name[0] == "E"}
+
+    def forget(self) -> None:
+        """Free what was kept of all sequences."""
+        self._kept.clear()
+        self.logits = None
+
+    def _beginning(self, body: Body, stage: int) -> Body:
+        def begin(c: Any, p: Any, g: Any, micro_batch: int) -> None:
+            self._stage, self._calls = stage, 0
+            body(c, p, g, micro_batch)
+
+        return begin
+
+    def _functions(self) -> dict[str, Callable[..., Any]]:
+        found: dict[str, Callable[..., Any]] = {
+            "gqa_attention": self._gqa,
+            "gqa_attention_peaks": self._gqa_peaks,
+            "mla_attention": self._mla,
+            "mla_attention_peaks": self._mla_peaks,
+            "rotate": self._rotate,
+            "replay_choices": self._note_choices,
+            "cross_entropy": partial(self._take_logits, 2),
+            "policy_loss": partial(self._take_logits, 3),
+            "policy_loss_kl": partial(self._take_logits, 3),
+        }
+        return {name: each for name, each in found.items() if name in OPS} | {
+            name: self._no_loss for name in NOTHING if name in OPS
+        }
+
+    # ---- attention
+
+    def _attend(self, q: Tensor, first: Tensor, second: Tensor, width: int, attend: Callable[..., Tensor]) -> Tensor:
+        """o [T, width] of the rows of all sequences. `attend`: q, first and second of one sequence, and how
+        many tokens it has -> o."""
+        key = self._stage, self._calls
+        self._calls += 1
+        if key not in self._kept:
+            self._kept[key] = _Kept(*(x.new_zeros(self.slots, self.sequence, x.shape[1]) for x in (first, second)))
+        kept, o, row = self._kept[key], q.new_zeros((len(q), width)), 0
+        for at in self.next:
+            rows = slice(row, row + at.count)
+            seen = kept.put(at, first[rows], second[rows])
+            o[rows] = attend(q[rows], *seen, at.start + at.count)
+            row += at.count
+        return o
+
+    def _gqa(
+        self, q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float, *_: Any
+    ) -> tuple[Tensor, None]:
+        """q [T, H·C], k and v [T, G·C] -> o [T, H·C]."""
+        angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, tokens: int) -> Tensor:
+            return native.gqa_attention(q, k, v, angles_Sr[:tokens], heads, kv_heads, None)[0]
+
+        return self._attend(q, k, v, q.shape[1], attend), None
+
+    def _gqa_peaks(self, q: Tensor, *args: Any) -> tuple[Tensor, Tensor, None]:
+        return self._gqa(q, *args)[0], _no_peaks(q, heads=args[3]), None
+
+    def _mla(self, q: Tensor, kv: Tensor, k_rope: Tensor, *how: Any) -> tuple[Tensor, None]:
+        """q [T, H·(nope+rope)], kv [T, H·(nope+value)], k_rope [T, rope] -> o [T, H·value]."""
+        sequence, heads, nope, rope, value, theta, *_ = how
+        angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
+
+        def attend(q: Tensor, kv: Tensor, k_rope: Tensor, tokens: int) -> Tensor:
+            return native.mla_attention(q, kv, k_rope, angles_Sr[:tokens], heads, nope, value, None)[0]
+
+        return self._attend(q, kv, k_rope, heads * value, attend), None
+
+    def _mla_peaks(self, q: Tensor, *args: Any) -> tuple[Tensor, Tensor, None]:
+        return self._mla(q, *args)[0], _no_peaks(q, heads=args[3]), None
+
+    def _rotate(self, x: Tensor, sequence: int, *how: Any) -> Tensor:
+        """x [T, H·C] -> y [T, H·C], each row turned by its position in its sequence."""
+        positions = [torch.arange(at.start, at.start + at.count) for at in self.next]
+        more = len(x) - sum(map(len, positions))
+        positions_T = torch.cat([*positions, torch.zeros(more, dtype=torch.int64)]).to(x.device, torch.int32)
+        return OPS["rotate"](x, sequence, *how[:10], None, positions_T)
+
+    # ---- routers
+
+    def given(self, name: str, rows: int, device: torch.device) -> Tensor:
+        """What a router is given under a name, `L3_routes`: no choice, but which layer it is of."""
+        return torch.full((1, rows, 1), -1 - int(name[1:].partition("_")[0]), device=device)
+
+    def _note_choices(self, expert_TK: Tensor, given_T1: Tensor) -> Tensor:
+        """Note what a router chooses for each token, and leave it as it is."""
+        if self.routes is not None and self.next:
+            layer, row = -1 - int(given_T1[0, 0]), 0
+            for at in self.next:
+                self.routes[layer][at.sequence, at.start : at.start + at.count] = expert_TK[row : row + at.count].cpu()
+                row += at.count
+        return expert_TK
+
+    # ---- the end
+
+    def _take_logits(self, results: int, logits_TV: Tensor, *_: Any) -> tuple[Tensor, ...]:
+        """Keep the logits; a loss of zero, and as many results as its op has."""
+        self.logits = logits_TV
+        return (logits_TV.new_zeros(()),) * results
+
+    def _no_loss(self, x: Tensor, *_: Any) -> Tensor:
+        return x.new_zeros(())
+
+
+def _no_peaks(q: Tensor, heads: int) -> Tensor:
+    """The largest logit of each head, which nobody asks for here."""
+    return torch.full((heads,), -torch.inf, device=q.device)
+
+
+def replace_ops(module: ModuleType, replaced: Mapping[int, Callable[..., Any]]) -> None:
+    """Put other functions in the place of ops of an emitted segment."""
+    for name, value in list(vars(module).items()):
+        if id(value) in replaced:
+            setattr(module, name, replaced[id(value)])

@@ -1,0 +1,271 @@
+"""The steps of a run that learns from rewards: completions, their rewards and advantages, and what training reads.
+
+Shao et al., "DeepSeekMath" (GRPO), arXiv 2402.03300; Yu et al., "DAPO", arXiv 2503.14476; Liu et al., "Understanding
+R1-Zero-like training" (Dr. GRPO), arXiv 2503.20783.
+
+N sequences of a step, `group` of each prompt, one after the other · C tokens of the longest completion · R rewards · S
+positions of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from runtime.comm.transport import Sums
+from runtime.contract import Grpo, Plan
+from runtime.data.rewards.errors import RewardError
+from runtime.data.rewards.scoring import Case
+from runtime.rl.advantages import advantages, alike, token_weights, totals
+from runtime.rl.generator import ROUTES, Generator, RolloutError, Rollouts, all_reduce
+from runtime.state.state import State
+from runtime.step.micro_batches import NO_TARGET, Indices
+from runtime.step.step_time import StepTime
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+COUNTS = ("tokens", "different", "clipped", "kl", "reference_kl")  # of sampled tokens, over the world
+
+
+class Prompts(Protocol):
+    """Prompts by the number of their draw, the same on every rank."""
+
+    def prompt(self, index: int) -> Ids: ...
+
+    def case(self, index: int, completion: Ids) -> Case: ...
+
+
+class Scorer(Protocol):
+    """What gives completions their rewards: [cases, rewards]."""
+
+    def score(self, cases: Sequence[Case]) -> Floats: ...
+
+    def close(self) -> None: ...
+
+
+class Reference:
+    """The weights that the run began with, in the memory of the host; made before a step is trained."""
+
+    def __init__(self, state: State, sums: Sums) -> None:
+        self._sums = sums
+        self._now = [*(bucket.parameters for bucket in state.held), *state.untrained.values()]
+        self._kept = [each.to("cpu", copy=True) for each in self._now]
+
+    def swap(self) -> None:
+        """Exchange these weights with those that the run has. Afterwards all ranks have exchanged theirs."""
+        for now, kept in zip(self._now, self._kept, strict=True):
+            before = now.to("cpu", copy=True)
+            now.copy_(kept)
+            kept.copy_(before)
+        self._sums.all_reduce(torch.zeros(1, dtype=torch.float64))
+
+
+@dataclass
+class Scored:
+    """The rollouts of a step with what they earned. `drawn`: the numbers of their sequences."""
+
+    drawn: Indices
+    rollouts: Rollouts
+    rewards_NR: Floats
+    advantage_N: Floats
+    weight_N: Floats  # of each token of a completion
+    reference_NC: Floats | None  # log-probabilities by the reference
+
+
+@dataclass
+class Policy:
+    """The rollouts of a run, as each rank has them. `scorer`: on the first pipeline rank of each column, else None.
+    `reference`: None where no divergence from it counts."""
+
+    plan: Plan
+    rank: int
+    generator: Generator
+    prompts: Prompts
+    scorer: Scorer | None
+    sums: Sums
+    time: StepTime
+    reference: Reference | None = None
+    set_action: Callable[[str], None] = lambda _: None  # of the rank's board
+    _scored: Scored | None = None
+    _generated_at: int = -1  # the step
+    _is_first: bool = False  # whether the weights are those that generated
+    _counted: Floats = field(default_factory=lambda: np.zeros(len(COUNTS)))
+
+    @property
+    def _grpo(self) -> Grpo:
+        assert self.plan.train.grpo is not None, "the plan of a run that learns from rewards"
+        return self.plan.train.grpo
+
+    @property
+    def _column(self) -> int:
+        return self.rank % self.plan.mesh.columns
+
+    @property
+    def iterations(self) -> int:
+        """Steps on the same completions."""
+        return self._grpo.iterations
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """Those of the last step."""
+        return self._made.rollouts
+
+    def close(self) -> None:
+        """End the processes of rewards."""
+        if self.scorer:
+            self.scorer.close()
+
+    # ---- rollouts
+
+    def comes_again(self, step: int) -> bool:
+        """Whether the step that follows step number `step`, from 0 on, trains on the same completions."""
+        return (step + 1) % self._grpo.iterations > 0
+
+    def roll_out(self, step: int, drawn: Indices) -> None:
+        """Have the rollouts of the sequences `drawn`: those that are there, or new ones by the weights as they are."""
+        if self._scored is None or not np.array_equal(self._scored.drawn, drawn):
+            self._scored, self._generated_at = self._new(drawn), step
+        self._is_first = self._generated_at == step  # as it is where a step is computed again
+
+    def _new(self, drawn: Indices) -> Scored:
+        group = self._grpo.group
+        prompts = [self.prompts.prompt(int(i) // group) for i in drawn]
+        columns = self._of_columns(len(drawn))
+        with self.time.whole("generation"):
+            rollouts = self.generator.generate(prompts, drawn.tolist(), columns.tolist())
+        reference_NC = None
+        if self.reference:
+            with self.time.whole("generation"):
+                self.reference.swap()
+                reference_NC = self.generator.log_probabilities(rollouts, columns.tolist())
+                self.reference.swap()
+        self.set_action("score completions")
+        with self.time.whole("reward"):
+            rewards_NR = self._rewards(drawn, rollouts, columns)
+        advantage_N = advantages(totals(rewards_NR, self._weights_R), group, self._grpo.scale)
+        weight_N = token_weights(rollouts.lengths_N, self._grpo.loss, self._grpo.completion)
+        return Scored(drawn, rollouts, rewards_NR, advantage_N, weight_N, reference_NC)
+
+    @property
+    def _weights_R(self) -> Floats:
+        return np.array([each.weight for each in self._grpo.rewards])
+
+    def _of_columns(self, num: int) -> Indices:
+        """The column that has each sequence of a step."""
+        return np.arange(num) // self.plan.train.micro_batch % self.plan.mesh.dp
+
+    def _rewards(self, drawn: Indices, rollouts: Rollouts, columns: Indices) -> Floats:
+        """The rewards of all sequences: each column scores its own. Raises RewardError on all ranks."""
+        rewards_NR, error = np.zeros((len(drawn), len(self._grpo.rewards))), None
+        if self.scorer is not None:
+            mine = np.flatnonzero(columns == self._column)
+            try:
+                rewards_NR[mine] = self.scorer.score([self._case(drawn, rollouts, int(i)) for i in mine])
+            except RewardError as raised:
+                error, rewards_NR[0, 0] = raised, np.nan
+        all_reduce(self.sums, torch.from_numpy(rewards_NR))
+        if error:
+            raise error
+        if np.isnan(rewards_NR).any():
+            raise RewardError("another rank cannot score completions: its log says why")
+        return rewards_NR
+
+    def _case(self, drawn: Indices, rollouts: Rollouts, i: int) -> Case:
+        completion = rollouts.tokens_NC[i, : rollouts.lengths_N[i]]
+        return self.prompts.case(int(drawn[i]) // self._grpo.group, completion)
+
+    # ---- what training reads
+
+    def micro_batches(self, device: torch.device) -> dict[str, Tensor]:
+        """What the micro-batches of this column read, by name: [micro-batch, token]."""
+        made, S, size = self._made, self.plan.train.sequence, self.plan.train.micro_batch
+        mine = np.arange(len(made.drawn)).reshape(-1, self.plan.mesh.dp, size)[:, self._column].reshape(-1)
+        tokens, targets = np.zeros((len(mine), S), np.int64), np.full((len(mine), S), NO_TARGET)
+        sampled = {"old": made.rollouts.logp_NC, "advantage": made.advantage_N[:, None]}
+        sampled |= {"weight": made.weight_N[:, None]}
+        if made.reference_NC is not None:
+            sampled["reference"] = made.reference_NC
+        of_tokens = {name: np.zeros((len(mine), S)) for name in sampled}
+        real = np.zeros((len(mine), S), np.int32)  # 0: padding
+        for row, i in enumerate(mine.tolist()):
+            prompt, length = made.rollouts.prompts[i], int(made.rollouts.lengths_N[i])
+            completion, first = made.rollouts.tokens_NC[i, :length], len(prompt) - 1
+            tokens[row, : first + 1 + length] = np.concatenate([prompt, completion])
+            real[row, : first + 1 + length] = 1
+            targets[row, first : first + length] = completion
+            for name, values_NC in sampled.items():
+                of_tokens[name][row, first : first + length] = values_NC[i, :length]
+        dtype = torch.float64 if self.plan.precision.compute == "float64" else torch.float32
+        whole = {"tokens": tokens, "targets": targets, "real": real}
+        found = {name: torch.from_numpy(each) for name, each in whole.items()}
+        found |= {name: torch.from_numpy(each).to(dtype) for name, each in of_tokens.items()}
+        found |= {f"L{layer}{ROUTES}": each[mine] for layer, each in made.rollouts.routes.items()}
+        return {name: each.reshape(-1, size * S, *each.shape[2:]).to(device) for name, each in found.items()}
+
+    # ---- what training says
+
+    def compare(self, reported: Mapping[int, Tensor], data: Mapping[str, Tensor]) -> None:
+        """Compare the log-probabilities of the forward of training with those of generation. `reported`: of the
+        micro-batches whose head is here. All ranks call it. RolloutError where the weights are those that generated
+        and a bit differs."""
+        counted, worst = np.zeros(len(COUNTS)), ""
+        for a, logp_T in reported.items():
+            new, counts = self._counts(logp_T, {name: each[a] for name, each in data.items()})
+            counted += np.array(counts)
+            if counts[1] and not worst:
+                worst = f": micro-batch {a}, by {new:.3g} nats at most"
+        all_reduce(self.sums, torch.from_numpy(counted))
+        self._counted = counted
+        if self._is_first and counted[1]:
+            raise RolloutError(
+                f"{counted[1]:,.0f} of {counted[0]:,.0f} log-probabilities of generation have other bits in training"
+                + worst
+            )
+
+    def _counts(self, logp_T: Tensor, data: Mapping[str, Tensor]) -> tuple[float, list[float]]:
+        """The largest difference of the log-probabilities of a micro-batch, and its counts."""
+        is_target = data["targets"] >= 0
+        new, old, advantage = (each[is_target].double() for each in (logp_T, data["old"], data["advantage"]))
+        change, low, high = new - old, 1 - self._grpo.clip_low, 1 + self._grpo.clip_high
+        ratio = change.exp()
+        clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
+        apart = data["reference"][is_target].double() - new if "reference" in data else torch.zeros_like(new)
+        largest = change.abs().max().item() if len(new) else 0.0
+        counts = len(new), (new != old).sum(), clipped.sum(), _divergence(change), _divergence(apart)
+        return largest, [float(each) for each in counts]
+
+    def row(self) -> dict[str, Any]:
+        """What the row of a step says of its rollouts."""
+        made = self._made
+        lengths_N = made.rollouts.lengths_N
+        tokens, _, clipped, kl, reference_kl = self._counted
+        means = {each.name: float(made.rewards_NR[:, r].mean()) for r, each in enumerate(self._grpo.rewards)}
+        totals_N = totals(made.rewards_NR, self._weights_R)
+        return {
+            "reward": float(totals_N.mean()),
+            "rewards": means,
+            "reward_alike": float(alike(totals_N, self._grpo.group).mean()),
+            "completion_tokens": float(lengths_N.mean()),
+            "completion_longest": float((lengths_N == self._grpo.completion).mean()),
+            "entropy": float(made.rollouts.entropy_NC.sum() / lengths_N.sum()),
+            "policy_kl": kl / max(tokens, 1),
+            "clipped": clipped / max(tokens, 1),
+            **({"reference_kl": reference_kl / max(tokens, 1)} if made.reference_NC is not None else {}),
+        }
+
+    @property
+    def _made(self) -> Scored:
+        assert self._scored is not None, "rollouts come before training"
+        return self._scored
+
+
+def _divergence(apart: Tensor) -> Tensor:
+    """The sum over tokens of the estimate of the KL divergence: exp(x) − x − 1 of the differences x (Schulman,
+    "Approximating KL divergence", 2020)."""
+    return (apart.exp() - apart - 1).sum()

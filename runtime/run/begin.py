@@ -1,0 +1,181 @@
+"""Where a run begins: with its first step, with initial weights, or with a checkpoint, be it of the phase before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.build.build import Build
+from runtime.checkpoint.durable_files import num_published
+from runtime.contract import node_kind
+from runtime.data.process import UsageError
+from runtime.observe.slots import Slots, count
+from runtime.system.outcome import EXIT_RETRY, refusal_code
+
+if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
+    from runtime.comm.connect import Transport
+    from runtime.launch.torchrun_meet import Place
+    from runtime.run.loop import Loop
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is asked for beyond its build."""
+
+    run: Path
+    data: Path  # folder that the data's paths are relative to
+    steps: int | None
+    resume: bool
+    hang_timeout_s: float | None
+    device: str  # auto, cpu, cuda or shared
+    transport: Transport
+    profile: int | None  # steps
+    skip_batch: bool
+    cache: Path | None  # of prepared data
+    start_timeout_s: float
+    debug: int | None = None  # rank that has the terminal
+    restarts: int = 0  # after failures, without a new checkpoint between
+    elastic: bool = False  # go on with as many ranks as there are
+    copies: bool = True  # of checkpoints, to the places that the spec names and from there
+    slots: Slots | None = None  # of a replay
+
+
+class EarlierError(UsageError):
+    """The run folder has no good checkpoint of the end of the phase before this one."""
+
+
+class NothingToDoError(Exception):
+    """A run, or a phase of one, that has come to its end."""
+
+
+def holds_checkpoint(run: Path) -> bool:
+    """Whether there is a checkpoint, good or not. What a kill left of a first save is none."""
+    try:
+        return num_published(run / "checkpoints") > 0
+    except OSError as error:
+        raise UsageError(f"{run / 'checkpoints'}: {error.strerror}") from None
+
+
+def check_places(build: Build, options: Options, say: Callable[[str], None]) -> None:
+    """Look at the places besides the run folder where the spec wants checkpoints. With `resume` the newest good one of
+    them is taken into the run folder, unless that has one as new; else they must hold none.
+
+    Of several ranks one calls this, before `loop_of`. Raises UsageError.
+    """
+    from runtime.checkpoint.places import LOCAL, PlaceError, inventory, places_of
+    from runtime.checkpoint.restore import restore
+    from runtime.checkpoint.shard_manifest import CheckpointError
+    from runtime.observe.events import Events
+    from runtime.observe.health import record
+
+    saved = build.plan.train.checkpoint
+    copies = options.copies and options.debug is None and options.profile is None
+    if saved is None or saved.to == (LOCAL,) or not copies:
+        return
+    try:
+        places = places_of(saved.to, options.data, options.run)
+        if options.resume:
+            options.run.mkdir(parents=True, exist_ok=True)
+            given_up = partial(record.is_given_up, done=record.rollbacks(options.run))
+            if taken := restore(options.run, places, say, given_up):
+                name, manifest, place = taken
+                Events(options.run).write("restore", step=manifest.step, checkpoint=name, place=place.text)
+        elif names := (there := inventory(places)).names:
+            where = there.found[0][0].text if there.found else "a place of its checkpoints"
+            raise UsageError(
+                f"{where} holds {names[-1]} of an earlier run: go on with --resume, or name another place in "
+                "`checkpoint { to }`"
+            )
+    except PlaceError as error:
+        raise UsageError(error) from None
+    except CheckpointError as error:
+        raise UsageError(error, EXIT_RETRY) from None
+    except OSError as error:
+        raise UsageError(f"the run cannot start: {error}", refusal_code(error)) from None
+    say(f"checkpoints are copied to {' and '.join(each.text for each in places)}")
+
+
+def loop_of(
+    build: Build, options: Options, corpus: Path, say: Callable[[str], None], place: Place | None = None
+) -> Loop:
+    """The life of the ranks of a run, having said what there is to know before it begins. UsageError if it cannot,
+    NothingToDoError if no step is left."""
+    from runtime.observe.device import check_ranks, choose
+    from runtime.ops.native.library import missing
+    from runtime.run.loop import Loop
+    from runtime.run.positions import beginning, order_of
+
+    try:
+        device = choose(options.device, place.local_world if place else build.plan.mesh.world)
+        if place and device == "cuda":
+            check_ranks(node_kind(build.plan.cluster, place.rank), place.local_world)
+        order = order_of(build, corpus)
+    except ValueError as error:
+        raise UsageError(error) from None
+    if build.plan.train.grpo and (reason := missing()):
+        raise UsageError(f"completions are written with the ops in C++ alone: {reason}")
+    if device == "cpu" and (reason := missing()):
+        say(f"ops run on torch, which takes about twice as long: {reason}")
+    local_rank, debugged = (place.local_rank if place else None), options.debug is not None
+    how = (device, options.transport, options.profile, local_rank, debugged, options.start_timeout_s)
+    loop = Loop(build, options.run, corpus, options.steps, None, beginning(order), *how)
+    if options.slots and not place and (reason := options.slots.refusal(build.plan.mesh.world, device, count(device))):
+        raise UsageError(reason)
+    loop = replace(loop, places_from=options.data if options.copies else None, slots=options.slots)
+    try:
+        loop.say_rows(say)
+    except ValueError as error:
+        raise UsageError(error) from None
+    return _going_on(loop, options, say)
+
+
+def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
+    """The loop from a verified checkpoint on, or from initial weights, having said what there is to know about them."""
+    from runtime.checkpoint.shard_manifest import CheckpointError
+    from runtime.observe.events import Events
+    from runtime.observe.health import record
+    from runtime.run.phases import EarlierPhaseError, PhaseOverError
+    from runtime.run.resume import find, initial_weights, skipping, text_of
+
+    try:
+        (record.give_up if options.resume else record.forget)(options.run)
+    except OSError as error:
+        raise UsageError(f"{options.run}: {error.strerror}", refusal_code(error)) from None
+    goes_on, notes = options.resume and holds_checkpoint(options.run), list[str]()
+    if (within := loop.build.plan.train.within) and within.number > 1 and not goes_on:
+        there = "go on with --resume" if holds_checkpoint(options.run) else "train that one first, into the same folder"
+        raise EarlierError(
+            f"this is phase {within.number} of {within.phases} of a run, and begins with the checkpoint that the phase "
+            f"before leaves in {options.run}: {there}"
+        )
+    if options.resume and not goes_on:
+        say(f"{options.run} holds no checkpoint to go on from: starting with step 1")
+    try:
+        if goes_on:
+            found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.device)
+            loop, notes = replace(loop, resume=found.checkpoint, position=found.position), [*found.notes]
+            loop = replace(loop, recent=found.recent)
+        if not goes_on or loop.build.plan.keeps_first_weights:
+            initial, more = initial_weights(loop.build.plan, options.data)
+            loop, notes = replace(loop, initial=initial), [*notes, *more]
+    except EarlierPhaseError as error:
+        raise EarlierError(error) from None
+    except PhaseOverError as error:
+        raise (NothingToDoError if options.profile is None else UsageError)(error) from None
+    except CheckpointError as error:
+        Events(options.run).write("refused", reason=str(error))
+        raise UsageError(error) from None
+    position, recent, note = record.going_back(options.run, loop.position, loop.recent, text_of(loop.corpus))
+    loop, notes = replace(loop, position=position, recent=recent), [*notes, *([note] if note else [])]
+    for note in notes:
+        say(note)
+    if options.skip_batch:
+        position, note = skipping(options.run, loop.position, loop.corpus)
+        say(note)
+        loop = replace(loop, position=position)
+    if loop.resume is not None and loop.resume.step >= loop.total:
+        raise NothingToDoError(f"step {loop.resume.step} of {loop.total} is reached; name more with --steps")
+    return loop

@@ -1,0 +1,110 @@
+"""Compute the loss of a checkpoint by the program with which a build validates, on its ranks.
+
+    python -P -m runtime.run.evaluate BUILD --checkpoint DIR --samples FILE --out FOLDER [--average]
+
+FILE (.npy) has a sample a row: as many tokens as a sequence of the build, and two more; an id below 0 is no target.
+FOLDER/losses.json gets the mean loss and the number of its targets;
+FOLDER/logs has what ranks print.
+
+Exit codes: 0 done · 1 a rank failed · 2 the build, the checkpoint or the samples cannot be used · 3 hung · 128 + signal
+when asked to stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.build.build import Build, BuildError
+from runtime.checkpoint.loading import Checkpoint, load, with_base
+from runtime.checkpoint.shard_manifest import CheckpointError
+from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint
+from runtime.contract import EXTRA_TOKENS
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
+from runtime.observe.device import BACKENDS, choose, divide, take
+from runtime.state import snapshot
+from runtime.step.trainer import Trainer
+from runtime.system.outcome import EXIT_USAGE, printable
+
+LOSSES = "losses.json"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The samples of a file."""
+
+    ids: npt.NDArray[np.int64]
+
+    @property
+    def num_windows(self) -> int:
+        """How many samples there are."""
+        return len(self.ids)
+
+    def tokens(self, index: int) -> npt.NDArray[np.int64]:
+        return self.ids[index]
+
+    def starts(self, index: int) -> npt.NDArray[np.int64]:
+        """Where the document of each token begins: a sample is of one."""
+        return np.zeros_like(self.ids[index])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m runtime.run.evaluate", allow_abbrev=False)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--samples", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--average", action="store_true")
+    args = parser.parse_args(argv)
+    try:
+        build, checkpoint = Build.open(args.build), with_base(load(args.checkpoint))
+        rows = np.load(args.samples, allow_pickle=False)
+        device = choose("auto", build.plan.mesh.world)
+    except (BuildError, CheckpointError, OSError, ValueError) as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return EXIT_USAGE
+    assert rows.shape[1] == build.plan.train.sequence + EXTRA_TOKENS
+    kind = snapshot.AVERAGE if args.average else "weight"
+    job = Evaluation(build, checkpoint, kind, Rows(rows), device, args.out / LOSSES)
+    outcome = launch(job.rank, build.plan.mesh.world, folder=args.out, backend=BACKENDS[device])
+    if not outcome.ok:
+        print(f"error: {outcome}", file=sys.stderr)
+    return outcome.exit_code
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What ranks are to do. `kind`: which tensors of the checkpoint are the weights."""
+
+    build: Build
+    checkpoint: Checkpoint
+    kind: str
+    samples: Rows
+    device: str
+    out: Path
+
+    def rank(self, rank: int, world: int, board: Board) -> None:
+        """Compute the loss; the target of a launch. The first rank writes it."""
+        plan, device = self.build.plan, take(self.device, rank)
+        divide(device, plan.communication_sms)
+        endpoint = Endpoint(device, "auto", PEER_TIMEOUT_S, sms=plan.communication_sms)
+        trainer = Trainer(self.build, rank, self.samples, self.samples, board, endpoint)
+        board.set_action("load checkpoint")
+        snapshot.put_weights(trainer.state, self.checkpoint.read, self.checkpoint.shapes, self.kind)
+        ids = self.samples.ids
+        found = trainer.losses_on(self.samples, -(-len(ids) // plan.batches[-1][1]))
+        if rank == 0:
+            tokens = int((ids[:, 1:-1] >= 0).sum())
+            self.out.write_text(json.dumps({"loss": found["loss"], "tokens": tokens}) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

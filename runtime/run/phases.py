@@ -1,0 +1,63 @@
+"""Phases of a run: whether one begins with a checkpoint, is not reached yet, or is over.
+
+The tokens that were trained on decide, and not the steps: these are others than the spec says where the batch was.
+"""
+
+from __future__ import annotations
+
+from runtime.checkpoint.loading import Checkpoint
+from runtime.checkpoint.manifest_file import phase_of, trained_tokens
+from runtime.checkpoint.shard_manifest import CheckpointError
+from runtime.contract import Plan
+from runtime.contract.rate import tokens_to_train
+
+
+class EarlierPhaseError(CheckpointError):
+    """The newest good checkpoint is of a phase before the one that is to be trained."""
+
+
+class PhaseOverError(CheckpointError):
+    """The phase that is to be trained has come to its end, and another follows."""
+
+
+def begins_with(checkpoint: Checkpoint, plan: Plan) -> bool:
+    """Whether a phase begins with this checkpoint, because an earlier phase, or a run without phases, wrote it.
+
+    EarlierPhaseError if that one has not come to its end.
+    """
+    if (within := plan.train.within) is None or within.number == 1:
+        return False
+    tokens = trained_tokens(checkpoint.meta)
+    if tokens is None:  # of a version that did not record it
+        tokens = within.first_token if checkpoint.step >= within.first_step else 0
+    if tokens < within.first_token:
+        raise EarlierPhaseError(
+            f"{checkpoint.path} has trained on {tokens:,} tokens, and phase {within.number} of {within.phases} begins "
+            f"behind {within.first_token:,}: go on with the phase before"
+        )
+    number = phase_of(checkpoint.meta)
+    return number is None or number < within.number
+
+
+def check_is_not_over(checkpoint: Checkpoint, plan: Plan) -> None:
+    """Raise PhaseOverError where the next phase begins with this checkpoint, or has begun."""
+    within, tokens = plan.train.within, trained_tokens(checkpoint.meta)
+    if within is None or within.is_last or tokens is None:
+        return
+    if tokens >= (end := within.first_token + tokens_to_train(plan)):
+        raise PhaseOverError(
+            f"phase {within.number} of {within.phases} ends behind {end:,} tokens, and {checkpoint.path} has trained "
+            f"on {tokens:,}: go on with the next phase"
+        )
+
+
+def going_back(checkpoint: Checkpoint, plan: Plan) -> str:
+    """What to do where a later phase wrote a checkpoint than the one that the spec has at its tokens, or ""."""
+    number, within = phase_of(checkpoint.meta), plan.train.within
+    if number is None or within is None or number <= within.number:
+        return ""
+    return (
+        f". Phase {number} wrote it, and by the spec the run is still in phase {within.number}: let the phases that "
+        f"are trained end where they did, or move the checkpoints behind phase {within.number} out of "
+        f"{checkpoint.path.parent}"
+    )

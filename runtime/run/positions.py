@@ -1,0 +1,154 @@
+"""Where a run begins or goes on in the data: the order of its samples, and its position in them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from runtime.build.build import Build
+from runtime.checkpoint.publish import Checkpoint
+from runtime.contract import EXTRA_TOKENS, Plan
+from runtime.contract.rate import batch_at, last_step, tokens_after, tokens_to_train
+from runtime.data.blend import Blend, Share, seed_of
+from runtime.data.errors import DataError
+from runtime.data.order import Order, windows_in
+from runtime.data.position import Position
+from runtime.data.samples import RowSamples, too_short
+
+
+def order_of(build: Build, corpus: Path) -> Order | Blend:
+    """The order in which this build draws the training samples of a prepared corpus. Of conversations, windows are
+    rows, each counted as one token, so that it does not depend on the sequence; or they are sequences of packed rows.
+    Of prompts they are completions.
+
+    Raises DataError where no row is left to train on, or a split of a source is shorter than one sample.
+    """
+    if build.plan.data.prompts is not None:
+        from runtime.data.prompt_samples import open_prompts  # with tokenizers
+
+        return open_prompts(build.plan, corpus).order
+    meta, train = json.loads((corpus / "meta.json").read_text("utf-8")), build.plan.train
+    if (chat := build.plan.data.chat) is not None:
+        rows = RowSamples(
+            corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed, long=chat.long, pack=chat.pack
+        )
+        return Order(train.sequence if chat.pack else 1, rows.num_windows, train.seed)
+    longest = train.within.longest if train.within else train.sequence
+    needed = {"train": longest + EXTRA_TOKENS}
+    needed |= {"validation": train.sequence + EXTRA_TOKENS} if train.validate else {}
+    if reason := too_short(meta, needed):
+        raise DataError(reason)
+    if sources := build.plan.data.sources:
+        orders = {
+            each.name: _order(build, meta["sources"][each.name]["train"]["tokens"], seed_of(train.seed, each.name))
+            for each in sources
+        }
+        shares = (Share(each.name, each.weight, orders[each.name].whole) for each in sources)
+        within = train.within
+        samples = None if within is None or within.is_last else tokens_to_train(build.plan) // train.sequence
+        return Blend(tuple(shares), samples=samples, phase=within.number if within else 0)
+    return _order(build, meta["splits"]["train"]["tokens"], train.seed)
+
+
+def _order(build: Build, tokens: int, seed: int) -> Order:
+    """The order of samples of one text of so many tokens."""
+    train, within = build.plan.train, build.plan.train.within
+    longest = None if within is None else within.longest
+    plain = Order(train.sequence, windows_in(tokens, train.sequence, longest), seed)
+    if within is None:
+        return plain
+    end = None if within.is_last else within.first_token + tokens_to_train(build.plan)
+    return replace(plain, piece=within.longest, first=within.first_token, end=end)
+
+
+def beginning(order: Order | Blend) -> Position:
+    """Where a run begins that does not go on from a checkpoint."""
+    if isinstance(order, Blend):
+        return Position().blended(order, partial(Position.under, same_text=True))
+    return Position(order=order)
+
+
+# ---------------------------------------------------------------- from a checkpoint on
+
+
+def position_in(
+    checkpoint: Checkpoint, build: Build, order: Order | Blend, *, same_text: bool
+) -> tuple[Position, list[str]]:
+    """Where this build goes on in the data, and what is to be said of windows that are cut anew."""
+    if isinstance(order, Blend):
+        return _blended(Position.from_json(checkpoint.meta.get("position")), order, same_text=same_text)
+    if (value := checkpoint.meta.get("position")) is None:  # of a version that did not record it
+        train = build.plan.train
+        done = tokens_after(build.plan.batches, order.sequence, checkpoint.step - train.first_step)
+        tokens = train.first_token + done
+        samples = tokens // order.sequence
+        note = f"this checkpoint does not say which samples it has seen: taken as {samples:,}, as if by this build"
+        return Position(samples, tokens, samples, (), order), [note]
+    was = Position.from_json(value)
+    if not isinstance(was.order, Order):
+        if isinstance(was.order, Blend):
+            return was.under(order, same_text=same_text), ["the samples are of one source, which begins"]
+        raise ValueError("does not say in which order samples were drawn")
+    if build.plan.data.prompts is not None:
+        return (was.under(order, same_text=same_text), []) if was.order == order else _of_prompts(was, order)
+    is_chat = build.plan.data.chat is not None
+    if is_chat and was.order.sequence != order.sequence:
+        note = "rows are packed otherwise: the run goes on at the same share of the epoch"
+        return was.at_same_share(order), [note]
+    same_rows = same_text and not (is_chat and was.order.windows != order.windows)  # others are cut, dropped or no loss
+    position = was.under(order, same_text=same_rows)
+    if was.order == order or not position.cuts:
+        return position, []
+    if is_chat:
+        return position, [f"rows of epoch {position.cuts[0].epoch + 1:,} that are still to come have another order"]
+    lost = position.unavoidable()
+    how = "as few as windows of whole sequences can"
+    if lost is not None:
+        how = f"{lost[0]:,} tokens are skipped and {lost[1]:,} repeated"
+        how += ", the fewest that whole windows can" if any(lost) else ""
+    text = f"windows of {was.order.sequence:,} tokens are cut anew into {order.sequence:,}: of the rest of epoch"
+    return position, [f"{text} {position.cuts[0].epoch + 1:,} {how}; its order is another"]
+
+
+def _of_prompts(was: Position, order: Order) -> tuple[Position, list[str]]:
+    """Where a run goes on whose prompts are others or in another order: at the first completion of a prompt."""
+    found = was.at_same_share(order)
+    note = "the prompts are others, or their order is: the run goes on at the same share of the epoch"
+    return replace(found, next=found.next // order.sequence * order.sequence), [note]
+
+
+def _blended(was: Position, order: Blend, *, same_text: bool) -> tuple[Position, list[str]]:
+    """Where a build of several sources goes on, and what is to be said of their weights."""
+    found = was.blended(order, partial(Position.under, same_text=same_text))
+    shares = was.order.shares if isinstance(was.order, Blend) else ()
+    seeds = {share.name: share.order.seed for share in shares}
+    notes = []
+    if same_text and any(seeds.get(share.name, share.order.seed) != share.order.seed for share in order.shares):
+        notes.append("sources have other orders: what they have not given in this epoch comes first")
+    before = {share.name: share.weight for share in shares}
+    weights = {share.name: share.weight for share in order.shares}
+    if before == weights:
+        return found, notes
+    told = ", ".join(f"{name} {before.get(name, 0)} → {weights.get(name, 0)}" for name in {**before, **weights})
+    return found, [*notes, f"weights of sources: {told}; each source goes on with its next sample"]
+
+
+def course(step: int, position: Position, plan: Plan) -> list[str]:
+    """What comes next in the data, and where the run ends."""
+    batches, train = plan.batches, plan.train
+    trained = position.tokens - train.first_token
+    size = batch_at(batches, train.sequence, trained)
+    drawn = position.draw(size)
+    total = tokens_to_train(plan)
+    end = last_step(batches, train.sequence, step, trained, total)
+    ends = "phase" if train.within and not train.within.is_last else "run"
+    exact = not position.cuts and not position.skip
+    done = f"{position.samples:,} samples ({position.tokens:,} tokens) were trained on"
+    following = f"{size:,} of samples {int(drawn[0]):,} to {int(drawn[-1]):,}" + ", which follow" * exact
+    return [
+        f"{done}; step {step + 1:,} takes {following}",
+        "rate, phases and the growth of the batch go by tokens; "
+        f"the {ends} ends at {train.first_token + total:,} tokens, after step {end:,}",
+    ]

@@ -1,0 +1,390 @@
+"""Where the time of a rank's steps goes, to the last nanosecond: `dsc train --profile`, docs/profiling.md.
+
+While a step is profiled, the functions that it calls are replaced by timed ones: those that the emitted segments and
+bodies have as globals, the executor's communication, the phases of the trainer and of the optimizer. All others run as
+they always do, and so does everything before and after: nothing in them asks whether a profile is taken.
+
+Times are exclusive: a call's row has what none of the calls inside of it took, so the rows of a rank sum to its steps.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from runtime.comm import communicator, memory
+from runtime.comm.communicator import Communicator
+from runtime.comm.transport import Shares, Sums, Work
+from runtime.state import optimizer
+from runtime.step.trainer import Trainer
+from runtime.system.regular_files import write
+
+WARM_UP = 3  # steps before
+FOLDER = "profile"  # of a run
+
+Number = TypeVar("Number", int, float)
+
+# op: work on tensors · copy: communication but for its waiting · wait: for other ranks · bubble: for a message of the
+# pipeline · python: what is between all these · profile: what the profile itself is known to take
+Kind = Literal["op", "copy", "wait", "bubble", "python", "profile"]
+
+
+class Key(NamedTuple):
+    """What a row is of. Fields that are "" when a call is timed are those of the call around it."""
+
+    place: str  # body of an action, "F0", or phase of the step, "reduce"
+    segment: str  # emitted module, or ""
+    function: str  # of the segment: F, I, W
+    kind: Kind
+    name: str  # op, or what is communicated
+
+
+@dataclass
+class Row:
+    """Own time of all calls of one key, in ns. `inside`: how many timed calls were made directly from these."""
+
+    calls: int = 0
+    clock: int = 0
+    processor: int = 0
+    inside: int = 0
+
+
+@dataclass
+class _Frame:
+    key: Key
+    row: Row
+    clock: int
+    processor: int
+    inner_clock: int = 0
+    inner_processor: int = 0
+    inside: int = 0
+
+
+@dataclass
+class Stopwatch:
+    """Own times of nested calls, of the thread that makes it. Other threads, which read samples and write checkpoints
+    beside a step, are not timed. `settle`: called before a clock is read, to wait for what runs on a device."""
+
+    settle: Callable[[], object] | None = None
+    rows: dict[Key, Row] = field(default_factory=dict)
+    clock: int = 0  # ns of all outermost calls, as are the rows' sums
+    processor: int = 0
+    _stack: list[_Frame] = field(default_factory=list)
+    _thread: int = field(default_factory=threading.get_ident)
+
+    def timed(
+        self,
+        call: Callable[..., Any],
+        kind: Kind,
+        name: str = "",
+        place: str = "",
+        segment: str = "",
+        function: str = "",
+    ) -> Callable[..., Any]:
+        """`call`, with its time kept."""
+        key = Key(place, segment, function, kind, name)
+
+        @wraps(call)
+        def run(*args: Any, **named: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return call(*args, **named)
+            self._enter(key)
+            try:
+                return call(*args, **named)
+            finally:
+                self._leave()
+
+        return run
+
+    def _enter(self, key: Key) -> None:
+        if self._stack:
+            around = self._stack[-1]
+            around.inside += 1
+            place, segment, function, kind, name = key
+            at = around.key
+            if kind == "wait" and (at.kind == "python" or at.name == "message"):
+                kind, name = "bubble", "message"
+            # a wait is named by what is communicated
+            name = name or (at.name if kind == "wait" else "")
+            key = Key(place or at.place, segment or at.segment, function or at.function, kind, name)
+        row = self.rows.setdefault(key, Row())
+        if self.settle:
+            self.settle()
+        self._stack.append(_Frame(key, row, time.perf_counter_ns(), time.thread_time_ns()))
+
+    def _leave(self) -> None:
+        if self.settle:
+            self.settle()
+        processor, clock = time.thread_time_ns(), time.perf_counter_ns()
+        frame = self._stack.pop()
+        clock, processor = clock - frame.clock, processor - frame.processor
+        row = frame.row
+        row.calls += 1
+        row.clock += clock - frame.inner_clock
+        row.processor += processor - frame.inner_processor
+        row.inside += frame.inside
+        if self._stack:
+            self._stack[-1].inner_clock += clock
+            self._stack[-1].inner_processor += processor
+        else:
+            self.clock += clock
+            self.processor += processor
+
+
+# ---------------------------------------------------------------- what the profile itself takes
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """The cost of timing one call, in ns (clock, processor): in its own row, and in the row of the call around it."""
+
+    within: tuple[float, float]
+    around: tuple[float, float]
+
+
+def measure_overhead(rounds: int = 5, calls: int = 2000) -> Overhead:
+    """The least of some rounds."""
+
+    def nothing() -> None: ...
+
+    within, around = [], []
+    for _ in range(rounds):
+        watch = Stopwatch()
+        inner = watch.timed(nothing, "op", "nothing")
+
+        def loop(call: Callable[[], object] = inner) -> None:
+            for _ in range(calls):
+                call()
+
+        watch.timed(loop, "python", place="loop")()
+        outer, inside = watch.rows[Key("loop", "", "", "python", "")], watch.rows[Key("loop", "", "", "op", "nothing")]
+        within.append((inside.clock / calls, inside.processor / calls))
+        around.append((outer.clock / calls, outer.processor / calls))
+    return Overhead(_least(within), _least(around))
+
+
+def _least(pairs: Sequence[tuple[Number, Number]]) -> tuple[Number, Number]:
+    return min(clock for clock, _ in pairs), min(processor for _, processor in pairs)
+
+
+def without_overhead(rows: Mapping[Key, Row], overhead: Overhead) -> dict[Key, Row]:
+    """The rows with what the profile took in rows of its own, one a place; sums stay as they are."""
+    result: dict[Key, Row] = {}
+    for key, row in rows.items():
+        took = [
+            min(max(has, 0), round(row.calls * within + row.inside * around))
+            for has, within, around in zip((row.clock, row.processor), overhead.within, overhead.around, strict=True)
+        ]
+        result[key] = Row(row.calls, row.clock - took[0], row.processor - took[1], row.inside)
+        its = result.setdefault(Key(key.place, "", "", "profile", "profile"), Row())
+        its.calls, its.clock, its.processor = its.calls + row.calls, its.clock + took[0], its.processor + took[1]
+    return result
+
+
+# ---------------------------------------------------------------- what is timed
+
+
+class _Timed:
+    """A namespace, of which the functions that `choose` accepts are timed."""
+
+    def __init__(self, space: object, wrap: Callable[[Any], Any], choose: Callable[[str], bool]) -> None:
+        self._space, self._wrap, self._choose = space, wrap, choose
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._space, name)
+        if callable(value) and not isinstance(value, type) and self._choose(name):
+            value = self._wrap(value)
+        setattr(self, name, value)  # found without this method from now on
+        return value
+
+
+@dataclass(frozen=True)
+class _TimedWork:
+    work: Work
+    wait: Callable[[], object]
+
+
+# (method of the trainer, place of the step, kind and name of its own time)
+_PHASES: tuple[tuple[str, str, Kind, str], ...] = (
+    ("accumulate", "zero", "op", "zero"),  # it has no other work of its own
+    ("_run", "between actions", "python", ""),
+    ("_data", "load data", "python", ""),
+    ("_count_targets", "count targets", "python", ""),
+    ("_tangents", "count targets", "python", ""),
+    ("records", "records", "python", ""),
+    ("_collect", "sums", "python", ""),
+    ("apply", "metrics", "python", ""),
+    ("_balance", "balance", "python", ""),
+)
+_OPTIMIZER: tuple[tuple[str, str, Kind, str], ...] = (
+    ("start_reduce", "reduce", "python", ""),
+    ("gradient_square", "norm", "op", "norm"),
+    ("update", "update", "python", ""),
+    ("gather_weights", "update", "python", ""),
+)
+_COMMUNICATION = {
+    "counts": "counts",
+    "dispatch": "dispatch",
+    "wait_dispatch": "dispatch",
+    "combine": "combine",
+    "wait_combine": "combine",
+    "gather_rows": "gather",
+    "wait_gather_rows": "gather",
+    "scatter_rows": "scatter",
+    "gather_choices": "gather",
+    "wait_gather_choices": "gather",
+    "gather_sequences": "gather",
+    "wait_gather_sequences": "gather",
+    "scatter_sequences": "scatter",
+    "wait_scatter_sequences": "scatter",
+    "wait_scatter_rows": "scatter",
+    "gather": "gather",
+    "wait_gather": "gather",
+    "zeros": "scatter",
+    "scatter": "scatter",
+    "wait_scatter": "scatter",
+    "send": "message",
+    "receive": "message",
+}
+
+Patch = tuple[Any, str, Any]  # object, attribute, value while it is profiled
+
+
+class Profile:
+    """A profile of `steps` steps of a trainer, after WARM_UP others. Every rank of a world takes one."""
+
+    def __init__(self, trainer: Trainer, steps: int) -> None:
+        self.trainer, self.steps, self.done = trainer, steps, 0
+        self.overhead = measure_overhead()
+        self.watch = Stopwatch(torch.cuda.synchronize if trainer.device.type == "cuda" else None)
+        self.received: dict[str, list[int]] = {}  # site → calls, rows that they brought to this rank's experts
+        self.plain_ns: list[tuple[int, int]] = []  # (clock, processor) of the steps before
+
+    def train_step(self) -> dict[str, Any]:
+        """One optimizer step, as of the trainer; profiled after the warm-up."""
+        self.done += 1
+        if self.done <= WARM_UP:
+            plain = Stopwatch(self.watch.settle)
+            row: dict[str, Any] = plain.timed(self.trainer.train_step, "python")()
+            self.plain_ns.append((plain.clock, plain.processor))
+            return row
+        with ExitStack() as stack:
+            for patch in self._patches():
+                stack.callback(_apply(*patch))
+            row = self.watch.timed(self.trainer.train_step, "python", place="metrics")()
+            return row
+
+    def document(self) -> dict[str, Any]:
+        """The profile as JSON has it; times are in ns, of all profiled steps together."""
+        rows = without_overhead(self.watch.rows, self.overhead)
+        plain_clock, plain_processor = _least(self.plain_ns[1:])
+        return {
+            "rank": self.trainer.rank,
+            "device": self.trainer.device.type,
+            "steps": self.steps,
+            "clock_ns": self.watch.clock,
+            "processor_ns": self.watch.processor,
+            "plain": {"clock_ns": plain_clock, "processor_ns": plain_processor},
+            "actions": sorted(self.trainer.bodies),
+            "received": self.received,
+            "rows": [
+                {**key._asdict(), "calls": row.calls, "clock_ns": row.clock, "processor_ns": row.processor}
+                for key, row in sorted(rows.items(), key=lambda item: _order(self.watch.rows, item[0]))
+            ],
+        }
+
+    def write(self, run: Path) -> None:
+        """Leave it in a run folder, as profile/rank_<r>.json."""
+        folder = run / FOLDER
+        folder.mkdir(exist_ok=True)
+        write(folder / f"rank_{self.trainer.rank}.json", json.dumps(self.document(), indent=1) + "\n")
+
+    # ---- what is replaced
+
+    def _patches(self) -> Iterator[Patch]:
+        trainer, timed = self.trainer, self.watch.timed
+        for owner, phases in ((trainer, _PHASES), (optimizer, _OPTIMIZER)):
+            for name, place, kind, its in phases:
+                yield owner, name, timed(getattr(owner, name), kind, its, place)
+        yield optimizer, "update_part", timed(optimizer.update_part, "op", trainer.recipe.kind)
+        bodies = trainer.bodies
+        yield trainer, "bodies", {name: timed(body, "python", place=name) for name, body in bodies.items()}
+        stage = next(iter(bodies.values())).__globals__
+        for segment in {id(value): value for value in stage.values() if isinstance(value, ModuleType)}.values():
+            yield from self._of_segment(segment)
+        yield from self._of_communication()
+
+    def _of_segment(self, module: ModuleType) -> Iterator[Patch]:
+        segment, timed = module.__name__.rpartition(".")[2], self.watch.timed
+        for name, value in list(vars(module).items()):
+            if name in ("F", "I", "W"):
+                yield module, name, timed(value, "python", segment=segment, function=name)
+            elif value is torch:
+                yield module, name, _Timed(torch, lambda call: timed(call, "op", call.__name__), lambda _: True)
+            elif isinstance(value, FunctionType) and name != "on_cuda":
+                yield module, name, timed(value, "op", value.__name__)
+
+    def _of_communication(self) -> Iterator[Patch]:
+        executor, timed = self.trainer.executor, self.watch.timed
+        for name in ("load", "record", "tell"):
+            yield executor, name, timed(getattr(executor, name), "op", name)
+        for name, what in _COMMUNICATION.items():
+            yield executor, name, timed(getattr(executor, name), "copy", what)
+        yield executor, "wait_counts", timed(partial(self._wait_counts, executor.wait_counts), "copy", "counts")
+        yield self.trainer.links, "sums", _Sums(self.trainer.links.sums, timed)
+        # Whoever waits for memory that ranks share waits here; torch.distributed waits in its works and collectives.
+        yield memory, "wait_until", timed(memory.wait_until, "wait")
+        yield communicator, "_work", partial(self._work, communicator._work)
+        yield Communicator, "all_gather", timed(Communicator.all_gather, "wait")
+
+    def _wait_counts(self, call: Callable[..., Any], action: str, micro_batch: int, site: str) -> Any:
+        route, *tables = call(action, micro_batch, site)
+        found = self.received.setdefault(site, [0, 0])
+        found[0] += 1
+        found[1] += route.num_rows
+        return route, *tables
+
+    def _work(self, function: Callable[[Any], Work], given: Any) -> Work:
+        work = function(given)
+        return _TimedWork(work, self.watch.timed(work.wait, "wait"))
+
+
+class _Sums:
+    """The sums of a rank, timed."""
+
+    def __init__(self, sums: Sums, timed: Callable[..., Callable[..., Any]]) -> None:
+        self.all_reduce: Callable[..., None] = timed(sums.all_reduce, "copy", "sum")
+        self._start, self._timed = timed(sums.start_reduce, "copy", "reduce"), timed
+        self.gather: Callable[[str, tuple[int, ...], Tensor, Shares], None] = timed(sums.gather, "copy", "gather")
+
+    def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
+        work: Work = self._start(bucket, holders, flat, shares)
+        return _TimedWork(work, self._timed(work.wait, "copy", "reduce"))
+
+
+def _apply(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set an attribute; what takes it back."""
+    if name in vars(owner):
+        undo: Callable[[], None] = partial(setattr, owner, name, vars(owner)[name])
+    else:  # a method of its class
+        undo = partial(delattr, owner, name)
+    setattr(owner, name, value)
+    return undo
+
+
+def _order(rows: Mapping[Key, Row], key: Key) -> tuple[int, int]:
+    """Places in the order in which they first began, and in each the rows so, what the profile took last."""
+    keys = list(rows)
+    places = [each.place for each in keys]
+    return places.index(key.place), keys.index(key) if key in rows else len(keys)

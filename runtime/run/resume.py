@@ -1,0 +1,316 @@
+"""Going on from a checkpoint: which one, whether this build may, and what is no longer as it was.
+
+A checkpoint holds logical tensors, so any plan of a model loads it. Under the same build, data, torch, library of
+ops and device the run goes on bit for bit as if it had never ended, whichever machines its ranks are on; where one of
+them differs it goes on from equal values, and that is said. Another model, or other tokens, are refused: the numbers
+would load and mean something else.
+
+What a manifest says is text from a file: it is checked before it is used, and made printable before it is shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.build.build import Build
+from runtime.build.run_copy import program_digest
+from runtime.checkpoint.manifest_file import find_manifest
+from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
+from runtime.checkpoint.shard_manifest import CheckpointError, digest
+from runtime.contract import MoeLayer, Plan, RatePhase
+from runtime.contract.rate import batch_at, learning_rate
+from runtime.data.errors import where_paths_start
+from runtime.data.position import Position
+from runtime.observe.health import record
+from runtime.observe.health.judge import Recent
+from runtime.ops.native import library
+from runtime.run.phases import begins_with, check_is_not_over, going_back
+from runtime.run.positions import course, order_of, position_in
+from runtime.state.snapshot import AVERAGE
+from runtime.system.outcome import printable
+from runtime.system.strict_json import FormError, read, tree
+
+SECTIONS = ("model", "train", "mesh", "placement", "zero", "precision")  # of plan.json
+# Of a model, what says how it is trained and not what it computes.
+_RECIPE = re.compile(r"model\.(name|init_std|mtp\.weight.*|layers\.\d+\.ffn\.balance.*|.*attention\.indexer\.loss)")
+# Of a model, what a phase of a run may have otherwise; of a plan, what each phase has otherwise.
+_ROTATION = re.compile(r"model\.(layers\.\d+\.)?attention\.rope\..*")
+_OF_A_PHASE = re.compile(rf"{_RECIPE.pattern}|{_ROTATION.pattern}")
+_OF_EACH_PHASE = re.compile(rf"train\.(within|rate|tokens)(\..*)?|model\.name|{_ROTATION.pattern}")
+_OF_THE_DATA = re.compile(r"train\.(batch|sequence|seed|tokens|rate)(\..*)?")
+_OF_MESSAGES = re.compile(r"train\.grpo\.rewards\.\d+\.named")  # what changes nothing of what is trained
+ENVIRONMENT = ("torch", "ops", "device")  # what computes
+MAX_SHOWN, _MAX_WORD = 6, 200
+_MAX_LAYERS, _MAX_VALUES, _MAX_COUNT = 10_000, 1_000_000, 1 << 62  # of a manifest's plan
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A verified checkpoint, the position in the data after it, and what to tell the user about going on from it."""
+
+    checkpoint: Checkpoint
+    position: Position
+    recent: Recent
+    notes: tuple[str, ...]
+
+
+def origin(build: Build, corpus: Path, device: str) -> dict[str, Any]:
+    """What a checkpoint says of the run that writes it; JSON. `corpus`: the folder of the prepared data."""
+    meta = json.loads((corpus / "meta.json").read_text("utf-8"))
+    return {
+        "build": build.digest,
+        "programs": program_digest(build.files),
+        "torch": torch.__version__.partition("+")[0],
+        "ops": library.identity(),
+        "device": device,
+        "data": meta["sha256"],
+        "tokenizer": meta["tokenizer"]["sha256"],
+        "plan": {section: tree(getattr(build.plan, section)) for section in SECTIONS} | _more(build.plan),
+    }
+
+
+def _more(plan: Plan) -> dict[str, Any]:
+    """What not every plan has: adapters, and where experts are that are not placed by their numbers, in few letters."""
+    slots = {
+        layer.name: layer.slots for layer in plan.moe_layers if [*(layer.slots or ())] != sorted(layer.slots or ())
+    }
+    digests = {name: hashlib.sha256(json.dumps(row).encode()).hexdigest()[:8] for name, row in slots.items()}
+    adapter = {"adapter": tree(plan.adapter)} if plan.adapter else {}
+    return adapter | ({"experts": digests} if digests else {})
+
+
+def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
+    """The newest good checkpoint of `folder`. CheckpointError if there is none, or if this build may not go on.
+
+    `device`: that ranks will compute on.
+    """
+    checkpoint = load(folder)
+    was, now = checkpoint.meta, json.loads(json.dumps(origin(build, corpus, device)))
+    begins = begins_with(checkpoint, build.plan)
+    check_is_not_over(checkpoint, build.plan)
+    with _named(checkpoint):
+        changed = list(_changes(_flat(was.get("plan")), _flat(now["plan"])))
+    free = _OF_A_PHASE if begins else _RECIPE
+    if other := [text for path, text in changed if path.startswith("model.") and not free.fullmatch(path)]:
+        back = going_back(checkpoint, build.plan)
+        raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(other)}{back}")
+    of_weights = [text for path, text in changed if path.startswith("adapter.") or path == "train.initial.sha256"]
+    if build.plan.adapter and of_weights:
+        raise CheckpointError(f"{checkpoint.path} is of adapters that fit other weights: {_listed(of_weights)}")
+    held, expected = checkpoint.shapes, expected_shapes(build.plan)
+    averaged, averages = (any(name.startswith(f"{AVERAGE}/") for name in shapes) for shapes in (held, expected))
+    if averaged != averages:
+        held, expected = (
+            {n: s for n, s in each.items() if not n.startswith(f"{AVERAGE}/")} for each in (held, expected)
+        )
+    if other := [text for _, text in _changes(held, expected)]:
+        raise CheckpointError(f"{checkpoint.path} does not hold the parameters of this model: {_listed(other)}")
+    if was.get("tokenizer") != now["tokenizer"]:
+        raise CheckpointError(f"{checkpoint.path} was trained on the tokens of another tokenizer")
+    with _named(checkpoint):
+        _check_loads(was.get("loads"), build.plan.moe_layers)
+        recent = Recent.from_json(was.get("health"))
+        position, notes = position_in(
+            checkpoint, build, order_of(build, corpus), same_text=was.get("data") == now["data"]
+        )
+    notes += ["the checkpoint has no moving average of the weights: it begins with them"] * (averages and not averaged)
+    notes += ["the moving average of the checkpoint is left behind"] * (averaged and not averages)
+    differs = [] if begins else [text for _, text in changed]
+    differs += ["other text"] if was.get("data") != now["data"] else []
+    differs += [difference(was, now, name) for name in ENVIRONMENT if was.get(name) != now[name]]
+    if begins:
+        notes.append(_beginning(checkpoint.step, build.plan, changed))
+    elif was.get("build") != now["build"] and was.get("programs") != now["programs"]:
+        differs = differs or ["the build"]
+    if not begins:
+        batch = batch_at(build.plan.batches, build.plan.train.sequence, position.tokens)
+        notes += _jump(was, build.plan, position.tokens, batch * build.plan.train.sequence)
+    if was.get("data") != now["data"] or any(_OF_THE_DATA.fullmatch(path) for path, _ in changed):
+        notes += course(checkpoint.step, position, build.plan)
+    if differs:
+        notes.append(not_bit_for_bit(differs))
+    notes = [f"going on from {checkpoint.path}", *notes]
+    notes = [*(f"newer checkpoint not used: {reason}" for reason in checkpoint.refused), *notes]
+    return Resumption(checkpoint, position, recent, tuple(map(printable, notes)))
+
+
+def _beginning(step: int, plan: Plan, changed: Sequence[tuple[str, str]]) -> str:
+    """What is to be said where a phase begins: its number, and what is otherwise than in the phase before."""
+    within = plan.train.within
+    assert within is not None
+    told = [text for path, text in changed if not _OF_EACH_PHASE.fullmatch(path)]
+    told += ["the rotation of positions"] * any(_ROTATION.fullmatch(path) for path, _ in changed)
+    return f"phase {within.number} of {within.phases} begins behind step {step:,}: {_listed(told) or 'nothing differs'}"
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """What a checkpoint says of the learning rate."""
+
+    rate: tuple[RatePhase, ...]
+
+
+def _jump(was: Mapping[str, Any], plan: Plan, tokens: int, more: int) -> list[str]:
+    """Say by how much the learning rate of the next step, of `more` tokens, changes where a run goes on, as it does if
+    other steps stretch its phases."""
+    train = was.get("plan", {}).get("train")
+    written = train.get("rate") if isinstance(train, dict) else None
+    if written is None or written == tree(plan.train.rate):
+        return []
+    with suppress(FormError, ArithmeticError, IndexError):
+        before = learning_rate(read(_Rates, json.dumps({"rate": written}), "a learning rate").rate, tokens + more)
+        after = learning_rate(plan.train.rate, tokens + more)
+        if not math.isclose(before, after, rel_tol=1e-9):
+            return [
+                f"the learning rate of the next step is {after:.3g}, and was {before:.3g} in the plan before: `rate` "
+                f"has other values behind {tokens:,} tokens now"
+            ]
+    return []
+
+
+def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The verified checkpoint whose weights a run begins with, if its spec names one, and what to tell of it.
+
+    `folder`: that paths of the spec are relative to. CheckpointError if it is not the one that was compiled.
+    """
+    if (named := plan.train.initial) is None:
+        return None, []
+    try:
+        path, manifest = find_manifest(folder / named.path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {where_paths_start(folder)}") from None
+    if digest(manifest) != named.sha256:
+        raise CheckpointError(f"{path} is another checkpoint than the one that was compiled: compile the spec again")
+    checkpoint = load(path)
+    notes = [f"the weights begin with those of {path}"]
+    rows = (each for bucket in (*plan.buckets, *plan.frozen) for each in bucket.parameters)
+    wanted = {f"weight/{each.name}" for each in rows} | {each.stored for each in plan.untrained}
+    held = [name for name in checkpoint.shapes if name.startswith(("weight/", "bias/", "table/"))]
+    if left := [name.partition("/")[2] for name in held if name not in wanted]:
+        notes.append(f"the model does not have, and leaves behind: {_listed(left)}")
+    if new := sorted(name.partition("/")[2] for name in wanted - {*held} if name.startswith("weight/")):
+        notes.append(f"what the checkpoint does not have begins at random: {_listed(new)}")
+    return checkpoint, [printable(note) for note in notes]
+
+
+@contextmanager
+def _named(checkpoint: Checkpoint) -> Iterator[None]:
+    """A ValueError in this block is one of the checkpoint's manifest."""
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path / MANIFEST}: {error}") from None
+
+
+def _check_loads(loads: Any, layers: Sequence[MoeLayer]) -> None:
+    """ValueError if these are not the tokens of each expert of these layers."""
+    sizes = {layer.name: layer.experts for layer in layers}
+    sound = isinstance(loads, dict) and loads.keys() == sizes.keys()
+    for name, row in loads.items() if sound else ():
+        counts = isinstance(row, list) and all(type(n) is int and 0 <= n <= _MAX_COUNT for n in row)
+        sound = sound and counts and len(row) == sizes[name]
+    if not sound:
+        raise ValueError("the loads of experts are not those of this model")
+
+
+def text_of(corpus: Path) -> str:
+    """The digest of the tokens of a prepared corpus."""
+    return str(json.loads((corpus / "meta.json").read_text("utf-8"))["sha256"])
+
+
+def skipping(run: Path, position: Position, corpus: Path) -> tuple[Position, str]:
+    """The position with the recorded batches of a run left out, and what to say of it."""
+    data = text_of(corpus)
+    ahead = [each for each in record.read(run, record.identity(position, data)) if each[1] > position.next]
+    if not ahead:
+        return position, f"no batch to skip: {run / record.FILE} has none that is still to come in this data"
+    spans = ", ".join(f"{first:,} to {end - 1:,}" for first, end in ahead)
+    return position.skipping(ahead), f"samples {spans} are left out"
+
+
+# ---------------------------------------------------------------- what differs
+
+
+def difference(was: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str:
+    """What a note says of a value that differs from that of the checkpoint."""
+    return f"{name} {_word(was[name]) if name in was else 'that was not recorded'} → {now[name]}"
+
+
+def not_bit_for_bit(differs: list[str]) -> str:
+    """The note on a resume that goes on from equal values, yet not to equal bits."""
+    return f"not bit for bit as without the break, for this differs: {_listed(differs)}"
+
+
+def expected_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a checkpoint of this plan: of its model, or of adapters alone."""
+    always = ("weight", *([AVERAGE] if plan.train.ema else []))
+    shapes = {
+        f"{kind}/{each.name}": each.shape
+        for bucket in plan.buckets
+        for kind in (*always, *(tensor.name for tensor in plan.optimizer.state_of(bucket)))
+        for each in bucket.parameters
+    }
+    return shapes | {each.stored: each.shape for each in plan.untrained if not plan.frozen}
+
+
+def _flat(plan: Any) -> dict[str, Any]:
+    """Dotted path → value of everything in a plan; ranges of layers are written out. ValueError if that is too much."""
+    found: dict[str, Any] = {}
+    left: list[tuple[str, Any]] = [("", plan)]
+    while left:
+        path, value = left.pop()
+        # these follow from other degrees and the micro-batch, and from the kind of the optimizer
+        if path in ("mesh.sq", "train.optimizer.rest.kind"):
+            continue
+        if path in ("train.optimizer.settings", "train.optimizer.rest.settings"):  # a spec says them beside the others
+            path = "train.optimizer"
+        if path == "model.layers":
+            value = {str(i): parts for i, parts in _layers(value).items()}
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            left += reversed([(f"{path}.{key}" if path else str(key), each) for key, each in items])
+        else:
+            found[path] = value
+        if len(found) + len(left) > _MAX_VALUES:
+            raise ValueError(f"its plan has more than {_MAX_VALUES:,} values")
+    return found
+
+
+def _layers(spans: Any) -> dict[int, dict[str, Any]]:
+    """Layer → its feed-forward part, and its attention if that is not the model's."""
+    layers: dict[int, dict[str, Any]] = {}
+    for span in spans if isinstance(spans, list) else [None]:
+        keys = ("first", "last", "ffn", "attention")
+        first, last, ffn, attention = (span.get(key) if isinstance(span, dict) else None for key in keys)
+        if type(first) is not int or type(last) is not int or not len(layers) == first <= last < _MAX_LAYERS:
+            raise ValueError("its plan has ranges of layers that no model has")
+        parts = {"ffn": ffn} if attention is None else {"ffn": ffn, "attention": attention}
+        layers |= {layer: parts for layer in range(first, last + 1)}
+    return layers
+
+
+def _changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(path, "path was → now") of what differs."""
+    for path in dict.fromkeys((*was, *now)):
+        if was.get(path) != now.get(path) and not _OF_MESSAGES.fullmatch(path):
+            yield path, f"{_word(path)} {_word(was.get(path))} → {_word(now.get(path))}"
+
+
+def _word(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return printable(text if len(text) <= _MAX_WORD else text[:_MAX_WORD] + "…")
+
+
+def _listed(texts: list[str]) -> str:
+    more = len(texts) - MAX_SHOWN
+    return ", ".join(texts[:MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,267 @@
+"""The checkpoints of a run as it trains: when one is due, what it says of the run, and what happens if it fails.
+
+In the background: a rank copies what it answers for, and trains on while a thread of its own writes the copy, hashes
+it, waits for the disk and meets the threads of the other ranks. There is one save at a time: one that is due waits for
+the one before. The last save, and one before a stop, are waited for. How a save ended is said behind the next step.
+
+A save that fails leaves the checkpoints that are there. It is said, and the run goes on to the next save, unless the
+spec says `failure = stop`. Without its last save a run has failed.
+
+A checkpoint that was published is copied to the other places that the spec names (runtime/checkpoint/copies.py), beside
+training too. What becomes of that is said behind a step; at the end of a run copies are waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime.checkpoint import publish
+from runtime.checkpoint.copies import Copier
+from runtime.checkpoint.manifest_file import CHECKPOINTS
+from runtime.checkpoint.places import Inventory, Place, inventory
+from runtime.checkpoint.retention import LOSS, Keep
+from runtime.checkpoint.shard_manifest import CheckpointError
+from runtime.launch.rank_process import NO_TIMEOUT
+from runtime.observe.events import Events
+from runtime.state import snapshot
+from runtime.step.trainer import Trainer
+from runtime.system.regular_files import read_bytes, write
+
+LAST_COPY_S = 1800.0  # in which the last checkpoint of a run is copied to its places
+STOP_COPY_S = 300.0  # and the one before a stop
+SWITCH_S = 1e-4  # for which a thread keeps Python's lock at most: training waits for it, by default 5 ms
+MUST_WAIT = "the save of step {} waited for that of step {}: writing one takes longer than the steps between two saves"
+
+
+@dataclass(frozen=True)
+class _Save:
+    """A save that was begun. `waited_s`: for which the ranks did not train."""
+
+    step: int
+    waited_s: float
+    written: Future[dict[str, Any]]  # what the event log says of it
+
+
+class Saves:
+    """Checkpoints that one rank saves in the folder `run`, as its spec asks for them. All ranks of a world make it.
+
+    `about`: what each of them says of the run, JSON. `say`: shows a line to the user. `places`: that checkpoints are
+    copied to.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        world: int,
+        run: Path,
+        about: Mapping[str, Any],
+        events: Events,
+        say: Callable[[str], None],
+        places: Sequence[Place] = (),
+    ) -> None:
+        self._trainer, self._run, self._about, self._events, self._say = trainer, run, about, events, say
+        self._spec = spec = trainer.plan.train.checkpoint
+        keep = Keep(spec.keep, spec.best, spec.keep_every) if spec else Keep(1, 0, None)
+        self._meeting, checkpoints = _Meeting(world), run / CHECKPOINTS
+        self._copiers = [Copier(each, checkpoints, trainer.rank, keep, _Meeting(world)) for each in places]
+        elsewhere = inventory(places) if trainer.rank == 0 else Inventory()
+        self._publisher = publish.Publisher(
+            checkpoints, trainer.rank, world, self._meeting.barrier, keep, self._held, elsewhere
+        )
+        self.failing: dict[str, int] = {}  # places that the newest copy did not come to → the step of the first of them
+        sys.setswitchinterval(SWITCH_S)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._copy = snapshot.Copy()
+        self._begun: _Save | None = None
+        self._failed: CheckpointError | None = None  # of a save without which the run is to end
+        self._has_waited = False
+
+    def due(self, step: int) -> bool:
+        """Whether the spec asks for a checkpoint after a step that is not the last."""
+        return self._spec is not None and step % self._spec.every == 0
+
+    def save(self, validation_loss: float | None, *, last: bool) -> None:
+        """Save the state after a step; every rank calls it. `last`: there will be no other save of this process.
+
+        Raises CheckpointError on all ranks if the save is waited for and fails, and is the last or is not to fail; and
+        if the one before was not to fail, and did.
+        """
+        trainer = self._trainer
+        trainer.board.set_action("checkpoint")
+        start_s = time.perf_counter()
+        self._wait_for_the_one_before()
+        trainer.settle()
+        tensors = snapshot.take(trainer.state, trainer.plan, trainer.rank)
+        in_background = not last and self._spec is not None and self._spec.background
+        if in_background:
+            tensors = self._copy.of(tensors)
+        written = self._thread.submit(self._write, trainer.step, tensors, self._meta(validation_loss))
+        self._begun = _Save(trainer.step, time.perf_counter() - start_s, written)
+        if not in_background:
+            self._end(last=last)
+
+    def poll(self) -> bool:
+        """Say how the save that was begun has ended, if it has; every rank calls it behind every step.
+
+        Whether the run is to end because of it: ranks may know that behind different steps, and must end behind one.
+        """
+        if self._begun is not None and self._begun.written.done():
+            self._end()
+        for copier in self._copiers:
+            self._say_copied(copier)
+        return self._failed is not None
+
+    def settle(self) -> None:
+        """Wait for the save that was begun, where a run is about to fail; every rank calls it."""
+        with suppress(CheckpointError):
+            self._end()
+
+    def finish(self, *, stopped: bool) -> None:
+        """Wait until what was saved is copied, where a run ends; every rank calls it. `stopped`: by a signal, after
+        which little time is left."""
+        most_s = STOP_COPY_S if stopped else LAST_COPY_S
+        for copier in self._copiers:
+            if not copier.close(most_s, self._trainer.board.set_action) and self._trainer.rank == 0:
+                self._say_not_copied(copier.place.text, self._trainer.step, f"it was not there after {most_s:.0f} s")
+            self._say_copied(copier)
+        if self._copiers and self._trainer.rank == 0:
+            with suppress(OSError, CheckpointError):
+                self._publisher.retire()
+
+    def _held(self) -> Set[str]:
+        return frozenset().union(*(copier.held() for copier in self._copiers))
+
+    def _say_copied(self, copier: Copier) -> None:
+        """Say how copies that were begun have ended."""
+        for copied in copier.ended():
+            place = copied.place
+            if copied.skipped:
+                text = f"step {copied.step} was not copied to {place}: a newer one was saved before its turn"
+                self._events.write("notice", rank=0, text=text)
+            elif copied.reason:
+                self._say_not_copied(place, copied.step, copied.reason)
+            else:
+                self.failing.pop(place, None)
+                facts = {"checkpoint": copied.name, "place": place, "bytes": copied.num_bytes}
+                self._events.write("copy", step=copied.step, **facts, seconds=copied.seconds)
+                if copied.note:
+                    self._say(f"{copied.name} is copied to {place}, but older ones were not removed: {copied.note}")
+
+    def _say_not_copied(self, place: str, step: int, reason: str) -> None:
+        self.failing.setdefault(place, step)
+        if self._trainer.rank == 0:
+            self._events.write("copy_failed", step=step, place=place, reason=reason)
+        self._say(f"step {step} was not copied to {place}, the next checkpoint will be: {reason}")
+
+    def _wait_for_the_one_before(self) -> None:
+        if self._begun is not None and not self._begun.written.done() and not self._has_waited:
+            self._has_waited = True
+            if self._trainer.rank == 0:
+                self._events.write("notice", rank=0, text=MUST_WAIT.format(self._trainer.step, self._begun.step))
+        self._end()
+        if self._failed:
+            raise self._failed
+
+    def _end(self, *, last: bool = False) -> None:
+        """Wait for the save that was begun, and say how it ended."""
+        if self._begun is None:
+            return
+        save, self._begun, start_s = self._begun, None, time.perf_counter()
+        try:
+            facts = save.written.result()
+        except CheckpointError as error:
+            self._say_failed(save.step, error, last=last)
+            return
+        if note := facts.pop("note", ""):
+            self._say(note)
+        if self._trainer.rank == 0:
+            waited_s = round(save.waited_s + time.perf_counter() - start_s, 3)
+            self._events.write("save", step=save.step, **facts, seconds=waited_s)
+
+    def _say_failed(self, step: int, error: CheckpointError, *, last: bool) -> None:
+        if self._trainer.rank == 0:
+            self._events.write("save_failed", step=step, reason=str(error))
+        if last:
+            raise error
+        if self._spec is not None and self._spec.failure == "stop":
+            if not self._spec.background:
+                raise error
+            self._failed = CheckpointError(f"step {step} was not saved: {error}", of_peer=error.of_peer)
+            return
+        text = f"step {step} was not saved, the run goes on to its next save: {error}"
+        print(text, flush=True)
+        if not error.of_peer:
+            self._say(text)
+
+    def _meta(self, validation_loss: float | None) -> dict[str, Any]:
+        """What the checkpoint says beside its tensors."""
+        trainer = self._trainer
+        loads = {name: load.tolist() for name, load in trainer.loads.items()}
+        meta = {**self._about, "threads": torch.get_num_threads(), "loads": loads}
+        meta |= {"position": trainer.position.to_json()}
+        meta |= {"health": remembered} if (remembered := trainer.watch.recent.to_json()) else {}
+        return meta | (
+            {LOSS: validation_loss} if validation_loss is not None and math.isfinite(validation_loss) else {}
+        )
+
+    def _write(self, step: int, tensors: publish.ShardData, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Publish a checkpoint, on the thread of saves; what the event log says of it, and on rank 0 a `note`."""
+        start_s = time.perf_counter()
+        saved = self._publisher.save(step, tensors, meta)
+        for copier in self._copiers:
+            copier.offer(step, saved)
+        if self._trainer.rank != 0:
+            return {}
+        facts = {**_newest(self._publisher.folder), "written_s": round(time.perf_counter() - start_s, 3)}
+        if not meta["loads"]:
+            return facts
+        try:
+            write(self._run / "load.json", json.dumps({"load": list(meta["loads"].values())}) + "\n")
+        except OSError as error:
+            facts["note"] = f"{self._run / 'load.json'} was not written: {error.strerror}"
+        return facts
+
+
+class _Meeting:
+    """Where threads that save or copy meet, one of each rank: a group of their own, as others are the training's."""
+
+    def __init__(self, world: int) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=NO_TIMEOUT) if world > 1 else None
+
+    def barrier(self) -> None:
+        if self._group is not None:
+            dist.barrier(self._group)
+
+    def all(self, yes: bool) -> bool:
+        """Whether every rank says yes."""
+        found = torch.tensor(int(yes))
+        if self._group is not None:
+            dist.all_reduce(found, dist.ReduceOp.MIN, self._group)
+        return bool(found.item())
+
+    def from_first(self, numbers: list[int]) -> list[int]:
+        """The numbers that rank 0 gives."""
+        found = torch.tensor(numbers)
+        if self._group is not None:
+            dist.broadcast(found, 0, self._group)
+        return list(map(int, found))
+
+
+def _newest(folder: Path) -> dict[str, Any]:
+    """The name of the newest checkpoint and its bytes, for the event log."""
+    with suppress(OSError, UnicodeDecodeError):
+        name = read_bytes(folder / publish.LATEST).decode().strip()
+        return {"checkpoint": name, "bytes": sum(path.stat().st_size for path in (folder / name).iterdir())}
+    return {}

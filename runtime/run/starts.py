@@ -1,0 +1,200 @@
+"""The starts of a run on one machine: its ranks are forked, and again after a failure.
+
+The process that forks them has torch and the build and stays, so a start is a fork, a new place to meet, and the newest
+good checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.build.build import Build
+from runtime.checkpoint.manifest_file import find_manifest
+from runtime.checkpoint.shard_manifest import CheckpointError
+from runtime.data.process import UsageError
+from runtime.launch.debug import LeftError, terminal_restored, watch
+from runtime.observe.health.record import rollbacks
+from runtime.observe.sinks.beside import Exporters
+from runtime.run.begin import NothingToDoError, Options, check_places, loop_of
+from runtime.system.outcome import EXIT_USAGE, Outcome, refusal_code
+from runtime.system.streams import tell
+
+if TYPE_CHECKING:  # they import torch, which the process that forks ranks imports while its data is prepared
+    from runtime.observe.events import Events
+    from runtime.run.loop import Loop
+
+
+class Restarts:
+    """Whether ranks are started again after a failure: `most` times without a new checkpoint between, and not where
+    the failure before comes again, for then the next one would as well."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.number = most, 0
+        self._saved, self._last = -1, object()
+
+    def refusal(self, outcome: Outcome, saved: int) -> str | None:
+        """Why there is no further start after a failure, "" where nobody asked for one; None where there is one.
+
+        `saved`: the step of the newest checkpoint.
+        """
+        same = (outcome.rank, outcome.step, outcome.how)
+        again, self._last = same == self._last, same
+        self.number = 1 if saved > self._saved else self.number + 1
+        self._saved = max(saved, self._saved)
+        if not self.most or outcome.kind not in ("failed", "hung"):
+            return ""
+        if again:
+            return "the same failure came again: the ranks are not started again"
+        if self.number > self.most:
+            return f"no checkpoint was saved in {self.most} restarts: the ranks are not started again"
+        return None
+
+    def begin_again(self) -> None:
+        """Count from here: the ranks that follow are others."""
+        self.number, self._last = 0, object()
+
+
+class Fewer:
+    """The devices that a run goes on with after one was left out, for the rank on it failed again and again.
+
+    A rank says only that it failed, not that its device is broken. So where fewer ranks fail in the same way and step,
+    no further device is left out. `build`: for all devices, which the next `dsc train` begins with.
+    """
+
+    def __init__(self, build: Build) -> None:
+        self._build, self._left, self._last = build, build.plan.mesh.world, object()
+
+    def is_other(self, outcome: Outcome) -> bool:
+        """Whether a device is to be left out for a failure that came again: it is not that of the time before."""
+        same = (outcome.step, outcome.how)
+        again, self._last = same == self._last, same
+        return not again and self._left > 1
+
+    def without(self, rank: int, options: Options) -> Build:
+        """The build for the devices that are left without that of a rank. UsageError where there is none."""
+        from runtime.launch.elastic import build_without
+        from runtime.observe.device import choose
+
+        if choose(options.device, self._left) == "cuda":  # ranks are forked before CUDA is initialised, and read this
+            seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self._left)))
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
+                name for each, name in enumerate(seen.split(",")) if each != rank
+            )
+        tell(f"going on without the device of rank {rank}")
+        fewer = build_without(self._build, self._left - 1, options.run, tell)
+        self._left = fewer.plan.mesh.world
+        return fewer
+
+
+def train(build: Build, options: Options, corpus: Path) -> int:
+    """Launch the ranks of a build until the run has come to its end, or may not be started again; the exit code.
+
+    The caller holds the lock of the run folder. Raises UsageError where the run cannot begin.
+    """
+    exporters, code = Exporters(build, options.run), EXIT_USAGE
+    try:
+        code = _train(build, options, corpus, exporters)
+    finally:
+        exporters.close(waits=code == 0)
+    return code
+
+
+def _train(build: Build, options: Options, corpus: Path, exporters: Exporters) -> int:
+    """The starts of `train`."""
+    from runtime.observe.events import Events
+
+    restarts, events, fewer = Restarts(options.restarts), Events(options.run), Fewer(build)
+    while True:
+        check_places(build, options, tell)
+        try:
+            loop = loop_of(build, options, corpus, tell)
+        except NothingToDoError as over:
+            tell(f"nothing to do: {over}")
+            return 0
+        num_rollbacks = len(rollbacks(options.run))
+        if options.debug is None and options.profile is None and options.slots is None:
+            exporters.begin()
+        try:
+            outcome, step = _start(build, options, loop)
+        except LeftError as left:
+            tell(str(left))
+            return left.exit_code
+        if len(rollbacks(options.run)) > num_rollbacks:
+            tell(f"rolled back: {outcome.how}")
+            options = replace(options, resume=True, skip_batch=False)
+            continue
+        _say(outcome)
+        saved = newest_step(options.run)
+        refusal = restarts.refusal(outcome, saved)
+        if refusal and options.elastic and fewer.is_other(outcome):
+            print(f"error: {refusal}", file=sys.stderr)
+            build = fewer.without(outcome.rank or 0, options)
+            restarts.begin_again()
+        elif refusal is not None:
+            if refusal:
+                print(f"error: {refusal}", file=sys.stderr)
+            _ended(events, outcome, step)
+            return outcome.exit_code
+        events.write(
+            "restart",
+            number=restarts.number,
+            step=step,
+            saved_step=saved,
+            reason=outcome.how,
+            exit_code=outcome.exit_code,
+        )
+        if refusal is None:
+            tell(f"starting the ranks again: restart {restarts.number} of {restarts.most}")
+        options = replace(options, resume=True, skip_batch=False)
+
+
+def newest_step(run: Path) -> int:
+    """The step of the newest checkpoint of a run folder whose manifest is good; 0 where there is none."""
+    try:
+        return find_manifest(run)[1].step
+    except CheckpointError:
+        return 0
+
+
+def _start(build: Build, options: Options, loop: Loop) -> tuple[Outcome, int]:
+    """Fork the ranks and watch them; how they ended, and the last step that was shown."""
+    from runtime.launch.launcher import launch
+    from runtime.launch.rank_watch import Supervision
+    from runtime.observe.device import BACKENDS
+
+    view = loop.progress()
+    watched = (watch, None) if loop.debugged else (view.poll, options.hang_timeout_s)
+    supervision = Supervision(*watched, options.start_timeout_s)
+    try:
+        with terminal_restored() if loop.debugged else nullcontext():
+            outcome = launch(
+                loop.rank,
+                build.plan.mesh.world,
+                folder=options.run,
+                supervision=supervision,
+                backend=BACKENDS[loop.device],
+                debugged=options.debug,
+                is_locked=True,
+            )
+    except OSError as error:
+        raise UsageError(f"the run cannot start: {error}", refusal_code(error)) from None
+    finally:
+        view.close()
+    return outcome, view.step
+
+
+def _ended(events: Events, outcome: Outcome, step: int) -> None:
+    events.write("end", outcome=outcome.kind, exit_code=outcome.exit_code, step=step, reason=outcome.how)
+    events.close()
+
+
+def _say(outcome: Outcome) -> None:
+    if outcome.kind == "stopped":
+        print(f"{outcome}; go on with --resume", file=sys.stderr)
+    elif not outcome.ok:
+        print(f"error: {outcome}", file=sys.stderr)

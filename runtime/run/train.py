@@ -1,0 +1,328 @@
+"""Train a build: `python -P -m runtime.run.train BUILD --out RUN`, or `torchrun --nproc-per-node W BUILD/train.py`.
+
+Alone, it prepares the data, then forks one rank per device and watches them; under torchrun it is one rank. Exit codes:
+0 trained · 1 a rank failed · 2 the build, the data or the run folder cannot be used · 3 hung · 75 as 2, for a reason
+that may pass: the run folder is busy, the disk is full, the preparation of the data was killed · 128 + signal when
+asked to stop.
+
+With `--unbuilt` the build is still being made, and this process begins with what needs none: a line on stdin has the
+request by which the data is prepared (see runtime/data/__main__.py), another is the digest of the build that is
+there now. Where stdin ends instead, it ends too, and says nothing. With `--compiled SHA256` the build is there already.
+Either way, where the folder holds another build by then, it says nothing and ends with EXIT_REPLACED; and where the
+build is of a phase and the run is not that far, with EXIT_EARLIER.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from runtime.build.build import Build, BuildError, OtherBuildError
+from runtime.contract import DataRequest
+from runtime.contract.options import DEBUG_SUFFIX, EXIT_EARLIER, EXIT_REPLACED, FOREVER_S, add_options, run_name
+from runtime.data.process import Preparation, UsageError, preparing
+from runtime.launch.debug import MARK, take_folder
+from runtime.launch.room import cannot_save, lack
+from runtime.launch.run_lock import RunFolderBusyError, lock_folder
+from runtime.observe.sinks.beside import Exporters
+from runtime.observe.slots import Slots
+from runtime.run.begin import EarlierError, NothingToDoError, Options, check_places, holds_checkpoint, loop_of
+from runtime.run.starts import train
+from runtime.system.outcome import EXIT_RETRY, printable, refusal_code
+from runtime.system.streams import open_streams, tell
+
+EXIT_INTERRUPTED = 130
+
+
+class ReplacedError(Exception):
+    """The folder holds another build than the one that was compiled for this run."""
+
+
+def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
+    """`build`: the folder, where the caller is its own train.py."""
+    open_streams()
+    args = _parse(argv, build)
+    try:
+        return _run(args)
+    except ReplacedError:
+        return EXIT_REPLACED
+    except UsageError as error:
+        if isinstance(error, EarlierError) and (args.compiled or args.unbuilt):
+            return EXIT_EARLIER
+        if said := "\n".join(map(printable, str(error).splitlines())):
+            clear = "\r\x1b[K" if args.unbuilt and sys.stderr.isatty() else ""  # the compiler's line
+            print(f"{clear}error: {said}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:  # before the ranks were there: from then on the launch takes the signal
+        return EXIT_INTERRUPTED
+
+
+def _run(args: argparse.Namespace) -> int:
+    opened = None if args.unbuilt else _open(args.build, args.expect, args.compiled, edited=args.debug)
+    name = opened.plan.run if opened else args.build.name
+    run = args.out or Path("runs") / (run_name(name) + DEBUG_SUFFIX * args.debug)
+    data = args.data or Path.cwd()
+    how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile, args.skip_batch)
+    starting = FOREVER_S if args.debug else args.start_timeout or FOREVER_S
+    again = {"restarts": args.restarts, "elastic": args.elastic, "copies": not args.no_copies and args.replay is None}
+    options = Options(run, data, *how, cache=args.data_cache, start_timeout_s=starting, slots=args.replay, **again)
+    if args.debug and opened:
+        options = _debugging(opened, options, args.debug_rank)
+    elif (run / MARK).exists():
+        raise UsageError(f"{run} holds a debug run: name another folder with --out")
+    under_torchrun = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+    _check_options(options, under_torchrun=under_torchrun)
+    if opened is not None and under_torchrun:
+        return _join(opened, options)
+    _check_is_free(run)
+    _check_run_folder(options)
+    if opened is None:
+        return _supervise_unbuilt(args.build, options, args.expect)
+    return _supervise(opened, options)
+
+
+def _check_options(options: Options, *, under_torchrun: bool) -> None:
+    """Raise UsageError for options that do not go together."""
+    if options.profile is not None and options.steps is not None:
+        raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
+    if options.skip_batch and not options.resume:
+        raise UsageError("--skip-batch leaves out what an earlier run met: it goes with --resume")
+    if options.restarts and under_torchrun:
+        raise UsageError("torchrun starts ranks again by itself: give it --max-restarts, and leave --restarts out")
+    if options.slots and under_torchrun:
+        raise UsageError("--replay goes with dsc replay, which starts all ranks on one machine")
+    if options.elastic and not under_torchrun and not options.restarts:
+        raise UsageError("--elastic goes with torchrun, which says how many ranks there are, or with --restarts N")
+    if options.restarts and (options.debug is not None or options.profile is not None):
+        raise UsageError("--restarts goes neither with --debug nor with --profile")
+
+
+def _check_is_free(run: Path) -> None:
+    """Raise UsageError where another run uses the folder: soon, and again when the ranks start."""
+    try:
+        os.close(lock_folder(run, create=False))
+    except RunFolderBusyError as error:
+        raise UsageError(error, EXIT_RETRY) from None
+    except OSError:  # there is none; whatever else is wrong with the folder is found when it is used
+        return
+
+
+def _check_run_folder(options: Options) -> None:
+    _check_place(options.run)
+    if not options.resume and holds_checkpoint(options.run):
+        raise UsageError(f"{options.run} holds an earlier run: go on with --resume, or name another folder with --out")
+
+
+def _check_place(run: Path) -> None:
+    """Raise UsageError for a run folder whose metrics cannot be read and written."""
+    from runtime.observe.metrics import FILE, check_metrics
+
+    try:
+        check_metrics(run)
+    except OSError as error:
+        hint = "move it away, or name another folder with --out"
+        raise UsageError(f"{printable(str(run / FILE))} cannot be used: {error.strerror}: {hint}") from None
+
+
+def _debugging(build: Build, options: Options, rank: int) -> Options:
+    """Options of a debug run, having said what differs from the build that was compiled."""
+    if options.resume or options.profile is not None or {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        raise UsageError("--debug begins at step 1, and goes neither with --resume nor --profile nor under torchrun")
+    world = build.plan.mesh.world
+    if rank >= world:
+        raise UsageError(f"--debug-rank {rank}: this build is of {world} ranks, the last is {world - 1}")
+    try:
+        if reason := take_folder(options.run, build.edits):
+            raise UsageError(reason)
+    except OSError as error:
+        raise UsageError(f"{options.run} cannot be written: {error.strerror}") from None
+    for edit in build.edits:
+        tell(f"edited: {edit.partition(';')[0]}")
+    tell(f"debug: rank {rank} of {world} has the terminal; nothing hangs, and no checkpoint is saved")
+    return replace(options, debug=rank)
+
+
+def _open(folder: Path, expect: str | None, compiled: str | None, *, edited: bool = False) -> Build:
+    """The verified build. expect: the digest that the user asks for. compiled: that of the build made for this run.
+    edited: it may differ from its manifest."""
+    try:
+        build = Build.open(folder, compiled or expect, edited=edited)
+    except OtherBuildError as error:
+        raise (ReplacedError if compiled else UsageError)(error) from None
+    except BuildError as error:
+        raise UsageError(error) from None
+    if expect not in (None, build.digest):
+        raise UsageError(f"{folder} is another build than was asked for: its digest is {build.digest}, not {expect}")
+    return build
+
+
+def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m runtime.run.train" if build is None else "train.py", allow_abbrev=False
+    )
+    if build is None:
+        parser.add_argument("build", type=Path, metavar="BUILD", help="folder written by dsc compile")
+        parser.add_argument("--unbuilt", action="store_true", help="stdin will say when the build is there")
+        parser.add_argument("--compiled", metavar="SHA256", help="digest of the build that was compiled for this run")
+        parser.add_argument("--data-cache", type=Path, metavar="DIR", help="prepared data that runs share")
+    parser.add_argument(
+        "--replay", type=_slots, metavar="SLOTS", help="for dsc replay: where ranks compute; watch them"
+    )
+    add_options(parser)
+    return parser.parse_args(argv, argparse.Namespace(build=build, unbuilt=False, compiled=None, data_cache=None))
+
+
+def _slots(text: str) -> Slots:
+    try:
+        return Slots.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _supervise(build: Build, options: Options) -> int:
+    _check_room(build, options)
+    with _preparing(build.plan.data_request, options) as preparation:
+        preparation.may_talk()
+        _import_torch()  # a second, in which the data is prepared
+        corpus = preparation.corpus()
+    return _train(build, options, corpus)
+
+
+def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> int:
+    """Supervise the ranks of a build that comes while the data is prepared."""
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        request = stdin.readline()
+        if not request:
+            return EXIT_INTERRUPTED
+        with _preparing(DataRequest.from_json(request), options) as preparation:
+            build = None
+            if preparation.text_is_found():  # what is wrong with the data is mostly known by then
+                _import_torch()
+                if digest := preparation.line_unless_failed(stdin):
+                    build = _open(folder, expect, digest)
+                    _check_room(build, options)
+                elif not preparation.failed:
+                    preparation.kill()
+                    return EXIT_INTERRUPTED
+            preparation.may_talk()
+            corpus = preparation.corpus()
+    assert build is not None, "the data does not fail, and there is no build"
+    return _train(build, options, corpus)
+
+
+def _train(build: Build, options: Options, corpus: Path) -> int:
+    with _locked(options.run):
+        _check_run_folder(options)  # again: another run may have been here while the data was prepared
+        return train(build, options, corpus)
+
+
+@contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """Hold the run folder. Ranks inherit the lock, so it ends with them."""
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(run)
+    except RunFolderBusyError as error:
+        raise UsageError(error, EXIT_RETRY) from None
+    except OSError as error:
+        raise UsageError(f"the run cannot start: {error}", refusal_code(error)) from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _preparing(request: DataRequest, options: Options) -> AbstractContextManager[Preparation]:
+    return preparing(request, options.data, options.run / "data", cache=options.cache, resume=options.resume)
+
+
+def _check_room(build: Build, options: Options, ranks: range | None = None) -> None:
+    """`ranks`: of this machine; None: all."""
+    if options.device == "cpu" and (reason := lack(build.plan, ranks)):
+        raise UsageError(reason)
+    steps = options.steps or build.plan.steps
+    if options.profile is None and options.slots is None and (refusal := cannot_save(build.plan, options.run, steps)):
+        raise UsageError(*refusal)
+
+
+def _import_torch() -> None:
+    """Once, for all ranks. Ctrl-C is taken after it: the interrupt it raises is lost where it meets a callback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    gc.disable()  # importing leaves nothing to collect; looking for it takes a tenth of the time
+    try:
+        import runtime.launch.launcher
+        import runtime.run.loop  # noqa: F401
+    finally:
+        gc.freeze()  # nor do ranks look through it, who would each get a copy of its pages
+        gc.enable()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _join(build: Build, options: Options) -> int:
+    """One rank under torchrun. The first to ask prepares the data, the others wait for it."""
+    from runtime.data.__main__ import prepare_here
+    from runtime.data.errors import DataError
+    from runtime.launch.elastic import build_for
+    from runtime.launch.torchrun import RefusedError, attach
+    from runtime.launch.torchrun_meet import Place
+    from runtime.observe.device import BACKENDS
+    from runtime.observe.events import Events
+
+    try:
+        place = Place.of(os.environ)
+    except ValueError as error:
+        raise UsageError(error) from None
+    if options.elastic:
+        options = replace(options, resume=True)
+    if place.world != (compiled := build.plan.mesh.world):
+        if not options.elastic:
+            either = f"torchrun --nproc-per-node {compiled}, or --elastic behind train.py to go on with any number"
+            raise UsageError(f"this build is of {compiled} ranks: {either}")
+        build = build_for(build, place, options.run, tell)
+    try:
+        ranks = attach(place, options.run, build.digest, options.hang_timeout_s, options.start_timeout_s)
+    except RefusedError as error:
+        if place.local_rank == 0:
+            raise UsageError(error, error.code) from None
+        return error.code
+    say = tell if ranks.says else lambda _: None
+    try:
+        if ranks.restarted:
+            options = replace(options, resume=True)
+            goes_on = holds_checkpoint(options.run)
+            how = "they go on from a checkpoint" if goes_on else "no checkpoint was saved, so from step 1"
+            say(f"torchrun started the ranks again: {how}")
+        else:
+            _check_run_folder(options)
+        ranks.first(lambda: check_places(build, options, say))
+        first = place.rank - place.local_rank
+        _check_room(build, options, range(first, first + place.local_world))
+        corpus = prepare_here(build.plan.data_request, options.data, options.run / "data", options.resume, say)
+        loop = loop_of(build, options, corpus, say, place)
+    except NothingToDoError as over:
+        say(f"nothing to do: {over}")
+        return ranks.train(lambda *_: None, BACKENDS["cpu"])
+    except (UsageError, DataError, OSError) as error:
+        ranks.refuse(str(error), error.code if isinstance(error, UsageError) else refusal_code(error))
+    view = loop.progress() if place.rank == 0 else None
+    exporters = Exporters(build, options.run)
+    if view is not None and options.profile is None:
+        exporters.begin()
+    code = ranks.train(partial(loop.rank, view=view), BACKENDS[loop.device])
+    if view is not None:
+        kind = "stopped" if code else "finished"
+        Events(options.run).write("end", outcome=kind, exit_code=code, step=view.step, reason="")
+    exporters.close(waits=code == 0)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

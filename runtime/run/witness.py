@@ -1,0 +1,189 @@
+"""What each rank of a replay got and gave, as fingerprints: by these it is found which rank computed something else.
+
+A rank leaves a file `witness/rank_<r>.jsonl`. Its first line says where the rank computes:
+
+    {"rank": 1, "host": "node7", "device": "core 1"}
+
+and each computation of a step adds a line, with a fingerprint of 64 bits of everything that the rank got from others
+(`<`) and of everything that it made of that (`>`), in their order:
+
+    {"step": 5, "last_sample": 39, "numbers": "9f…", "names": ["> state", "< weights", "> send 1 F0 0", …],
+     "prints": "3c…", "not_finite": [7]}
+
+`names` is null where they are those of the line before. `numbers` is of the losses, loads and gradients of the rank, as
+in the event `bad_step` of a run. `not_finite` are the places of what has a value that is not finite. A rank whose first
+difference from another replay is a `>` had the same to work on and made something else of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from runtime.comm.transport import Shares, Sums, Work
+from runtime.observe.health.replicas import fingerprint
+from runtime.observe.health.rerun import print_of
+from runtime.step.executor import Executor
+from runtime.step.sharding import Whole
+from runtime.step.trainer import Trainer
+from runtime.system.regular_files import open_regular
+
+FOLDER = "witness"
+GIVES = (
+    *("send", "counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather_sequences"),
+    *("scatter_sequences", "scatter", "gather_choices", "record", "tell"),
+)
+GETS = (
+    *("receive", "wait_counts", "wait_dispatch", "wait_combine", "wait_gather_rows", "wait_scatter_rows"),
+    *("wait_gather_sequences", "wait_scatter_sequences", "wait_gather", "wait_gather_choices", "wait_scatter"),
+)
+
+
+class Witness:
+    """Watches a trainer, and writes what its rank got and gave in each computation of a step into the run folder."""
+
+    def __init__(self, trainer: Trainer, run: Path, place: Mapping[str, str]) -> None:
+        """`place`: where the rank computes. OSError if the file cannot be written."""
+        (run / FOLDER).mkdir(exist_ok=True)
+        path, flags = run / FOLDER / f"rank_{trainer.rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        self._file = os.fdopen(open_regular(path, flags), "w", encoding="utf-8")
+        self._trainer, self._compute = trainer, trainer.accumulate
+        self._watches = False
+        self._norm, self._timed = trainer._norm, Tensor()  # behind the sum of squares are seconds: no two are alike
+        self._names, self._before = list[str](), list[str]()
+        self._prints, self._not_finite = list[Tensor](), list[int]()
+        self._write({"rank": trainer.rank, **place})
+        for name in GIVES:
+            _wrap(trainer.executor, name, self._gives)
+        for name in GETS:
+            _wrap(trainer.executor, name, self._gets)
+        trainer.links.sums = _Sums(trainer.links.sums, trainer.rank, self.saw)
+        trainer.accumulate, trainer._norm = self._accumulate, self._norm_seen  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def saw(self, direction: str, name: str, *tensors: Tensor) -> None:
+        """Note what the rank got or gave, if it computes a step."""
+        if not self._watches:
+            return
+        for tensor in (each[:1] if each is self._timed else each for each in tensors):
+            if tensor.is_floating_point() and not tensor.float().isfinite().all():
+                self._not_finite.append(len(self._names))
+            self._names.append(f"{direction} {name}")
+            self._prints.append(fingerprint(tensor.contiguous()).to("cpu"))
+
+    def _accumulate(self) -> dict[str, Tensor]:
+        state = self._trainer.state
+        self._watches = True
+        for piece in (piece for each in state.buckets for piece in each.owned):
+            self.saw(">", "state", piece.master, *piece.state.values())
+        self.saw("<", "weights", *(each.parameters for each in state.held), *state.biases.values())
+        try:
+            sums = self._compute()
+            self.saw(">", "gradients", *(each.gradients for each in state.buckets if not each.is_reduced))
+        finally:
+            self._watches = False
+        self._end()
+        return sums
+
+    def _norm_seen(self) -> Tensor:
+        self._timed = self._norm()
+        return self._timed
+
+    def _end(self) -> None:
+        """Write the line of a computation."""
+        trainer, names = self._trainer, self._names
+        numbers = print_of(trainer.records(), trainer.state)
+        prints = "".join(map(as_hex, [int(each) for each in self._prints]))
+        self._write(
+            {
+                "step": trainer.step + 1,
+                "last_sample": int(trainer.drawn[-1]),
+                "numbers": as_hex(numbers),
+                "names": names if names != self._before else None,
+                "prints": prints,
+                "not_finite": self._not_finite,
+            }
+        )
+        self._before, self._names, self._prints, self._not_finite = names, [], [], []
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def _gives(self, name: str, call: Callable[..., Any], words: tuple[Any, ...]) -> Any:
+        self.saw(">", _named(name, words), *_tensors(words))
+        return call(*words)
+
+    def _gets(self, name: str, call: Callable[..., Any], words: tuple[Any, ...]) -> Any:
+        found = call(*words)
+        of_site = (each.gradients for each in self._trainer.state.buckets if words[-1] in each.sites)
+        self.saw("<", _named(name, words), *(of_site if name == "wait_scatter" else _tensors(found)))
+        return found
+
+
+class _Sums:
+    """The sums of a rank, which go on to its transport."""
+
+    def __init__(self, sums: Sums, rank: int, saw: Callable[..., None]) -> None:
+        self._sums, self._rank, self._saw = sums, rank, saw
+
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
+        self._saw(">", "sum", tensor)
+        self._sums.all_reduce(tensor, largest)
+        self._saw("<", "sum", tensor)
+
+    def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
+        self._saw(">", f"reduce {bucket}", flat)
+        mine = [flat[part] for part in shares[holders.index(self._rank)]] if shares else [flat]
+        done = partial(self._saw, "<", f"reduce {bucket}", *mine)
+        return _Reducing(self._sums.start_reduce(bucket, holders, flat, shares), done)
+
+    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
+        self._sums.gather(bucket, holders, flat, shares)
+
+
+@dataclass(frozen=True)
+class _Reducing:
+    """A sum under way, and what is done once it is there."""
+
+    work: Work
+    done: Callable[[], None]
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.done()
+
+
+def as_hex(number: int) -> str:
+    """64 bits as 16 digits."""
+    return f"{number & (1 << 64) - 1:016x}"
+
+
+def _wrap(executor: Executor, name: str, by: Callable[..., Any]) -> None:
+    call = getattr(executor, name)
+    setattr(executor, name, lambda *words: by(name, call, words))
+
+
+def _named(name: str, words: tuple[Any, ...]) -> str:
+    return " ".join([name, *(str(word) for word in words if isinstance(word, str | int))])
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of what a body gives the executor or gets from it."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Whole):
+        yield value.flat
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)

@@ -1,0 +1,40 @@
+"""Reads or writes weights: `python -P -m runtime.state.huggingface import|export`, for `dsc import hf` and `dsc export
+hf`.
+
+Stdin has the request in JSON (runtime/contract/weights.py). Stdout gets lines of progress, and at last what came of it.
+Exit codes: 0 done · 2 the weights cannot be used · 75 the same, for a reason that may pass, such as a full disk · 130
+interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from runtime.contract.weights import Export, Import
+from runtime.system.outcome import EXIT_USAGE, ReportedError, printable, refusal_code
+
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: list[str]) -> int:
+    from runtime.state.huggingface.exporting import write_published
+    from runtime.state.huggingface.importing import write_checkpoint
+
+    text = sys.stdin.buffer.read()
+    try:
+        done = (
+            write_checkpoint(Import.from_json(text)) if argv == ["import"] else write_published(Export.from_json(text))
+        )
+    except KeyboardInterrupt:  # the command removes what was written so far
+        return EXIT_INTERRUPTED
+    except (ReportedError, OSError) as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        cause = error if isinstance(error, OSError) else error.__cause__
+        return refusal_code(cause) if isinstance(cause, OSError) else EXIT_USAGE
+    print(json.dumps({"result": done}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

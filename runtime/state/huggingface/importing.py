@@ -1,0 +1,161 @@
+"""Published safetensors → a checkpoint that any plan loads. One shard of it is in memory at a time.
+
+Names, shapes and dtypes were checked by whoever made the request (compiler/tools/weights/folder.py); here it is the
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from runtime.checkpoint import publish
+from runtime.contract.weights import FP4_DATA, FP4_SCALE, SCALE, Import, Piece, Published
+from runtime.state.huggingface.convert import FP4_NAN, dequantised, from_mxfp4, gain_of, piece_of
+from runtime.state.huggingface.progress import reporting
+from runtime.system.outcome import ReportedError
+
+SHARD_BYTES = 2 << 30  # a shard of a checkpoint ends with the tensor that fills it
+
+
+class WeightsError(ReportedError):
+    """Weights that are not what their files say, or that cannot be used; the file and the tensor are named."""
+
+
+Part = tuple[Published, Piece, int, int]  # where in the published tensor the piece begins, and its number
+
+
+@dataclass
+class Reader:
+    """Published tensors by name, from the files that hold them. The last file that was read stays open."""
+
+    folder: Path
+    files: Mapping[str, str]
+    block: tuple[int, int]
+    _opened: tuple[str, Any] = field(default=("", None))
+
+    def rows(self, part: Part) -> Tensor:
+        """The rows of a checkpoint that a piece has."""
+        published, piece, at, index = part
+        if published.stacked:
+            found = self._slice(published.name, index)
+        else:
+            whole = self._whole(published.name)
+            found = (whole.view(published.rows) if published.rows else whole)[at:]
+        if published.kind == "table":
+            return self._table(published, found)
+        if not torch.isfinite(found).all():
+            raise WeightsError(f"{self._place(published.name)}: holds a number that is not finite")
+        rows = piece_of(found[: piece.end - piece.start], piece)
+        return gain_of(rows) if published.from_one else rows
+
+    def _table(self, published: Published, found: Tensor) -> Tensor:
+        """A table as a checkpoint has it."""
+        place, sorted_VK = self._place(published.name), found.sort(dim=1).values
+        if (sorted_VK[:, :1] < 0).any() or (sorted_VK[:, -1:] >= published.below).any():
+            raise WeightsError(f"{place}: names an expert that the layer, of {published.below:,}, does not have")
+        if (sorted_VK[:, 1:] == sorted_VK[:, :-1]).any():
+            raise WeightsError(f"{place}: names an expert twice for one token")
+        return found.to(torch.int32)
+
+    def _slice(self, name: str, index: int) -> Tensor:
+        """The rows of one piece of a stacked tensor, in MXFP4 or as they are."""
+        if name in self.files:
+            return self._stored(name, index).t()  # a vector stays one
+        scales = self._stored(name + FP4_SCALE, index)
+        if (scales == FP4_NAN).any():
+            raise WeightsError(f"{self._place(name + FP4_SCALE)}: a scale is not a number")
+        return from_mxfp4(self._stored(name + FP4_DATA, index), scales)
+
+    def _whole(self, name: str) -> Tensor:
+        """A published tensor; blocks of FP8 are multiplied by their scales."""
+        tensor = self._stored(name)
+        if tensor.dtype == torch.float8_e4m3fn:
+            scales = self._stored(name + SCALE)
+            if not (torch.isfinite(scales) & (scales >= 0)).all():
+                raise WeightsError(f"{self._place(name + SCALE)}: a scale is negative or not finite")
+            tensor = dequantised(tensor, scales, self.block)
+        return tensor
+
+    def _stored(self, name: str, index: int | None = None) -> Tensor:
+        """A tensor of a file, or what is at an index of its first dimension."""
+        file = self.files[name]
+        try:
+            if self._opened[0] != file:
+                self._opened = (file, safe_open(self.folder / file, framework="pt"))
+            opened = self._opened[1]
+            tensor: Tensor = opened.get_tensor(name) if index is None else opened.get_slice(name)[index]
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"{self._place(name)}: {error}") from error
+        return tensor
+
+    def _place(self, name: str) -> str:
+        name = name if name in self.files else name + FP4_DATA
+        return f"{self.folder / self.files[name]}: {name}"
+
+
+def write_checkpoint(request: Import) -> dict[str, Any]:
+    """Write the checkpoint of step 0. Returns how many tensors and bytes of them it has.
+
+    Raises WeightsError where the numbers cannot be used, CheckpointError where it cannot be written.
+    """
+    reader = Reader(Path(request.folder), request.files, request.block)
+    sources = _by_tensor(request)
+    counts = {"tensors": len(sources), "bytes": 0}
+    report = reporting(len(sources))
+
+    def shards() -> Iterator[dict[str, Tensor]]:
+        shard: dict[str, Tensor] = {}
+        size = 0
+        for name, parts in sources.items():
+            shard[name] = _whole(name, parts, reader)
+            size += shard[name].nbytes
+            counts["bytes"] += shard[name].nbytes
+            report(1)
+            if size >= SHARD_BYTES:
+                yield shard
+                shard, size = {}, 0
+        if shard:
+            yield shard
+
+    publish.write(Path(request.out), 0, shards(), request.meta)
+    return counts
+
+
+def _by_tensor(request: Import) -> dict[str, list[Part]]:
+    """The pieces of each tensor of the checkpoint, in the order of the request."""
+    found: dict[str, list[Part]] = {}
+    for published in request.tensors:
+        at = 0
+        for index, piece in enumerate(published.pieces):
+            found.setdefault(piece.tensor, []).append((published, piece, at, index))
+            at += piece.end - piece.start
+    return found
+
+
+def _whole(name: str, parts: Sequence[Part], reader: Reader) -> Tensor:
+    """A tensor of the checkpoint, and what repeats it held against it."""
+    own = sorted((part for part in parts if not part[0].optional), key=lambda part: part[1].start)
+    rows = [reader.rows(part) for part in own]
+    whole = rows[0].contiguous() if len(rows) == 1 else torch.cat(_alike(rows))
+    again = (part for part in parts if part[0].optional and part[0].name in reader.files)
+    for part in again:
+        published, piece, *_ = part
+        if not torch.equal(reader.rows(part), whole[piece.start : piece.end]):
+            first = own[0][0].name
+            raise WeightsError(f"{published.name} is not equal to {first}: a model of dsc has one tensor for both")
+    return whole
+
+
+def _alike(rows: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors in one dtype that holds all their numbers."""
+    dtype = rows[0].dtype
+    for each in rows[1:]:
+        dtype = torch.promote_types(dtype, each.dtype)
+    return [each.to(dtype) for each in rows]

@@ -1,0 +1,113 @@
+"""The end of a step: sum replicas' gradients, clip by the global norm, update the weights, balance the experts.
+
+Gradients of a bucket are summed over its holders, never averaged: the loss is already normalised by the whole global
+batch. With zero = 1 a bucket's holders each update the part of it that they own and gather the rest, in the dtype that
+segments read. What an update is, runtime/state/optimizers says. Heads whose logits were too large are clipped behind
+it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from runtime.build.kernels import Op
+from runtime.comm.transport import Sums, Work
+from runtime.contract import Optimizer
+from runtime.state.offload import Staging, Update
+from runtime.state.qk_clip import Factors, clip_rows
+from runtime.state.state import Bucket, State
+
+NORM_ROW = 1024  # elements
+
+
+def start_reduce(bucket: Bucket, sums: Sums) -> Work:
+    """Begin to sum a bucket's gradients over those who keep the same: all, or on each holder those that it owns."""
+    return sums.start_reduce(bucket.gradients_name, bucket.peers, bucket.gradients, bucket.shares_of_peers)
+
+
+def gradient_square(state: State, rank: int) -> Tensor:
+    """Sum of the squares of the gradients that this rank owns: every logical element has one owner in the world."""
+    total = torch.zeros((), dtype=torch.float64, device=state.device)
+    for b in (each for each in state.buckets if not each.still):
+        if b.shares or rank == b.holders[0]:
+            for piece in b.owned:
+                total += square_sum(b.gradients_of(piece.part))
+    return total
+
+
+def square_sum(flat: Tensor) -> Tensor:
+    """Sum the squares of all elements, in float64 but for rows of `NORM_ROW` of them: a copy in float64 takes 30 times
+    as long."""
+    whole = flat.numel() // NORM_ROW * NORM_ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1).to(torch.float64)
+    if not rows.isfinite().all():  # a square may be too large for the elements' dtype
+        return torch.linalg.vector_norm(flat, dtype=torch.float64).square()
+    return rows.square().sum() + torch.linalg.vector_norm(flat[whole:], dtype=torch.float64).square()
+
+
+class Numbers(NamedTuple):
+    """What the updates of a step have in common: its number, from 1, the learning rate, the norm of all gradients, and
+    what rows of new weights are multiplied by."""
+
+    step: int
+    rate: float
+    norm: float
+    factors: Factors = MappingProxyType({})
+
+
+def update(b: Bucket, recipe: Optimizer, by: Op, numbers: Numbers, staging: Staging) -> None:
+    """Update the weights of a bucket that this rank owns, by the code of their optimizer.
+
+    Gradients are scaled by min(1, clip / norm). `staging` brings what is offloaded to the device.
+    """
+    step, rate, norm, factors = numbers
+    factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
+    settings = (recipe.rest if b.rest and recipe.rest else recipe).settings.values()
+    for each, kept in staging.through([*updates_of(b, recipe.weight_decay, staging.most)]):
+        update_part(each, kept, by, (factor, rate, *settings, each.decay, step))
+        clip_rows(b, each.part, kept[0], factors)
+
+
+def gather_weights(bucket: Bucket, sums: Sums) -> None:
+    """Take the weights that the other holders of a bucket have updated, as far as they are kept here."""
+    if bucket.gathered:
+        sums.gather(bucket.parameters_name, bucket.peers, bucket.parameters, bucket.shares_of_peers)
+    else:
+        sums.gather(bucket.parameters_name, bucket.holders, bucket.parameters, bucket.shares)
+
+
+def updates_of(b: Bucket, decay: float, most: int | None) -> Iterator[Update]:
+    """The calls that update what is owned of a bucket, of at most `most` elements where a piece may be cut."""
+    for piece in b.owned:
+        ends = itertools.accumulate(map(math.prod, piece.shapes), initial=piece.part.start)
+        for shape, (first, last) in zip(piece.shapes, itertools.pairwise(ends), strict=True):
+            for of_part, begin, end in ((decay, 0, b.decayed), (0.0, b.decayed, b.padded)):
+                start, stop = max(begin, first), min(end, last)
+                size = max(1, stop - start) if most is None or len(shape) > 1 else most
+                for at in range(start, stop, size):
+                    yield Update(b, piece, slice(at, min(at + size, stop)), of_part, shape)
+
+
+def update_part(each: Update, kept: Sequence[Tensor], by: Op, numbers: tuple[float, ...]) -> None:
+    """Update a part of a piece, in its shape if it is no vector. `kept`: master and state."""
+    b, (master, *state) = each.bucket, kept
+    tensors = [master, b.gradients_of(each.part), *state]
+    if len(each.shape) > 1:
+        tensors = [tensor.view(each.shape) for tensor in tensors]
+    by(*tensors, b.weights_of(each.part) if b.mixed else None, *numbers)
+
+
+def balance(bias_E: Tensor, load_E: Tensor, rate: float) -> None:
+    """Move the biases against `load_E`, the tokens of each expert over the whole global batch.
+
+    Loss-free balancing: arXiv 2412.19437, §2.1.2.
+    """
+    load = load_E.to(torch.float64)
+    bias_E.add_(torch.sign(load.mean() - load).to(bias_E.dtype), alpha=rate)

@@ -1,0 +1,133 @@
+"""A rank's state as logical tensors, and back: what a checkpoint holds, whatever the plan.
+
+Names: `weight/<parameter>`, `<state>/<parameter>` for each tensor of the optimizer's state, `ema/<parameter>` for the
+moving average of the weights if the run keeps one, `bias/<router bias>`, `table/<router table>`. Where adapters are
+trained there is nothing of frozen weights, balancing biases and tables: these are in the checkpoint that the run began
+with. A weight is the master weight. Of replicas the first holder answers for a weight; with sharded optimizer state
+each holder answers for its part of the state, and of weights that no other holder has: master weights that are none of
+its parameters, or weights that are sharded, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from runtime.checkpoint.publish import Part, ShardData
+from runtime.contract import Plan
+from runtime.state.state import Bucket, Entry, State, host_zeros
+
+AVERAGE = "ema"
+Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
+
+
+def take(state: State, plan: Plan, rank: int) -> dict[str, Tensor | Part]:
+    """The tensors this rank answers for, as views of its state."""
+    tensors: dict[str, Tensor | Part] = {}
+    for bucket, entry in state.entries():
+        owned, answers = _owned(bucket, entry), bucket.holders[0] == rank
+        if bucket.shares and (bucket.mixed or bucket.gathered):
+            tensors |= {name: part for name, part in owned.items() if name.startswith("weight/")}
+        elif answers:
+            name = f"weight/{entry.name}"
+            whole = owned[name].values if bucket.mixed else bucket.parameters[entry.start : entry.end]
+            tensors[name] = _part(entry, whole, 0)
+        if bucket.shares or answers:
+            tensors |= {name: part for name, part in owned.items() if not name.startswith("weight/")}
+    first = {each.stored for each in plan.untrained if each.holders[0] == rank and not plan.frozen}
+    return tensors | {name: each for name, each in state.untrained.items() if name in first}
+
+
+class Copy:
+    """Room in the memory of the host for a copy of what a rank answers for. It is made once, and used by every copy."""
+
+    def __init__(self) -> None:
+        self._room: dict[str, Tensor] = {}
+
+    def of(self, tensors: ShardData) -> dict[str, Tensor | Part]:
+        """A copy of these tensors, whole when this returns. It holds until the next one is made."""
+        values = {name: each if isinstance(each, Tensor) else each.values for name, each in tensors.items()}
+        if not self._room:
+            self._room = _room_of(values)
+        for name, each in values.items():
+            self._room[name].copy_(each, non_blocking=True)
+        for device in {each.device for each in values.values() if each.device.type == "cuda"}:
+            torch.cuda.current_stream(device).synchronize()
+        return {
+            name: replace(each, values=self._room[name]) if isinstance(each, Part) else self._room[name]
+            for name, each in tensors.items()
+        }
+
+
+def _room_of(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of the same shapes on the host, one allocation for each dtype and device: there they lie by name, as in
+    the file of a checkpoint."""
+    room: dict[str, Tensor] = {}
+    kinds = {(each.dtype, each.device) for each in values.values()}
+    for dtype, device in sorted(kinds, key=str):
+        alike = {name: each for name, each in sorted(values.items()) if (each.dtype, each.device) == (dtype, device)}
+        sizes = [each.numel() for each in alike.values()]
+        flats = host_zeros(sum(sizes), dtype, device).split(sizes)
+        room |= {name: flat.view(each.shape) for (name, each), flat in zip(alike.items(), flats, strict=True)}
+    return room
+
+
+def put(state: State, read: Read, averaged: bool = True) -> None:
+    """Fill this rank's state from logical tensors; `read(names)` gives them whole, by name. Frozen weights are left as
+    they are.
+
+    Where they are not `averaged`, a moving average begins with the weights.
+    """
+    for bucket, entry in state.entries():
+        owned = _owned(bucket, entry)
+        if not averaged:
+            owned.pop(f"{AVERAGE}/{entry.name}", None)
+        tensors = read({f"weight/{entry.name}", *owned})
+        bucket.set_weight(entry, tensors[f"weight/{entry.name}"])
+        for name, mine in owned.items():
+            if not name.startswith("weight/"):
+                flat = entry.cut(tensors[name]).reshape(-1)
+                mine.values.copy_(flat[mine.start : mine.start + mine.values.numel()])
+    for name, each in state.untrained.items() if not state.frozen else ():
+        each.copy_(read([name])[name])
+
+
+def put_weights(state: State, read: Read, held: Container[str], kind: str = "weight") -> None:
+    """Give this rank's parameters, balancing biases and tables their values from logical tensors, as far as these are
+    `held`. What is not keeps its first values: indexers, as the compiler has seen to.
+
+    `kind`: which tensors the values are of what is trained, "weight" or AVERAGE.
+    """
+    for bucket, entry in state.entries():
+        name = f"{kind}/{entry.name}"
+        if name in held:
+            bucket.set_weight(entry, read([name])[name])
+    put_untrained(state, read, held)
+
+
+def put_untrained(state: State, read: Read, held: Container[str]) -> None:
+    """Give frozen weights, balancing biases and tables their values, the latter two where they are `held`."""
+    for bucket in state.frozen:
+        for entry in bucket.entries:
+            name = f"weight/{entry.name}"
+            bucket.set_weight(entry, read([name])[name])
+    for name, each in state.untrained.items():
+        if name in held:
+            each.copy_(read([name])[name])
+
+
+def _owned(bucket: Bucket, entry: Entry) -> dict[str, Part]:
+    """What is owned here of a parameter, by name: its master weight, and its optimizer state."""
+    if (found := bucket.owned_of(entry)) is None:
+        return {}
+    of_entry, piece, of_piece = found
+    kinds = {"weight": piece.master, **piece.state} | ({AVERAGE: piece.average} if piece.average is not None else {})
+    return {f"{kind}/{entry.name}": _part(entry, flat[of_piece], of_entry.start) for kind, flat in kinds.items()}
+
+
+def _part(entry: Entry, values: Tensor, start: int) -> Part:
+    """Elements of what is held of a parameter, from `start` on."""
+    return Part(values, start, entry.shape, entry.parameter.slice)

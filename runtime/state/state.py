@@ -1,0 +1,394 @@
+"""What a rank holds: parameters, gradient accumulators, optimizer state, balancing biases.
+
+Parameters with the same holders and stages lie in one flat buffer (a bucket): a reduction or an update is one call.
+Segments see views: one tensor per name, the experts of a rank stacked along dimension 0. The optimizer updates master
+weights: a slice of what segments see where the dtype is the same, else a buffer beside it, and segments see it rounded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from runtime import contract
+from runtime.checkpoint.slices import cut
+from runtime.comm.transport import Channel, Shares
+from runtime.state.initial_values import initial_table, initial_value
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A logical parameter in a bucket, or a slice of it: elements [start, end) of the flat buffer."""
+
+    parameter: contract.Parameter
+    start: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return self.parameter.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the logical parameter."""
+        return self.parameter.shape
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """What is held of the logical parameter."""
+        return cut(whole, self.parameter.slice)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements of a bucket whose optimizer state is on this rank: a slice of it, or a whole parameter."""
+
+    part: slice  # of the bucket's flat tensors
+    # Of what is updated apart: the parameter, each of its matrices, or all of it flat.
+    shapes: tuple[tuple[int, ...], ...]
+    master: Tensor  # flat, and so are the tensors of state; what is offloaded is on the CPU
+    state: Mapping[str, Tensor]  # by name, in the order that the optimizer takes
+    average: Tensor | None = None  # of the weights over the steps, on the CPU
+
+
+@dataclass
+class Bucket:
+    """Parameters with the same holders and stages. `owned` are the pieces whose optimizer state, master weights among
+    it, is on this rank; `shares` says which parts each holder owns, nothing where each of them owns all.
+
+    Where it has `sites`, its `dividers`, who are the holders of a pipeline rank, each keep a part of the gradients, and
+    of weights that are `gathered`: flat tensors of all of it are made for one segment at a time
+    (runtime/step/sharding.py). The `peers` keep the same part, on a pipeline rank each, and each owns a share of it."""
+
+    name: str
+    holders: tuple[int, ...]
+    stages: tuple[int, ...]  # that use the parameters
+    entries: tuple[Entry, ...]
+    decayed: int  # elements [0, decayed) are decayed
+    owned: tuple[Piece, ...]
+    shares: Shares
+    parameters: Tensor  # as segments read them
+    gradients: Tensor
+    mixed: bool  # whether master weights are others than those that segments read
+    padded: int  # elements of all of it
+    peers: tuple[int, ...]  # the holders that keep the same gradients
+    kept: slice  # of the gradients, and of weights that are gathered
+    sites: tuple[str, ...] = ()
+    dividers: tuple[int, ...] = ()
+    gathered: bool = False
+    rest: bool = False  # whether the second kind of the optimizer updates it
+    still: bool = False  # whether nothing does, in this phase of the run: there are no gradients
+
+    @property
+    def size(self) -> int:
+        return self.entries[-1].end
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether several holders keep the same gradients, which are summed once a step."""
+        return len(self.peers) > 1 and not self.still
+
+    @property
+    def shares_of_peers(self) -> Shares:
+        """What each of the peers owns of what they keep."""
+        shares = [self.shares[self.holders.index(peer)] for peer in self.peers if self.shares]
+        return tuple(tuple(_within(self.kept, part) for part in share) for share in shares)
+
+    def weights_of(self, part: slice) -> Tensor:
+        """Elements of the weights that segments read, which are kept here."""
+        return self.parameters[_within(self.kept, part) if self.gathered else part]
+
+    def gradients_of(self, part: slice) -> Tensor:
+        """Elements of the gradients, which are kept here."""
+        return self.gradients[_within(self.kept, part)]
+
+    def owned_of(self, entry: Entry) -> tuple[slice, Piece, slice] | None:
+        """The part of a parameter that is owned here: which of its elements, and in which slice of which piece."""
+        for piece in self.owned:
+            start, end = max(entry.start, piece.part.start), min(entry.end, piece.part.stop)
+            if start < end:
+                of_entry = slice(start - entry.start, end - entry.start)
+                return of_entry, piece, slice(start - piece.part.start, end - piece.part.start)
+        return None
+
+    def set_weight(self, entry: Entry, value: Tensor) -> None:
+        """Give a parameter the value of the logical one: the master weights whole, what segments read rounded. An
+        average begins there."""
+        flat = entry.cut(value).reshape(-1)
+        kept = self.kept if self.gathered else slice(entry.start, entry.end)
+        start, end = max(entry.start, kept.start), min(entry.end, kept.stop)
+        if start < end:
+            self.weights_of(slice(start, end)).copy_(flat[start - entry.start : end - entry.start])
+        if found := self.owned_of(entry):
+            of_entry, piece, of_piece = found
+            piece.master[of_piece].copy_(flat[of_entry])
+            if piece.average is not None:
+                piece.average[of_piece].copy_(flat[of_entry])
+
+    @property
+    def parameters_name(self) -> str:
+        """The name of its flat tensor of parameters."""
+        return f"parameters {self.name}"
+
+    @property
+    def gradients_name(self) -> str:
+        """The name of its flat tensor of gradients."""
+        return f"gradients {self.name}"
+
+
+@dataclass
+class State:
+    """All of one rank. `parameters` and `gradients` are namespaces of tensors: layers.3.ffn.up → layers_3_ffn_up.
+
+    What is `frozen` stays as it is: it has neither gradients nor state of the optimizer.
+    """
+
+    buckets: tuple[Bucket, ...]
+    frozen: tuple[Bucket, ...]
+    biases: dict[str, Tensor]
+    tables: dict[str, Tensor]
+    parameters: SimpleNamespace
+    gradients: SimpleNamespace
+
+    @property
+    def device(self) -> torch.device:
+        return self.held[0].parameters.device
+
+    @property
+    def untrained(self) -> dict[str, Tensor]:
+        """Balancing biases and tables, by their names in a checkpoint."""
+        biases = {f"bias/{name}": bias for name, bias in self.biases.items()}
+        return biases | {f"table/{name}": table for name, table in self.tables.items()}
+
+    @property
+    def held(self) -> tuple[Bucket, ...]:
+        """The buckets of all weights."""
+        return (*self.buckets, *self.frozen)
+
+    def entries(self) -> Iterator[tuple[Bucket, Entry]]:
+        """Every logical parameter that is trained, with its bucket."""
+        return ((bucket, entry) for bucket in self.buckets for entry in bucket.entries)
+
+    def logical(self, flat: Callable[[Bucket], Tensor]) -> Iterator[tuple[Bucket, Entry, Tensor]]:
+        """What is held of every logical parameter that is trained: views of what `flat` gives for all of a bucket."""
+        for bucket in self.buckets:
+            buffer = flat(bucket)
+            for e in bucket.entries:
+                yield bucket, e, buffer[e.start : e.end].view(e.parameter.held_shape)
+
+
+Allocate = Callable[[str, int, torch.dtype], Tensor | None]  # name, elements → zeros; None: anywhere
+
+
+def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: Allocate = lambda *_: None) -> State:
+    """Allocate and initialise what `rank` holds. Values are a function of (seed, logical name) alone.
+
+    `allocate`: where the flat tensors lie that are summed and gathered over several holders.
+    """
+    buckets = tuple(_bucket(b, rank, plan, device, allocate) for b in plan.buckets if rank in b.holders)
+    frozen = tuple(_frozen(b, plan, device) for b in plan.frozen if rank in b.holders)
+    biases = {
+        b.name: torch.zeros(b.shape, dtype=DTYPES[plan.precision.gradients], device=device)
+        for b in plan.biases
+        if rank in b.holders
+    }
+    tables = {
+        b.name: initial_table(plan.train.seed, b.name, b.shape, b.below).to(device)
+        for b in plan.tables
+        if rank in b.holders
+    }
+    slots = {
+        f"{layer.name}.ffn.router.slots": torch.tensor(layer.slots, device=device)
+        for layer in plan.moe_layers
+        if layer.slots is not None
+    }
+    whole = [bucket for bucket in (*buckets, *frozen) if not bucket.gathered]
+    parameters = {name: t for b in whole for name, t in views(b, b.parameters)} | biases | tables | slots
+    gradients = {name: t for b in buckets if not (b.sites or b.still) for name, t in views(b, b.gradients)}
+    state = State(buckets, frozen, biases, tables, namespace(parameters), namespace(gradients))
+    for bucket, entry in state.entries():
+        p = entry.parameter
+        bucket.set_weight(
+            entry, initial_value(plan.train.seed, p.name, p.shape, p.init, uniform=p.uniform, mean=p.mean)
+        )
+    return state
+
+
+def shared_flats(plan: contract.Plan, rank: int) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Name of every flat tensor of a rank that is summed or gathered behind the backward → its holders and bytes."""
+    flats = {}
+    for bucket in (bucket for bucket in plan.buckets if rank in bucket.holders and not bucket.still):
+        elements, peers = padded_size(bucket, plan.zero), plan.peers(bucket, rank)
+        of_peers = peers, elements * len(peers) // len(bucket.holders) if bucket.sites else elements
+        of_weights = of_peers if plan.gathers(bucket) else (bucket.holders, elements)
+        for name, dtype, (ranks, size), there in (
+            ("parameters", plan.precision.parameter, of_weights, plan.zero),
+            ("gradients", plan.precision.gradients, of_peers, True),
+        ):
+            if len(ranks) > 1 and there:
+                flats[f"{name} {bucket.name}"] = (ranks, size * DTYPES[dtype].itemsize)
+    return flats
+
+
+def largest_parts(plan: contract.Plan) -> dict[Channel, int]:
+    """The channels of those who divide buckets → bytes of the largest part of gradients or weights; those of tensor
+    and context groups → bytes of the rows of one rank."""
+    size = max(DTYPES[each].itemsize for each in (plan.precision.parameter, plan.precision.gradients))
+    found: dict[Channel, int] = {}
+    for bucket in plan.buckets:
+        of_rank = itertools.groupby(bucket.holders if bucket.sites else (), lambda rank: rank // plan.mesh.columns)
+        for dividers in (tuple(ranks) for _, ranks in of_rank):
+            part = padded_size(bucket, plan.zero) // len(dividers) * size
+            found["reduce", dividers] = max(found.get(("reduce", dividers), 0), part)
+    rows = plan.train.micro_batch * plan.train.sequence // (plan.mesh.cp * plan.mesh.tp)
+    row = plan.model.hidden * DTYPES[plan.precision.compute].itemsize
+    sizes = {"tensor": rows * row, "context": plan.sequence_part, "choices": plan.choices_part}
+    return found | {
+        (each.kind, ranks): sizes[each.kind]
+        for each in plan.openings
+        if each.kind in sizes
+        for ranks in each.channels(plan.mesh)
+    }
+
+
+def padded_size(bucket: contract.Bucket, zero: int) -> int:
+    """Elements of a bucket's flat tensors: of equal shards where ZeRO cuts them anywhere."""
+    elements = sum(parameter.held_elements for parameter in bucket.parameters)
+    shards = len(bucket.holders) if zero and not bucket.owners else 1
+    return -(-elements // shards) * shards
+
+
+def _bucket(
+    planned: contract.Bucket, rank: int, plan: contract.Plan, device: torch.device, allocate: Allocate
+) -> Bucket:
+    entries = _entries(planned)
+    holders, precision, padded = planned.holders, plan.precision, padded_size(planned, plan.zero)
+    peers, dividers = plan.peers(planned, rank), plan.dividers(planned, rank)
+    each = len(peers) if planned.sites else 1  # of the parts that holders keep, so many shares
+    shares = _shares(planned, entries, padded, each) if plan.zero and len(holders) > 1 else ()
+
+    def zeros(extent: int, dtype: str, name: str = "") -> Tensor:
+        placed = allocate(f"{name} {planned.name}", extent, DTYPES[dtype]) if name else None
+        return torch.zeros(extent, dtype=DTYPES[dtype], device=device) if placed is None else placed
+
+    gathered, kept_here = plan.gathers(planned), slice(0, padded)
+    if planned.sites:
+        extent, at = padded // len(dividers), dividers.index(rank)
+        kept_here = slice(at * extent, (at + 1) * extent)
+    there = kept_here if gathered else slice(0, padded)
+    parameters = zeros(there.stop - there.start, precision.parameter, "parameters")
+    mixed = precision.master != precision.parameter
+
+    def kept(what: str, extent: int, dtype: str) -> Tensor:
+        return host_zeros(extent, DTYPES[dtype], device) if what in plan.host.offload else zeros(extent, dtype)
+
+    def piece(part: slice, shapes: tuple[tuple[int, ...], ...]) -> Piece:
+        extent = part.stop - part.start
+        of_weights = parameters[_within(there, part)]
+        master = kept("master", extent, precision.master) if mixed else of_weights
+        state = {each.name: kept("moments", extent, each.dtype) for each in plan.optimizer.state_of(planned)}
+        average = torch.zeros(extent, dtype=DTYPES[plan.train.ema.dtype]) if plan.train.ema else None
+        return Piece(part, shapes, master, state, average)
+
+    if plan.optimizer.is_whole(planned):
+        mine = [e for i, e in enumerate(entries) if not shares or holders[planned.owners[i]] == rank]
+        owned = tuple(piece(slice(e.start, e.end), e.parameter.updated_shapes) for e in mine)
+    else:
+        (part,) = shares[holders.index(rank)] if shares else (slice(0, padded),)
+        owned = (piece(part, ((part.stop - part.start,),)),)
+    return Bucket(
+        name=planned.name,
+        holders=holders,
+        stages=planned.stages,
+        entries=tuple(entries),
+        decayed=max((e.end for e in entries if e.parameter.decay), default=0),
+        owned=owned,
+        shares=shares,
+        parameters=parameters,
+        gradients=zeros(0 if planned.still else kept_here.stop - kept_here.start, precision.gradients, "gradients"),
+        mixed=mixed,
+        padded=padded,
+        peers=peers,
+        kept=kept_here,
+        sites=planned.sites,
+        dividers=dividers,
+        gathered=gathered,
+        rest=planned.rest,
+        still=planned.still,
+    )
+
+
+def _entries(planned: contract.Bucket) -> list[Entry]:
+    entries, start = [], 0
+    for p in planned.parameters:
+        end = start + p.held_elements
+        entries.append(Entry(p, start, end))
+        start = end
+    return entries
+
+
+def _frozen(planned: contract.Bucket, plan: contract.Plan, device: torch.device) -> Bucket:
+    """Weights that stay as they are. What they are is read from a checkpoint."""
+    entries = _entries(planned)
+    parameters = torch.zeros(entries[-1].end, dtype=DTYPES[plan.precision.parameter], device=device)
+    return Bucket(
+        name=planned.name,
+        holders=planned.holders,
+        stages=planned.stages,
+        entries=tuple(entries),
+        decayed=0,
+        owned=(),
+        shares=(),
+        parameters=parameters,
+        gradients=parameters.new_empty(0),
+        mixed=False,
+        padded=entries[-1].end,
+        peers=planned.holders,
+        kept=slice(0, 0),
+    )
+
+
+def _within(whole: slice, part: slice) -> slice:
+    """Where a part of a bucket lies in a tensor of the part `whole` of it."""
+    return slice(part.start - whole.start, part.stop - whole.start)
+
+
+def host_zeros(extent: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros in the memory of a device's host, where the device can copy them while it computes."""
+    return torch.zeros(extent, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def _shares(planned: contract.Bucket, entries: Sequence[Entry], padded: int, peers: int = 1) -> Shares:
+    """What each holder owns of a bucket: the parameters of which it is the owner, or an equal part.
+
+    Where it is divided, of the part that a holder keeps: so many `peers`, of a pipeline rank each, have it."""
+    count = len(planned.holders)
+    if not planned.owners:
+        shard, dividers = padded // count, count // peers
+        places = (i % dividers * peers + i // dividers for i in range(count))
+        return tuple((slice(at * shard, (at + 1) * shard),) for at in places)
+    parts: list[list[slice]] = [[] for _ in range(count)]
+    for entry, owner in zip(entries, planned.owners, strict=True):
+        parts[owner].append(slice(entry.start, entry.end))
+    return tuple(map(tuple, parts))
+
+
+def views(bucket: Bucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """(tensor name, view) of a flat tensor of all of a bucket: experts of one tensor are adjacent and of one shape,
+    hence one stacked view."""
+    for tensor, group in itertools.groupby(bucket.entries, key=lambda e: e.parameter.tensor):
+        members = list(group)
+        whole = flat[members[0].start : members[-1].end]
+        shape = members[0].parameter.held_shape
+        yield tensor, whole.view(shape) if members[0].name == tensor else whole.view(len(members), *shape)
+
+
+def namespace(tensors: Mapping[str, Tensor]) -> SimpleNamespace:
+    """Tensors as attributes: layers.3.ffn.up → layers_3_ffn_up."""
+    return SimpleNamespace(**{name.replace(".", "_"): t for name, t in tensors.items()})

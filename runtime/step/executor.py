@@ -1,0 +1,290 @@
+"""Executes the bodies of a program on one rank: what an emitted stage calls `c`.
+
+A body is straight-line Python over three namespaces: `p` parameters, `g` gradient accumulators, and per (stage,
+micro-batch) values `v`. Everything that is not a segment goes through the executor: data, pipeline messages, exchanges
+between experts, the records of a step, and what it tells of each micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from types import MappingProxyType, SimpleNamespace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.comm.exchange import Exchange, Route
+from runtime.comm.transport import Edge, Pending
+from runtime.contract import Call
+from runtime.step import records
+from runtime.step.host_copies import HostCopies
+from runtime.step.sharding import Sharding, Whole
+from runtime.step.split_rows import Choices, Sequences, SplitRows
+from runtime.step.step_time import StepTime, takes
+from runtime.step.trace import Span
+
+
+class Board(Protocol):
+    """Where a rank says what it is doing, so that a failure can be named from outside."""
+
+    def set_action(self, text: str) -> None: ...
+
+
+@dataclass
+class Executor:
+    """State of one rank while a program runs. `edges_in`/`edges_out` are by pipeline rank of the other end.
+
+    A message to the own `rank` (the next stage is here too) stays here: nothing is copied.
+    """
+
+    rank: int  # pipeline rank
+    parameters: SimpleNamespace
+    gradients: SimpleNamespace
+    edges_in: Mapping[int, Edge]
+    edges_out: Mapping[int, Edge]
+    exchange: Exchange
+    sharding: Sharding
+    tensor_rows: SplitRows
+    sequences: Sequences
+    choices: Choices
+    message: tuple[tuple[int, ...], torch.dtype]
+    device: torch.device
+    board: Board
+    time: StepTime = field(default_factory=StepTime)
+    data: Mapping[str, Tensor] = field(default_factory=dict)  # name → [micro_batches, T]
+    constants: Mapping[str, Tensor] = field(default_factory=dict)  # tangents of the losses
+    records: dict[str, Tensor] = field(default_factory=dict)  # of this rank's micro-batches together
+    reported: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # by name and micro-batch, of the last program
+    _values: dict[tuple[int, int], SimpleNamespace] = field(default_factory=dict)
+    _posted: dict[tuple[int, str], Pending] = field(default_factory=dict)
+    _sent: dict[tuple[int, str], Pending] = field(default_factory=dict)
+    _kept: dict[str, Tensor] = field(default_factory=dict)  # messages to the own rank
+    _arrived_us: int = 0  # when the first message of the call that runs was there
+
+    def __post_init__(self) -> None:
+        self.host = HostCopies(self.device)
+
+    def execute(
+        self,
+        bodies: Mapping[str, Callable[..., None]],
+        calls: Sequence[Call],
+        behind: Mapping[int, Callable[[], None]] = MappingProxyType({}),
+    ) -> list[Span]:
+        """Run one program to its end, by when every value must have been freed and every message taken.
+
+        `behind`: what to do once a call has ended, by its number. It waits for nobody.
+
+        Returns what was run when: each call's label, its start (when the first message it awaits was there) and end.
+        """
+        self.reported.clear()
+        spans: list[Span] = []
+        shape, dtype = self.message
+        going = {(int(call.body[1:]), *call.micro_batches) for call in calls if call.body[0] == "O"}
+        for number, call in enumerate(calls):
+            self.board.set_action(call.label)
+            for source, message in call.posts:
+                buffer = torch.empty(shape, dtype=dtype, device=self.device)
+                self._posted[source, message] = self.edges_in[source].post(message, buffer)
+            start_us, self._arrived_us = _now_us(), 0
+            bodies[call.body](self, self.parameters, self.gradients, *call.micro_batches)
+            spans.append((call.label, self._arrived_us or start_us, _now_us()))
+            for body, micro_batch in zip(call.body.split("_"), call.micro_batches, strict=True) if going else ():
+                if body[0] == "F" and (int(body[1:]), micro_batch) in going:
+                    self.host.forward_ended((int(body[1:]), micro_batch))
+            for key in call.releases:
+                self._wait_sent(key)
+            if number in behind:
+                behind[number]()
+        for key in list(self._sent):
+            self.board.set_action(f"send {key[1]}")
+            self._wait_sent(key)
+        left = {k: sorted(vars(v)) for k, v in self._values.items() if vars(v)}
+        assert not left and not self._posted and not self._kept, (left, list(self._posted), list(self._kept))
+        assert self.host.is_empty
+        self._values.clear()
+        return spans
+
+    @takes("message")
+    def _wait_sent(self, key: tuple[int, str]) -> None:
+        self._sent.pop(key).wait()
+
+    # ---- what bodies call
+
+    def values(self, stage: int, micro_batch: int) -> SimpleNamespace:
+        """The values of a stage and micro-batch. What is on its way back from the host is there for what runs next."""
+        if self.host.coming:
+            self.host.wait((stage, micro_batch))
+        return self._values.setdefault((stage, micro_batch), SimpleNamespace())
+
+    def load(self, name: str, micro_batch: int) -> Tensor:
+        return self.data[name][micro_batch]
+
+    def constant(self, name: str) -> Tensor:
+        return self.constants[name]
+
+    def to_host(self, stage: int, micro_batch: int, *values: Tensor) -> None:
+        """What a forward saved, until `from_host`; the body frees it on the device."""
+        self.host.take((stage, micro_batch), values)
+
+    def from_host(self, stage: int, micro_batch: int) -> Tensor | list[Tensor]:
+        """Give the same values in their order; they are there when `values` is next asked for."""
+        found = self.host.bring((stage, micro_batch))
+        return found[0] if len(found) == 1 else found
+
+    def record(self, name: str, value: Tensor) -> None:
+        self.records[name] = records.joined(name, self.records[name], value) if name in self.records else value
+
+    def tell(self, name: str, micro_batch: int, value: Tensor) -> None:
+        """A value of a micro-batch that the trainer reads behind the program."""
+        self.reported.setdefault(name, {})[micro_batch] = value
+
+    @takes("message")
+    def receive(self, peer: int, producer: str, micro_batch: int) -> Tensor:
+        message = f"{producer}.{micro_batch}"
+        if peer == self.rank:
+            return self._kept.pop(message)
+        self.board.set_action(f"recv {message}")
+        value = self._posted.pop((peer, message)).wait()
+        self._arrived_us = self._arrived_us or _now_us()
+        return value
+
+    @takes("message")
+    def send(self, peer: int, producer: str, micro_batch: int, value: Tensor) -> None:
+        message = f"{producer}.{micro_batch}"
+        if peer == self.rank:
+            assert message not in self._kept, message
+            self._kept[message] = value
+            return
+        self._sent[peer, message] = self.edges_out[peer].send(message, value)
+
+    @takes("exchange")
+    def counts(self, action: str, micro_batch: int, site: str, *operands: Tensor) -> None:
+        """How many rows go to each expert, and where a token goes to a node once, the order of the rows."""
+        self.exchange.start_counts(_name("counts", action, micro_batch, site), *operands)
+
+    @takes("exchange")
+    def wait_counts(self, action: str, micro_batch: int, site: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
+        name = _name("counts", action, micro_batch, site)
+        self.board.set_action(name)
+        return self.exchange.wait_counts(name)
+
+    @takes("exchange")
+    def dispatch(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
+        """Rows and their gate weights to their experts' ranks, in a forward or where a backward runs that again (action
+        B); in the backward (action I) the gradients back."""
+        self._start("dispatch", action, micro_batch, site, operands, forward=action[0] in "FB")
+
+    @takes("exchange")
+    def wait_dispatch(self, action: str, micro_batch: int, site: str) -> tuple[Tensor, ...]:
+        return self._wait("dispatch", action, micro_batch, site)
+
+    @takes("exchange")
+    def combine(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
+        """Expert outputs back to their tokens' ranks; in the backward (action I) their gradients to the experts."""
+        self._start("combine", action, micro_batch, site, operands, forward=action[0] == "I")
+
+    @takes("exchange")
+    def wait_combine(self, action: str, micro_batch: int, site: str) -> Tensor | tuple[Tensor, ...]:
+        """Rows, or of eight bits their data and their scales; behind them what was forwarded."""
+        results = self._wait("combine", action, micro_batch, site)
+        return results if len(results) > 1 else results[0]
+
+    @takes("exchange")
+    def gather_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
+        """Rows, or gradients of them, to all tensor ranks."""
+        self.tensor_rows.gather(_name("gather_rows", action, micro_batch, site), rows)
+
+    @takes("exchange")
+    def wait_gather_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
+        return self._wait_rows(self.tensor_rows, "gather_rows", action, micro_batch, site)
+
+    @takes("exchange")
+    def scatter_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
+        """Sums of rows, or of gradients, over the tensor ranks, of which each gets its part."""
+        self.tensor_rows.scatter(_name("scatter_rows", action, micro_batch, site), rows)
+
+    @takes("exchange")
+    def wait_scatter_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
+        return self._wait_rows(self.tensor_rows, "scatter_rows", action, micro_batch, site)
+
+    @takes("exchange")
+    def gather_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
+        """The rows of whole sequences, such as keys, to all context ranks, each of which has a part of them."""
+        self.sequences.gather(_name("gather_sequences", action, micro_batch, site), rows)
+
+    @takes("exchange")
+    def wait_gather_sequences(self, action: str, micro_batch: int, site: str) -> Tensor:
+        return self._wait_rows(self.sequences, "gather_sequences", action, micro_batch, site)
+
+    @takes("exchange")
+    def scatter_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
+        """Sums of the gradients of these rows over the context ranks, of which each gets its part."""
+        self.sequences.scatter(_name("scatter_sequences", action, micro_batch, site), rows)
+
+    @takes("exchange")
+    def wait_scatter_sequences(self, action: str, micro_batch: int, site: str) -> Tensor:
+        return self._wait_rows(self.sequences, "scatter_sequences", action, micro_batch, site)
+
+    @takes("exchange")
+    def gather(self, action: str, micro_batch: int, site: str) -> None:
+        """The weights of a segment that data ranks divide."""
+        self.sharding.gather(_name("gather", action, micro_batch, site), site)
+
+    @takes("exchange")
+    def wait_gather(self, action: str, micro_batch: int, site: str) -> Whole:
+        name = _name("gather", action, micro_batch, site)
+        self.board.set_action(name)
+        return self.sharding.wait_gather(name)
+
+    def zeros(self, site: str) -> Whole:
+        """Accumulators of a segment whose gradients data ranks divide."""
+        return self.sharding.zeros(site)
+
+    @takes("exchange")
+    def scatter(self, action: str, micro_batch: int, site: str, gradients: Whole) -> None:
+        """Sums of these gradients, of which each data rank adds its part to what it keeps."""
+        self.sharding.scatter(_name("scatter", action, micro_batch, site), site, gradients)
+
+    @takes("exchange")
+    def wait_scatter(self, action: str, micro_batch: int, site: str) -> None:
+        name = _name("scatter", action, micro_batch, site)
+        self.board.set_action(name)
+        self.sharding.wait_scatter(name, site)
+
+    @takes("exchange")
+    def gather_choices(self, action: str, micro_batch: int, site: str, counts: Tensor) -> None:
+        """How often each expert is chosen in parts of sequences, to all ranks that have parts of the same."""
+        self.choices.gather(_name("gather_choices", action, micro_batch, site), counts)
+
+    @takes("exchange")
+    def wait_gather_choices(self, action: str, micro_batch: int, site: str) -> Tensor:
+        return self._wait_rows(self.choices, "gather_choices", action, micro_batch, site)
+
+    def _wait_rows(self, of: SplitRows, kind: str, action: str, micro_batch: int, site: str) -> Tensor:
+        name = _name(kind, action, micro_batch, site)
+        self.board.set_action(name)
+        return of.wait(name)
+
+    def _start(
+        self, kind: str, action: str, micro_batch: int, site: str, operands: Sequence[Tensor | Route], forward: bool
+    ) -> None:
+        *tensors, route = operands
+        assert isinstance(route, Route)
+        self.exchange.start(_name(kind, action, micro_batch, site), tensors, route, forward)  # type: ignore[arg-type]
+
+    def _wait(self, kind: str, action: str, micro_batch: int, site: str) -> tuple[Tensor, ...]:
+        name = _name(kind, action, micro_batch, site)
+        self.board.set_action(name)
+        return self.exchange.wait(name)
+
+
+def _now_us() -> int:
+    return monotonic_ns() // 1000
+
+
+def _name(kind: str, action: str, micro_batch: int, site: str) -> str:
+    """The name of an exchange in the notation of schedules: `dispatch F3.0@L17`."""
+    return f"{kind} {action}.{micro_batch}@{site}"

@@ -1,0 +1,130 @@
+"""Activations in the memory of the host: what a forward saved leaves by an O, and an R brings it back for the backward.
+
+Storages are moved whole, so that values which share one share it again. Those of one stage and micro-batch lie in one
+buffer of the host, which the next one of the stage takes when they are back. On CUDA the buffers are pinned, and each
+way has a stream beside kernels; elsewhere a copy is done at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from runtime.state.offload import Lane, mark
+
+Key = tuple[int, int]  # a stage and a micro-batch
+
+
+@dataclass
+class _Room:
+    """A buffer of the host. It may be written again after `free`."""
+
+    buffer: Tensor  # uint8
+    free: torch.cuda.Event | None = None
+
+
+@dataclass(frozen=True)
+class _Value:
+    """Where a value lies in its storage, the one of this number."""
+
+    storage: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int  # in elements
+
+    def on(self, flat: Tensor) -> Tensor:
+        """The value on the bytes of its storage."""
+        return flat.view(self.dtype).as_strided(self.size, self.stride, self.offset)
+
+
+@dataclass(frozen=True)
+class _Away:
+    """What is on the host: the values of one stage and micro-batch, and the bytes of their storages."""
+
+    room: _Room
+    values: list[_Value]
+    sizes: list[int]
+    left: torch.cuda.Event | None  # when it is there
+
+
+@dataclass
+class HostCopies:
+    """What a rank has on its host, and the buffers for it; they are kept for the next step."""
+
+    device: torch.device
+    _lanes: list[Lane] = field(default_factory=list)  # there, and back
+    _rooms: dict[int, list[_Room]] = field(default_factory=dict)  # those that are free, by stage
+    _ended: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)  # the forwards of what will go
+    _away: dict[Key, _Away] = field(default_factory=dict)
+    coming: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)  # on their way back
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all buffers."""
+        rooms = [room for of_stage in self._rooms.values() for room in of_stage]
+        return sum(room.buffer.nbytes for room in (*rooms, *(away.room for away in self._away.values())))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is away or on its way."""
+        return not (self._ended or self._away or self.coming)
+
+    def forward_ended(self, key: Key) -> None:
+        """Let the copy of what this forward saved begin here, though it is asked for later."""
+        self._ended[key] = mark(self.device)
+
+    def take(self, key: Key, tensors: tuple[Tensor, ...]) -> None:
+        """Copy tensors to the host. What the device does from now on waits for the copy, so they may be freed."""
+        self._lanes = self._lanes or [Lane(self.device), Lane(self.device)]
+        numbers: dict[int, int] = {}  # of storages, by what they are
+        flats: list[Tensor] = []
+        values = []
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            number = numbers.setdefault(storage._cdata, len(flats))
+            if number == len(flats):
+                flats.append(tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0).view(torch.uint8))
+            values.append(_Value(number, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset())))
+        sizes = [flat.numel() for flat in flats]
+        room = self._room(key[0], sum(sizes))
+        pairs = list(zip(_parts(room.buffer, sizes), flats, strict=True))
+        left = self._lanes[0].copy(pairs, [self._ended.pop(key), room.free])
+        _wait(self.device, left)
+        self._away[key] = _Away(room, values, sizes, left)
+
+    def bring(self, key: Key) -> list[Tensor]:
+        """Start the way of these tensors back; `wait` must come before what reads them."""
+        away = self._away.pop(key)
+        flats = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in away.sizes]
+        pairs = list(zip(flats, _parts(away.room.buffer, away.sizes), strict=True))
+        away.room.free = self._lanes[1].copy(pairs, [mark(self.device), away.left])
+        self.coming[key] = away.room.free
+        self._rooms.setdefault(key[0], []).append(away.room)
+        return [value.on(flats[value.storage]) for value in away.values]
+
+    def wait(self, key: Key) -> None:
+        """Let the device wait until what comes back is there, if anything does."""
+        _wait(self.device, self.coming.pop(key, None))
+
+    def _room(self, stage: int, num_bytes: int) -> _Room:
+        """A buffer of the stage that is free, or a new one where none is or it is too small."""
+        free = self._rooms.get(stage)
+        room = free.pop(0) if free else None
+        if room is None or room.buffer.numel() < num_bytes:
+            return _Room(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.device.type != "cpu"))
+        return room
+
+
+def _parts(buffer: Tensor, sizes: list[int]) -> list[Tensor]:
+    """The bytes of each storage in a buffer."""
+    starts = accumulate(sizes, initial=0)
+    return [buffer[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+def _wait(device: torch.device, event: torch.cuda.Event | None) -> None:
+    if event is not None:
+        torch.cuda.current_stream(device).wait_event(event)

@@ -1,0 +1,128 @@
+"""memory/rank_<r>.json: the most bytes that a rank's values took in a run's first step of a build, and the rows
+it received.
+
+    {"step": 1, "program": "train_8", "of": "5c0f…", "peak": 1048576, "rows": {"L3 0": 212, …}}
+
+Measured, not planned: after every statement of an emitted body, the storages that values, messages and exchanges hold.
+`rows` are those of each layer and micro-batch, with their padding, or where tokens go through nodes, [rows, copies that
+are forwarded, rows that are forwarded]: a plan replayed with them has this peak, to the byte.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+
+from runtime.comm.exchange import Route
+from runtime.comm.nodes import NodeRoute
+from runtime.comm.transport import Pending
+from runtime.step.executor import Executor
+from runtime.step.sharding import Whole
+from runtime.system.regular_files import read_bytes, write
+
+
+def is_there(run: Path, rank: int, of: str) -> bool:
+    """Whether a run folder has a ledger of the rank, and of this build; `of` as in `Ledger.write`."""
+    try:
+        return bool(json.loads(read_bytes(_path(run, rank)))["of"] == of)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _path(run: Path, rank: int) -> Path:
+    return run / "memory" / f"rank_{rank}.json"
+
+
+class Ledger:
+    """Peak live bytes of what an executor does inside `with`. A route counts as the two rows of expert counts that it
+    stands for; `num_experts` of a layer, over all ranks."""
+
+    def __init__(self, executor: Executor, num_experts: int) -> None:
+        self.executor, self.peak, self.rows = executor, 0, dict[str, int | tuple[int, int, int]]()
+        # of a route, and of the offsets of this rank's experts
+        self.route_bytes, self.offsets_bytes = 2 * num_experts * 8, num_experts // executor.exchange.size * 4
+        self._maps: dict[str, int] = {}  # bytes of the tables that an exchange of counts brings, by its name
+        self._open: dict[tuple[str, ...], int] = {}  # most bytes while these are under way, without their tables
+        self._found: dict[int, tuple[ref[Tensor], int, int]] = {}  # by id: the tensor, where it is, bytes
+
+    def __enter__(self) -> Ledger:
+        self._trace_before, self._wait_counts = sys.gettrace(), self.executor.exchange.wait_counts
+        self.executor.exchange.wait_counts = self._counted  # type: ignore[method-assign]
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._trace_before)
+        self.executor.exchange.wait_counts = self._wait_counts  # type: ignore[method-assign]
+        for names, size in self._open.items():
+            self.peak = max(self.peak, size + sum(self._maps[name] for name in names))
+
+    def write(self, run: Path, rank: int, step: int, program: str, of: str) -> None:
+        """Leave it in a run folder. `of`: the digest of what the run keeps of its build (runtime/build/run_copy.py)."""
+        path = _path(run, rank)
+        path.parent.mkdir(exist_ok=True)
+        found = {"step": step, "program": program, "of": of, "peak": self.peak, "rows": self.rows}
+        write(path, json.dumps(found) + "\n")
+
+    def _counted(self, name: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
+        route, offsets, *maps = self._wait_counts(name)
+        action, _, site = name.removeprefix("counts ").partition("@")
+        passed = (
+            (route.num_rows, sum(route.copies), route.forwarded) if isinstance(route, NodeRoute) else route.num_rows
+        )
+        self.rows[f"{site} {action.partition('.')[2]}"] = passed
+        self._maps[name] = sum(table.nbytes for table in maps)
+        return route, offsets, *maps
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        if "/stages/" not in frame.f_code.co_filename:
+            return None
+        self._measure()
+        return self._trace
+
+    def _measure(self) -> None:
+        storages: dict[int, int] = {}
+        extra = 0
+        for thing in self._things():
+            if isinstance(thing, Route):
+                extra += self.route_bytes
+                continue
+            entry = self._found.get(id(thing))
+            if entry is None or entry[0]() is not thing:
+                entry = self._found[id(thing)] = (ref(thing), *self._storage(thing))
+            _, at, size = entry
+            storages[at] = max(storages.get(at, 0), size)
+        counting = tuple(name for name in self.executor.exchange.pending if name.startswith("counts"))
+        total = sum(storages.values()) + extra + len(counting) * (self.route_bytes + self.offsets_bytes)
+        self._open[counting] = max(self._open.get(counting, 0), total)
+
+    def _storage(self, tensor: Tensor) -> tuple[int, int]:
+        """Where a tensor's bytes begin, and how many there are: those of its whole storage.
+
+        Loaded data is a value of each stage that loads it, as if each had its own: the place is then no address.
+        """
+        at = tensor.data_ptr()
+        data = (each for each in self.executor.data.values() if each.nbytes)
+        if any(each.data_ptr() <= at < each.data_ptr() + each.nbytes for each in data):
+            return -id(tensor), tensor.nbytes
+        return at, tensor.untyped_storage().nbytes()
+
+    def _things(self) -> Iterator[Any]:
+        for space in self.executor._values.values():
+            yield from (value.flat if isinstance(value, Whole) else value for value in vars(space).values())
+        yield from (each.whole.flat for each in self.executor.sharding.pending.values())
+        for rows in (self.executor.tensor_rows, self.executor.sequences, self.executor.choices):
+            yield from (each.result for each in rows.pending.values())
+        pending: list[Pending] = [*self.executor._posted.values(), *self.executor._sent.values()]
+        for name, exchanges in self.executor.exchange.pending.items():
+            pending += [] if name.startswith("counts") else exchanges
+        yield from (p.result for p in pending)
+        yield from self.executor._kept.values()
+        yield from (value for of_name in self.executor.reported.values() for value in of_name.values())

@@ -1,0 +1,88 @@
+"""Gradients, and weights, that the data ranks of a pipeline rank divide (zero = 2, 3): put together for one segment.
+
+Each rank keeps its part of them (runtime/state/state.py). A segment's W adds to zeros that are all of its gradients.
+These are then summed over those ranks, and each adds its part of the sums to what it keeps. A segment's weights are
+gathered before it runs. Both are values of its stage, between the instructions that make and free them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from runtime.comm.transport import Links, Work
+from runtime.state.state import Bucket, State, namespace, views
+
+
+class Whole(SimpleNamespace):
+    """The divided tensors of a segment, as attributes, in one flat tensor: bucket after bucket, with its padding."""
+
+    flat: Tensor
+
+
+class _InFlight(NamedTuple):
+    whole: Whole
+    works: list[Work]
+
+
+class Sharding:
+    """What a rank puts together for its segments. `pending`: what is under way, by the names it was started with."""
+
+    def __init__(self, state: State, links: Links) -> None:
+        self.pending: dict[str, _InFlight] = {}
+        self._of_site: dict[str, list[Bucket]] = defaultdict(list)
+        for bucket in state.buckets:
+            for site in bucket.sites:
+                self._of_site[site].append(bucket)
+        groups = dict.fromkeys(bucket.dividers for bucket in state.buckets if bucket.sites)
+        self.parts = {dividers: links.parts("reduce", dividers) for dividers in groups}
+
+    def zeros(self, site: str) -> Whole:
+        """Accumulators of a segment, for one micro-batch."""
+        kept = self._of_site[site][0].gradients
+        return self._whole(site, kept.new_zeros(self._size(site)))
+
+    def scatter(self, name: str, site: str, gradients: Whole) -> None:
+        """Start to sum a segment's gradients over those who divide them."""
+        pieces = self._pieces(site, gradients.flat)
+        works = [self.parts[bucket.dividers].scatter(name, flat, flat) for bucket, flat in pieces]
+        self.pending[name] = _InFlight(gradients, works)
+
+    def wait_scatter(self, name: str, site: str) -> None:
+        """Add this rank's part of the sums to what it keeps."""
+        gradients, works = self.pending.pop(name)
+        for (bucket, flat), work in zip(self._pieces(site, gradients.flat), works, strict=True):
+            work.wait()
+            bucket.gradients.add_(flat[bucket.kept])
+
+    def gather(self, name: str, site: str) -> None:
+        """Start to put the weights of a segment together."""
+        kept = self._of_site[site][0].parameters
+        weights, works = self._whole(site, kept.new_empty(self._size(site))), list[Work]()
+        for bucket, flat in self._pieces(site, weights.flat):
+            flat[bucket.kept] = bucket.parameters
+            works.append(self.parts[bucket.dividers].gather(name, flat))
+        self.pending[name] = _InFlight(weights, works)
+
+    def wait_gather(self, name: str) -> Whole:
+        """The weights of the segment."""
+        weights, works = self.pending.pop(name)
+        for work in works:
+            work.wait()
+        return weights
+
+    def _size(self, site: str) -> int:
+        return sum(bucket.padded for bucket in self._of_site[site])
+
+    def _pieces(self, site: str, flat: Tensor) -> Iterator[tuple[Bucket, Tensor]]:
+        """The buckets of a segment, and all of each."""
+        buckets = self._of_site[site]
+        return zip(buckets, flat.split([bucket.padded for bucket in buckets]), strict=True)
+
+    def _whole(self, site: str, flat: Tensor) -> Whole:
+        tensors = {name: view for bucket, piece in self._pieces(site, flat) for name, view in views(bucket, piece)}
+        return Whole(flat=flat, **vars(namespace(tensors)))

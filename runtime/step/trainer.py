@@ -1,0 +1,392 @@
+"""One rank's training: state, channels, and the step — forward and backward by the program, then the optimizer.
+
+Everything a step does depends on (build, data, step, position in the data) alone, so a run can be resumed at any step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.build.build import Build
+from runtime.comm.connect import Endpoint
+from runtime.comm.transport import Wanted, Work
+from runtime.contract import EXTRA_TOKENS, Collective, Program
+from runtime.contract.rate import batch_at, learning_rate, value_at
+from runtime.data.position import Position
+from runtime.data.samples import BlendSamples
+from runtime.observe.health.rerun import Place, computed_again
+from runtime.observe.health.watch import Watch
+from runtime.ops.wide import wide_dtype
+from runtime.state import optimizer, qk_clip
+from runtime.state.average import MovingAverage
+from runtime.state.offload import Staging
+from runtime.state.optimizers import update_of
+from runtime.state.quantised import quantised_weights
+from runtime.state.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
+from runtime.step import records
+from runtime.step.executor import Board
+from runtime.step.executor_of import executor_of
+from runtime.step.feed import Feed
+from runtime.step.ledger import Ledger
+from runtime.step.micro_batches import FilledUp, HeldOut, Indices, MicroBatches, Source, by_cost
+from runtime.step.rollout_source import RolloutSource
+from runtime.step.step_time import StepTime
+from runtime.step.trace import Span
+
+ON_CPU = Endpoint()
+
+Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, and largest; float64 but for counts
+
+
+class Trainer:
+    """State of one rank. `train` and `validation` give samples; None: nobody asks for any. `endpoint`: its device, and
+    how it talks."""
+
+    def __init__(
+        self,
+        build: Build,
+        rank: int,
+        train: Source | None,
+        validation: HeldOut | BlendSamples | None,
+        board: Board,
+        endpoint: Endpoint = ON_CPU,
+    ) -> None:
+        plan = build.plan
+        mesh = plan.mesh
+        self.build, self.plan, self.rank, self.board, self.device = build, plan, rank, board, endpoint.device
+        self.train_source, self.validation_source = train, validation
+        self.pp_rank, self.column = divmod(rank, mesh.columns)
+        self.programs = build.programs
+        self.bodies = build.bodies(self.pp_rank)
+        wanted = Wanted(mesh, plan.openings, shared_flats(plan, rank), largest_parts(plan))
+        self.links = endpoint.connect(rank, wanted, board.set_action)
+        self.state: State = build_state(plan, rank, self.device, self.links.flat)
+        self.buckets = {bucket.name: bucket for bucket in self.state.buckets}
+        tensors = {entry.parameter.tensor for bucket in self.state.held for entry in bucket.entries}
+        self.quantised = quantised_weights(build, plan, tensors)
+        self.quantised_at = -1  # the step behind which they were made
+        self.recipe, validate = plan.train.optimizer, plan.train.validate
+        self.clip = self.recipe.qk_clip  # of logits
+        self.staging = Staging(self.state, plan.host.part, plan.host.slots)
+        self.average = (
+            MovingAverage(self.state, plan.train.ema, plan.host.part, validate is not None and validate.ema)
+            if plan.train.ema
+            else None
+        )
+        self.layers = plan.moe_layers
+        products = DTYPES[plan.precision.compute] if plan.optimizer.unit == "matrix" else None
+        rest = [(self.recipe.rest.kind, None)] if self.recipe.rest else []
+        self.updates = [  # of buckets, and of those of the rest
+            update_of(kind, build.path(f"kernels/{kind}.py"), dtype)
+            for kind, dtype in ((self.recipe.kind, products), *rest)
+        ]
+        self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in plan.moe_layers}
+        self.step, self.position = 0, Position()
+        self.drawn = np.arange(0)  # indices of the samples of the step at hand
+        self.feed = Feed()
+        self.time = StepTime(rank, mesh.world, self.device)
+        self.spent = torch.zeros(0)  # seconds of all ranks, by parts: as of the last step
+        self.watch = Watch(plan.train)
+        self.program, self.actions = "", list[Span]()  # what was run last, and when
+        self.reducing: dict[str, Work] = {}  # reductions that were started, by bucket
+        self.executor = executor_of(plan, rank, self.state, self.links, board, self.time)
+        self.policy: RolloutSource | None = None  # of a run that learns from rewards
+
+    def ledger(self) -> Ledger:
+        """What measures the memory of a step."""
+        return Ledger(self.executor, max((layer.experts for layer in self.layers), default=0) * self.plan.mesh.etp)
+
+    # ---- one step
+
+    @property
+    def sequence(self) -> int:
+        return self.plan.train.sequence
+
+    @property
+    def is_between_rollouts(self) -> bool:
+        """Whether the next step has other samples than the last one: a run can end and go on here."""
+        return self.policy is None or not self.policy.comes_again(self.step - 1)
+
+    @property
+    def steps_of_rollout(self) -> range:
+        """The steps up to this one that had the samples of the last one, if the next one has others."""
+        return range(self.step + 1 - (self.policy.iterations if self.policy else 1), self.step + 1)
+
+    def train_step(self) -> dict[str, Any]:
+        """One optimizer step; its metrics, equal on every rank. Raises BadStepError before any weight is touched."""
+        start = time.perf_counter()
+        with self.time.within("compute"):
+            sums = self.accumulate()
+            if self.watch.reruns:
+                sums = self._judged(sums)
+            metrics = self.apply(sums)
+        seconds = time.perf_counter() - start
+        return metrics | {"tokens_per_s": sums["sequences"].item() * self.sequence / seconds, "step_s": seconds}
+
+    def _judged(self, sums: Sums) -> Sums:
+        """The sums of a step; those of a second computation, if the first does not look right."""
+        loss, norm = self._losses(sums)["loss"], math.sqrt(sums["norm"].item())
+        if not self.watch.verdict(self.step + 1, loss, norm):
+            return sums
+        over = Place(self.rank, self.plan.mesh.world, self.links.sums)
+        return self.watch.computed(computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over))
+
+    def accumulate(self) -> Sums:
+        """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
+        self.roll_out()
+        for bucket in self.state.buckets:
+            bucket.gradients.zero_()
+        return self._run("train", self.train_source, self.drawn)
+
+    def roll_out(self) -> None:
+        """Draw the samples of the step at hand; where they are completions, have those, which are made once."""
+        self.drawn = self._draw(self.position)
+        if self.policy:
+            self.policy.roll_out(self.step, self.drawn)
+
+    def _draw(self, position: Position) -> Indices:
+        """Indices of the samples of the step that begins there."""
+        done = position.tokens - self.plan.train.first_token
+        return position.draw(batch_at(self.plan.batches, self.sequence, done))
+
+    def apply(self, sums: Sums) -> dict[str, Any]:
+        """Clip, update, clip logits, balance; the step counts from here on."""
+        losses, (square, *spent) = self._losses(sums), torch.cat([sums["norm"].view(1), self.spent]).tolist()
+        norm = math.sqrt(square)
+        skipped = self.watch.check(self.step + 1, losses["loss"], norm, (int(self.drawn[0]), int(self.drawn[-1]) + 1))
+        tokens_before = self.position.tokens
+        comes_again = self.policy is not None and self.policy.comes_again(self.step)
+        self.step += 1
+        self.position = self.position.after(self.drawn, self.sequence, comes_again=comes_again)
+        rate = learning_rate(self.plan.train.rate, self.position.tokens)
+        self.settle()
+        factors = qk_clip.factors_of(self.plan.clipped, sums["logits"], self.clip) if self.clip else {}
+        self._update(optimizer.Numbers(self.step, rate, norm, factors))
+        if self.average:
+            self.average.start()
+        self._balance(sums, tokens_before)
+        return {
+            "step": self.step,
+            **losses,
+            "grad_norm": norm,
+            "rate": rate,
+            "tokens": self.position.tokens,
+            **self.position.epochs,
+            **(records.logits_row(sums["logits"], self.clip) if self.clip else {}),
+            **records.imbalance(sums, self.layers),
+            **(self.policy.row() if self.policy else {}),
+            **self.time.row(spent),
+            **({"left_out": skipped} if skipped else {}),
+        }
+
+    def leave_out(self) -> None:
+        """Leave the batch at hand out: the step is then made of the samples that follow, and nothing else changes."""
+        self.position = self.position.leaving_out(self.drawn, self.sequence)
+        self.watch.leave_out(self.step + 1)
+
+    def settle(self) -> None:
+        """Wait for what the last step left to be done beside the next one: the moving average of the weights."""
+        if self.average:
+            self.board.set_action("moving average")
+            self.average.wait()
+
+    def evaluate(self) -> dict[str, float]:
+        """Losses over the first held-out samples, always the same ones; with the moving average too, if asked for."""
+        losses = {f"validation_{name}": loss for name, loss in self._validated().items()}
+        if self.average and self.average.weights:
+            gathers = self.programs[self.program].update
+            with self.average.as_weights(partial(self._collect, gathers, {})):
+                self.quantised_at = -1
+                losses |= {f"validation_ema_{name}": loss for name, loss in self._validated().items()}
+            self.quantised_at = -1
+        return losses
+
+    def _validated(self) -> dict[str, float]:
+        validation = self.plan.train.validate
+        assert validation is not None and self.validation_source is not None
+        source = self.validation_source
+        if not isinstance(source, BlendSamples):
+            return self.losses_on(source, validation.batches)
+        return source.mean({name: self.losses_on(part, validation.batches) for name, part in source.parts.items()})
+
+    def losses_on(self, source: HeldOut, batches: int) -> dict[str, float]:
+        """Mean losses over the targets of the first batches of a source, by the program that validates. A sample counts
+        once: there are no more batches than hold all, and the last one is filled up with samples without targets."""
+        size = self.plan.batches[-1][1]
+        samples = FilledUp(source, self.sequence + EXTRA_TOKENS)
+        total: Sums = {}
+        for first in range(0, min(batches * size, source.num_windows), size):
+            sums = self._run("evaluate", samples, np.arange(first, first + size))
+            total = {name: total[name] + value if name in total else value for name, value in sums.items()}
+        losses = self._losses(total)
+        return {name: losses[name] for name in ("loss", "mtp_loss") if name in losses}
+
+    def _run(self, kind: str, source: Source | None, samples: Indices) -> Sums:
+        """Execute a program on the samples of these indices; sums of its records over all ranks."""
+        size = len(samples)
+        self.program = self._program_of(kind, size)
+        program = self.programs[self.program]
+        self.executor.data = data = self._data(kind, source, samples)
+        targets, mtp_targets, *tokens = self._collect(program.prologue, {"targets": self._count_targets})["targets"]
+        counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": torch.tensor(size, device=self.device)}
+        if self.plan.indexers:
+            counts["tokens"] = tokens[0] if tokens else counts["sequences"] * self.sequence
+        self.executor.constants = self._tangents(counts)
+        self.executor.records = {}
+        self._quantise()
+        trains = kind == "train"
+        if trains and self.feed.names is not None and not self.policy:
+            self._read_ahead()
+        self.actions = self.executor.execute(self.bodies, program.ranks[self.pp_rank], self._reductions(program))
+        if self.policy:
+            self.policy.compare(self.executor.reported.get("logp", {}), data)
+        elif trains and self.feed.names is None:  # only the first step shows what one asks for
+            self.feed.names = tuple(data)
+            self._read_ahead()
+        parts = {"records": self.records, "logits": self._logits, "norm": self._norm}
+        summed = self._collect(program.epilogue, parts)
+        if trains:
+            summed["norm"], self.spent = summed["norm"][0], summed["norm"][1:]
+        return records.by_name(summed.pop("records"), self.plan) | counts | summed
+
+    def _norm(self) -> Tensor:
+        """The squares of the gradients that this rank owns, and where its time went."""
+        return self.time.beside(optimizer.gradient_square(self.state, self.rank))
+
+    def _collect(self, listed: Iterable[Collective], parts: Mapping[str, Callable[[], Tensor]]) -> Sums:
+        """Run collectives that a program lists, and no others; the sums and the largest over the world, by name.
+
+        parts: what this rank has of each sum.
+        """
+        summed: Sums = {}
+        for each in listed:
+            bucket = self.buckets.get(each.name)
+            if each.kind in ("sum", "max"):
+                summed[each.name] = parts[each.name]()
+                self.board.set_action(each.label)
+                with self.time.within("sum"):
+                    self.links.sums.all_reduce(summed[each.name], each.kind == "max")
+            elif bucket is not None:
+                self.board.set_action(each.label)
+                with self.time.within("sum"):
+                    if each.kind == "reduce":
+                        self.reducing.pop(each.name).wait()
+                    else:
+                        optimizer.gather_weights(bucket, self.links.sums)
+        return summed
+
+    def _reductions(self, program: Program) -> dict[int, Callable[[], None]]:
+        """What starts the reductions of a program, by the number of the call behind which it is."""
+        listed = program.reductions[self.pp_rank] if program.reductions else ()
+        found: dict[int, list[Bucket]] = {}
+        for after, stages in listed:
+            found.setdefault(after, []).extend(
+                bucket for bucket in self.state.buckets if bucket.stages == stages and bucket.is_reduced
+            )
+        return {after: partial(self._start_reduce, buckets) for after, buckets in found.items()}
+
+    def _start_reduce(self, buckets: Iterable[Bucket]) -> None:
+        for bucket in buckets:
+            self.reducing[bucket.name] = optimizer.start_reduce(bucket, self.links.sums)
+
+    def _update(self, numbers: optimizer.Numbers) -> None:
+        """Update the weights of each bucket, and gather those that other ranks update."""
+        program = self.programs[self.program]
+        gathered = {each.name for each in program.update}
+        self.board.set_action("optimizer")
+        for bucket in self.state.buckets:
+            if bucket.name not in gathered and not bucket.still:
+                self._update_bucket(bucket, numbers)
+        for each in program.update:
+            if each.name in self.buckets:
+                self.board.set_action("optimizer")
+                self._update_bucket(self.buckets[each.name], numbers)
+                self._collect([each], {})
+        self.staging.finish()
+
+    def _update_bucket(self, bucket: Bucket, numbers: optimizer.Numbers) -> None:
+        optimizer.update(bucket, self.recipe, self.updates[bucket.rest], numbers, self.staging)
+
+    def _quantise(self) -> None:
+        """Make the weights that products read in eight bits, once after each step; frozen ones once."""
+        if self.quantised_at != self.step:
+            self.board.set_action("quantise weights")
+            made = self.quantised_at >= 0 and bool(self.plan.frozen)
+            for each in self.quantised:
+                if not made or each.is_keyed:
+                    each.make(self.state.parameters, self.plan.train.seed, self.step)
+            self.quantised_at = self.step
+
+    def _data(self, kind: str, source: Source | None, samples: Indices) -> dict[str, Tensor]:
+        """What a step reads of its samples; that of training was read ahead."""
+        if self.policy:
+            return self.policy.micro_batches(self.device)
+        find = partial(self._load, kind, source, samples)
+        if kind != "train":
+            return find()
+        self.board.set_action("read samples")
+        with self.time.within("data"):
+            return self.feed.take(samples, find)
+
+    def _program_of(self, kind: str, size: int) -> str:
+        return f"{kind}_{size // (self.plan.mesh.dp * self.plan.train.micro_batch)}"
+
+    def _load(self, kind: str, source: Source | None, samples: Indices) -> MicroBatches:
+        assert source is not None
+        order = self.programs[self._program_of(kind, len(samples))].order
+        ordered = by_cost(source, samples, order) if order else samples
+        return MicroBatches(self.plan, source, ordered, self.sequence, self.column, self.device)
+
+    def _read_ahead(self) -> None:
+        """Begin to read the samples of the next step."""
+        samples = self._draw(self.position.after(self.drawn, self.sequence))
+        self.feed.read_ahead(samples, partial(self._load, "train", self.train_source, samples))
+
+    def _count_targets(self) -> Tensor:
+        """Valid targets of the head and of MTP that this rank's column has; the first pipeline rank counts them. Where
+        weights of tokens say how losses are averaged, 1 in all. Behind them tokens, where an indexer has a loss of each
+        and rows may be padding."""
+        if self.policy:
+            return torch.tensor([self.rank == 0, 0], dtype=torch.int64, device=self.device)
+        counts_tokens = self.plan.data.pads_rows and len(self.plan.indexers) > 0
+        if self.pp_rank > 0:
+            return torch.zeros(2 + counts_tokens, dtype=torch.int64, device=self.device)
+        data = self.executor.data
+        found = [(data[name] >= 0).sum() for name in ("targets", "mtp_targets")]
+        return torch.stack([*found, *([data["real"].sum()] if counts_tokens else [])])
+
+    def _tangents(self, counts: Sums) -> dict[str, Tensor]:
+        """Gradients of the step's objective with respect to the loss outputs: constants, known before any forward."""
+        dtype = wide_dtype(DTYPES[self.plan.precision.compute])
+        constants = {"loss": 1.0 / counts["targets"].clamp(min=1).item()}
+        if self.plan.mtp_weight is not None:
+            weight = value_at(self.plan.mtp_weight, self.position.tokens)
+            constants["mtp"] = weight / counts["mtp_targets"].clamp(min=1).item()
+        constants |= records.layer_tangents(self.plan, counts)
+        return {name: torch.tensor(value, dtype=dtype, device=self.device) for name, value in constants.items()}
+
+    def records(self) -> Tensor:
+        """The records of this rank, one after the other."""
+        return records.flat(self.executor.records, self.plan, self.device)
+
+    def _logits(self) -> Tensor:
+        return records.largest_logits(self.executor.records, self.plan, self.column, self.device)
+
+    def _losses(self, sums: Sums) -> dict[str, float]:
+        return records.losses(sums, self.plan)
+
+    def _balance(self, sums: Sums, tokens_seen: int) -> None:
+        for layer in self.layers:
+            load = sums[f"load {layer.name}"]
+            self.loads[layer.name] += load.to("cpu", torch.int64)
+            if layer.bias in self.state.biases and layer.bias_rate is not None:
+                rate = value_at(layer.bias_rate, tokens_seen)
+                optimizer.balance(self.state.biases[layer.bias], load, rate)

@@ -1,0 +1,256 @@
+"""A process with limits for what others wrote: a reward of the user, a pattern, a chat template.
+
+Such text may run without end, fill memory, print, fork or end its process. `Limited` starts `python -P -m MODULE
+DATA_BYTES`, asks it and limits the time. `serve` is what that module runs: it limits the memory and answers.
+
+Standard input has a line of JSON for each question, and standard output one for each answer: an object, or {"fault":
+why not, "hint": what to do}, and its end. The first question says what the process is for. What the text prints goes to
+standard error, and it reads an empty standard input.
+
+The process is two. The outer one waits for the inner one, which runs the text, and then ends all that it has started: a
+process that leaves its session and its parent becomes a child of the outer one (PR_SET_CHILD_SUBREAPER).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from runtime.system.limits import cap, end_with_parent, ends_with_parent_by, take_orphans, too_much_memory
+from runtime.system.outcome import death_text
+
+Object = Mapping[str, Any]
+Answer = Callable[[Object], Object]
+MAX_ANSWER_BYTES = 64 << 20
+SAID_BYTES = 4096  # of what the text prints, the last of which an error shows
+MAX_SAID = 2000  # characters of a reason
+END_S = 5.0  # for the outer process to end the others
+# The variables of the environment that the process gets: no key of a service, and no GPU.
+PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
+SET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+ROOT = Path(__file__).parents[2]  # of the packages
+
+
+class FaultError(Exception):
+    """Why there is no answer, and what to do."""
+
+    def __init__(self, fault: str, hint: str) -> None:
+        super().__init__(fault)
+        self.hint = hint
+
+
+class LateError(Exception):
+    """An answer does not come in time."""
+
+
+class DeadError(Exception):
+    """The process has ended; the message says how, and the last that it printed."""
+
+
+# ---------------------------------------------------------------- who asks
+
+
+class Limited:
+    """The process of a module, started at once; `folder`: where it runs. It ends with the thread that starts it."""
+
+    def __init__(self, module: str, data_bytes: int, folder: Path | None = None) -> None:
+        self._said = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(data_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd=folder,
+            env={name: os.environ[name] for name in PASSED if name in os.environ} | SET | {"PYTHONPATH": str(ROOT)},
+            start_new_session=True,  # Ctrl-C does not reach it
+        )
+        for stream in self._streams:
+            os.set_blocking(stream.fileno(), False)
+
+    def answer(self, question: Object, seconds: float) -> dict[str, Any]:
+        """The answer to a question. Raises FaultError, LateError and DeadError; the last two end the process."""
+        line = self._exchanged(json.dumps(question).encode() + b"\n", seconds)
+        if line is None:
+            self.close()
+            raise LateError
+        if not line.endswith(b"\n"):
+            raise DeadError(self._death())
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            self.close()
+            raise DeadError("its process wrote what is no answer")
+        if "fault" in found:
+            raise FaultError(found["fault"], found["hint"])
+        return found
+
+    def close(self) -> None:
+        """End the process, and what it has started."""
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with self._process:  # closes its pipes
+            pass
+
+    @property
+    def _streams(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        assert stdin is not None and stdout is not None and stderr is not None
+        return stdin, stdout, stderr
+
+    def _exchanged(self, question: bytes, seconds: float) -> bytes | None:
+        """The line that follows a question: a part of it if the process ends, None if it does not come in time."""
+        stdin, stdout, stderr = self._streams
+        end, line, rest = time.monotonic() + seconds, bytearray(), memoryview(question)
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdin, selectors.EVENT_WRITE)
+            selector.register(stdout, selectors.EVENT_READ)
+            selector.register(stderr, selectors.EVENT_READ)
+            while (left := end - time.monotonic()) > 0 and len(line) <= MAX_ANSWER_BYTES:
+                for key, _ in selector.select(left):
+                    if key.fileobj is stdin:
+                        try:
+                            rest = rest[os.write(stdin.fileno(), rest) :]
+                        except BrokenPipeError:  # it has ended: what it said is read below
+                            rest = rest[:0]
+                        if not rest:
+                            selector.unregister(stdin)
+                    elif key.fileobj is stderr:
+                        if content := os.read(stderr.fileno(), 1 << 16):
+                            self._said = (self._said + content)[-SAID_BYTES:]
+                        else:
+                            selector.unregister(stderr)
+                    else:
+                        content = os.read(stdout.fileno(), 1 << 20)
+                        line += content
+                        if not content or content.endswith(b"\n"):
+                            return bytes(line)
+        return None
+
+    def _death(self) -> str:
+        """How the process has ended, and the last that it printed."""
+        try:
+            code = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:  # its pipe is closed, and it goes on
+            self.close()
+            return "its process closed its answers"
+        with suppress(BlockingIOError):
+            self._said += os.read(self._streams[2].fileno(), 1 << 16)
+        self.close()
+        how = f"was {death_text(-code)}" if code < 0 else f"ended with code {code}"
+        last = (self._said.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+        return f"its process {how}{last and ': '}{last}"
+
+
+# ---------------------------------------------------------------- who answers
+
+
+def serve(data_bytes: int, begin: Callable[[Object], Answer]) -> int:
+    """Answer the questions of standard input until it ends; the exit code. `begin`: from the first question to what
+    answers the others. FaultError of either ends the process."""
+    _keep()
+    end_with_parent()
+    cap(resource.RLIMIT_CORE, 0)
+    cap(resource.RLIMIT_DATA, data_bytes)
+    questions, answers = _private_streams()
+    me = os.getpid()
+
+    def say(answer: Object) -> None:
+        if os.getpid() != me:  # a fork of the text, which has come back here
+            os._exit(0)
+        sys.stdout.flush()
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+
+    try:
+        answer = begin(json.loads(questions.readline()))
+        say({})
+        for line in questions:
+            say(answer(json.loads(line)))
+    except KeyboardInterrupt:
+        return 1
+    except MemoryError:
+        say({"fault": too_much_memory(data_bytes), "hint": "hold less"})
+        return 1
+    except FaultError as fault:
+        say({"fault": f"{fault}"[:MAX_SAID], "hint": fault.hint})
+        return 1
+    return 0
+
+
+def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
+    """The questions and the answers, where nothing that the text prints or reads can reach them."""
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.dup2(2, 1)
+    return questions, answers
+
+
+def _keep() -> None:
+    """Go on in a child. This process waits until the child ends or SIGTERM comes, ends all that is left, and then ends
+    as the child did."""
+    ends_with_parent_by(signal.SIGTERM)
+    take_orphans()
+    awaited = {signal.SIGTERM, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    child = os.fork()
+    if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):  # whoever asks sees that the child's are closed
+        os.dup2(nowhere, descriptor)
+    status = None
+    while status is None and signal.sigwait(awaited) == signal.SIGCHLD:
+        status = _reaped(child)
+    while True:  # their children become ours as they end
+        for pid in _children():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            pid, found = os.wait()
+        except ChildProcessError:
+            break
+        status = found if pid == child else status
+    code = os.waitstatus_to_exitcode(status or 0)
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 1)
+
+
+def _reaped(child: int) -> int | None:
+    """The status of the child, if it is among those that have ended."""
+    status = None
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            status = found[1] if found[0] == child else status
+    return status
+
+
+def _children() -> list[int]:
+    """The children of this process. A kernel without CONFIG_PROC_CHILDREN lists them nowhere."""
+    found = []
+    for folder in Path("/proc").glob("[1-9]*"):
+        with suppress(OSError):  # it has ended
+            if int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+                found.append(int(folder.name))
+    return found

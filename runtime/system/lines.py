@@ -1,0 +1,276 @@
+"""Files of JSON lines that a run appends to while it trains: metrics, traces and events. One object a line.
+
+    lines = Lines(run / "metrics.jsonl", resume_step=30, say=print)
+    lines.write({"step": 31, "loss": 4.2})
+
+A file that cannot be written (a full disk, missing permission) does not end a run: `say` is told once, the lines are
+kept in memory and written as soon as the file can be. A resume deletes nothing: damaged lines and lines of later steps
+are moved to files beside this one.
+
+JSON has no NaN: such a value is null, and the row says which and what, `"not_finite": {"loss": "nan"}`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from runtime.system.regular_files import open_regular
+
+NOT_FINITE = "not_finite"
+MOST_KEPT_BYTES = 16 << 20  # of lines that cannot be written yet: some 50,000 rows of metrics
+HALF_S = 0.02  # in which a line that is being written grows
+_PIECE_BYTES = 1 << 20  # longest line that is read whole; a longer one is damaged
+
+
+def to_stderr(text: str) -> None:
+    """Print a message to standard error, which for a rank is its log."""
+    with suppress(OSError, ValueError):  # a full disk, or closed
+        print(text, file=sys.stderr, flush=True)
+
+
+def utc_now() -> str:
+    """The time as ISO 8601 in UTC: 2026-01-31T12:00:00.123Z."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Lines:
+    """Appends JSON objects to the file `path`; no method raises OSError. Several threads may write.
+
+    `resume_step`: lines whose "step" is later belong to a training that this one replaces. They and damaged lines are
+    moved aside before the first line is written (`move_aside`). None: the file is left as it is, and several processes
+    may append to it. `say` gets messages for the user.
+    """
+
+    def __init__(
+        self, path: Path, resume_step: int | None = None, say: Callable[[str], None] = to_stderr, noun: str = "rows"
+    ) -> None:
+        self._path, self._resume_step, self._say, self._noun = path, resume_step, say, noun
+        self._file = -1
+        self._kept: deque[bytes] = deque()  # not written yet, the oldest first
+        self._kept_bytes = 0
+        self._dropped = 0
+        self._fails = False
+        self._lock = threading.RLock()  # a signal may come to the thread that holds it
+        if resume_step is not None:
+            self._flush()  # what is moved aside is said now, and readers find the file as it will go on
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row: JSON values, and floats that are not finite."""
+        line = (render_row(row) + "\n").encode()
+        with self._lock:
+            self._kept.append(line)
+            self._kept_bytes += len(line)
+            while self._kept_bytes > MOST_KEPT_BYTES:
+                self._kept_bytes -= len(self._kept.popleft())
+                self._dropped += 1
+            self._flush()
+
+    def close(self) -> None:
+        """Try once more to write what is kept, and say how much is lost if that fails."""
+        with self._lock:
+            self._flush()
+            if lost := len(self._kept) + self._dropped * self._fails:
+                self._say(f"{self._path}: {lost} {self._noun} could not be written and are lost")
+            self._kept.clear()
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def _flush(self) -> None:
+        """Write all that is kept, or say once why that is not possible."""
+        try:
+            if self._file < 0:
+                self._open()
+            while self._kept:
+                _append(self._file, self._kept[0], shared=self._resume_step is None)
+                self._kept_bytes -= len(self._kept.popleft())
+        except OSError as error:
+            if not self._fails:
+                self._fails = True
+                self._say(
+                    f"{self._path} cannot be written ({error.strerror or error}): training goes on, and its"
+                    f" {self._noun} are kept in memory until they can be written"
+                )
+            return
+        if self._fails:
+            lost = f", but for the first {self._dropped}: memory is kept for {MOST_KEPT_BYTES >> 20} MiB"
+            self._say(f"{self._path} can be written again: all {self._noun} are in it{lost if self._dropped else ''}")
+            self._fails, self._dropped = False, 0
+
+    def _open(self) -> None:
+        if self._resume_step is not None and (note := move_aside(self._path, self._resume_step, self._noun)):
+            self._say(note)
+        self._file = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_rows(path: Path, start: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Rows from byte `start` on, and where the next one will begin. Lines that are no row are passed over.
+
+    A row is an object with a whole number "step". A file that is shorter than `start` was replaced, and is read from
+    its beginning; one that is missing or cannot be read has no rows.
+    """
+    try:
+        with os.fdopen(open_regular(path, os.O_RDONLY, follow=True), "rb") as file:
+            if os.fstat(file.fileno()).st_size < start:
+                start = 0
+            file.seek(start)
+            data = file.read()
+    except OSError:
+        return [], start
+    whole = data[: data.rfind(b"\n") + 1]
+    return [row for line in whole.splitlines() if (row := _row(line)) is not None], start + len(whole)
+
+
+def render_row(row: Mapping[str, Any]) -> str:
+    """One line of JSON."""
+    not_finite: dict[str, str] = {}
+    fields = {name: _finite(value, name, not_finite) for name, value in row.items()}
+    return json.dumps(fields | ({NOT_FINITE: not_finite} if not_finite else {}), allow_nan=False)
+
+
+def _finite(value: Any, name: str, not_finite: dict[str, str]) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        not_finite[name] = str(value)
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(each, f"{name}.{key}", not_finite) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each, f"{name}.{index}", not_finite) for index, each in enumerate(value)]
+    return value
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _append(file: int, line: bytes, *, shared: bool) -> None:
+    """Append a line in one write, so that lines of several processes do not mix. OSError leaves no half line behind."""
+    if shared and _ends_in_half(file):
+        line = b"\n" + line
+    start = os.fstat(file).st_size
+    written = 0
+    try:
+        while written < len(line):
+            written += os.write(file, line[written:])
+    except OSError:
+        if not shared or os.fstat(file).st_size == start + written:  # else another process has appended since
+            with suppress(OSError):
+                os.ftruncate(file, start)
+        raise
+
+
+def _ends_in_half(file: int) -> bool:
+    """Whether the last line is half of one that a process left.
+
+    For an instant a file ends so, too, while another process writes: its size changes then.
+    """
+    before = -1
+    while (size := os.fstat(file).st_size) and os.pread(file, 1, size - 1) != b"\n":
+        if size == before:
+            return True
+        before = size
+        time.sleep(HALF_S)
+    return False
+
+
+def move_aside(path: Path, step: int, noun: str = "rows") -> str:
+    """Move what a resume at `step` does not go on from out of a file: nothing of it is deleted.
+
+    Lines of later steps go to metrics.1.jsonl, or to the next number that is free; damaged lines are appended to
+    metrics.damaged.jsonl. The file is replaced in one step, after these are on the disk. Returns what was moved, for
+    the user; "" if nothing was. OSError leaves the file as it was.
+    """
+    try:
+        source = os.fdopen(open_regular(path, os.O_RDONLY), "rb")
+    except FileNotFoundError:
+        return ""
+    with source:
+        later = [at for at, _ in _parts(source, step) if isinstance(at, int)]
+        damaged = sum(at == "damaged" for at, _ in _parts(source, step))
+        if not later and not damaged and _ends_whole(source):
+            return ""
+        return _divide(path, source, step, later, damaged, noun)
+
+
+def _divide(path: Path, source: BinaryIO, step: int, later: list[int], damaged: int, noun: str) -> str:
+    notes: list[str] = []
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    with ExitStack() as undo:
+        kept = _side_file(temporary, undo)
+        aside, bad = kept, kept
+        if later:
+            place = next(p for n in range(1, 1 << 30) if not os.path.lexists(p := _beside(path, str(n))))
+            aside = _side_file(place, undo)
+            span = f"step {later[0]}" if len(later) == 1 else f"steps {min(later)} to {max(later)}"
+            notes.append(f"{noun} of {span}, later than step {step}, are now in {place.name}")
+        if damaged:
+            place = _beside(path, "damaged")
+            bad = _side_file(place, undo)
+            one = damaged == 1
+            notes.append(f"{damaged} damaged {'line is' if one else 'lines are'} now in {place.name}")
+        for at, piece in _parts(source, step):
+            file = kept if at is None else aside if isinstance(at, int) else bad
+            file.write(piece if piece.endswith(b"\n") else piece + b"\n")
+        for file in dict.fromkeys((kept, aside, bad)):
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        undo.pop_all().close()  # closes what is open; nothing is to be undone any more
+    return f"{path}: {'; '.join(notes)}" if notes else ""
+
+
+def _side_file(path: Path, undo: ExitStack) -> BinaryIO:
+    """A file to append to; unless all goes well it is made as it was before."""
+    file = os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
+    before = os.fstat(file.fileno()).st_size
+    undo.push(lambda kind, *_: _restore(path, file, before) if kind else file.close())
+    return file
+
+
+def _restore(path: Path, file: BinaryIO, size: int) -> None:
+    with suppress(OSError):
+        file.close()
+    with suppress(OSError):
+        os.truncate(path, size) if size else path.unlink()
+
+
+def _beside(path: Path, word: str) -> Path:
+    return path.with_name(f"{path.stem}.{word}{path.suffix}")
+
+
+def _parts(source: BinaryIO, step: int) -> Iterator[tuple[int | str | None, bytes]]:
+    """Lines of a file, and where each belongs: None stays, "damaged", or the number of a step after `step`."""
+    source.seek(0)
+    torn = False  # the piece before was the beginning of this line
+    while piece := source.readline(_PIECE_BYTES):
+        whole = not torn and (len(piece) < _PIECE_BYTES or piece.endswith(b"\n"))
+        row = _row(piece) if whole else None
+        torn = len(piece) == _PIECE_BYTES and not piece.endswith(b"\n")
+        yield ("damaged" if row is None else row["step"] if row["step"] > step else None), piece
+
+
+def _ends_whole(source: BinaryIO) -> bool:
+    size = os.fstat(source.fileno()).st_size
+    return not size or os.pread(source.fileno(), 1, size - 1) == b"\n"

@@ -1,0 +1,355 @@
+"""Frozen dataclasses from JSON and back, by their annotations: `pretty(read(Form, text))` is the text. No torch.
+
+| annotation | in JSON |
+|---|---|
+| a dataclass | an object of exactly its fields; one that has its default is left out |
+| a NamedTuple, `tuple[A, B]` | an array of exactly these items |
+| `tuple[A, ...]` | an array |
+| `Mapping[str, A]` | an object of any keys |
+| `Tree` | an object of any keys, whose values nobody reads by name |
+| int, float, str, bool, Literal, `A \\| None` | themselves; a float may be written as an int |
+
+Annotated holds a number to a Range, a text to a Pattern. What has another form is a FormError that names the path: an
+unknown, missing or repeated key, another type, a value out of its range, a number that is none, nesting without end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache, lru_cache
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from runtime.system.outcome import shortened
+
+MAX_DEPTH = 32  # of a Tree
+MAX_INT = (1 << 63) - 1
+_MAX_FLOAT = sys.float_info.max
+
+Tree = Mapping[str, Any]
+Form = TypeVar("Form")
+Reader = Callable[[Any, str], Any]  # value, its path → what it is read as
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number, both allowed."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Regular expression that a whole text matches; a `.` matches any character, and \\w only ASCII."""
+
+    text: str
+
+
+class FormError(ValueError):
+    """JSON has another form than was asked for. The message says where."""
+
+
+class NoJsonError(FormError):
+    """A text is no JSON."""
+
+
+class _FaultError(Exception):
+    """Path of a value in the text, and what is wrong with it; `{thing}` stands for what the text is of."""
+
+    def __init__(self, path: str, words: str = "is not what {thing} has there") -> None:
+        super().__init__(path, words)
+        self.path, self.words = path, words
+
+
+class _Repeated(dict[str, Any]):
+    """A JSON object in which `key` is there twice."""
+
+    key = ""
+
+
+def read(form: type[Form], text: str | bytes, thing: str) -> Form:
+    """The value of a JSON text. `thing`: what the text is of, for the message of the FormError: "a plan"."""
+    try:
+        value = json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise NoJsonError("it is nested without end") from None
+    except ValueError as error:
+        raise NoJsonError(f"it is no JSON: {error}") from None
+    try:
+        result: Form = _reader(form)(value, "")
+    except _FaultError as fault:
+        raise FormError(f"{shortened(fault.path) or 'it'} {fault.words.format(thing=thing)}") from None
+    return result
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated, seen = _Repeated(found), set[str]()
+        repeated.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        return repeated
+    return found
+
+
+# ---------------------------------------------------------------- readers
+
+
+def _reader(annotation: Any) -> Reader:
+    return _compiled(annotation)
+
+
+@cache
+def _compiled(annotation: Any) -> Reader:
+    """What reads a value of an annotation; it raises _FaultError for any other value."""
+    arguments = get_args(annotation)
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _within(_reader(arguments[0]), arguments[1:])
+    if origin in (Union, types.UnionType):
+        return _union(arguments)
+    if origin is Literal:
+        return _checked(lambda value: type(value) is str and value in arguments)
+    if origin is tuple:
+        return (
+            _array(_reader(arguments[0]))
+            if arguments[-1] is ...
+            else _items(tuple, [_reader(each) for each in arguments])
+        )
+    if isinstance(annotation, type) and issubclass(annotation, tuple):
+        hints = get_type_hints(annotation, include_extras=True)
+        return _items(annotation._make, [_reader(hint) for hint in hints.values()], hints)  # type: ignore[attr-defined]
+    if is_dataclass(annotation):
+        return _dataclass(annotation)
+    if annotation == Tree:
+        return _tree
+    if origin is not None and issubclass(origin, Mapping):
+        return _mapping(_reader(arguments[1]))
+    return _SCALARS[annotation]
+
+
+def _checked(holds: Callable[[Any], bool]) -> Reader:
+    def reader(value: Any, path: str) -> Any:
+        if not holds(value):
+            raise _FaultError(path)
+        return value
+
+    return reader
+
+
+def _int(value: Any, path: str) -> Any:
+    if type(value) is not int or not -MAX_INT <= value <= MAX_INT:
+        raise _FaultError(path)
+    return value
+
+
+def _number(value: Any, path: str) -> Any:
+    if type(value) is float and not math.isfinite(value):
+        raise _FaultError(path, "is no number")
+    if type(value) not in (int, float) or abs(value) > _MAX_FLOAT:  # an int may be too large for a float
+        raise _FaultError(path)
+    return value
+
+
+_SCALARS: Mapping[Any, Reader] = {
+    int: _int,
+    float: _number,
+    str: _checked(lambda value: type(value) is str),
+    bool: _checked(lambda value: type(value) is bool),
+    type(None): _checked(lambda value: value is None),
+}
+
+
+def _within(inner: Reader, bounds: tuple[Any, ...]) -> Reader:
+    """What `inner` reads, held to one Range or one Pattern."""
+    (bound,) = bounds
+    if isinstance(bound, Range):
+        low, high = bound.low, bound.high
+
+        def in_range(value: Any, path: str) -> Any:
+            result = inner(value, path)
+            if not low <= result <= high:
+                raise _FaultError(path)
+            return result
+
+        return in_range
+    fullmatch = re.compile(bound.text, re.ASCII | re.DOTALL).fullmatch
+
+    def matched(value: Any, path: str) -> Any:
+        result = inner(value, path)
+        if not fullmatch(result):
+            raise _FaultError(path)
+        return result
+
+    return matched
+
+
+def _union(alternatives: tuple[Any, ...]) -> Reader:
+    """None beside one other form, or an object beside what is none."""
+    objects = [_reader(each) for each in alternatives if is_dataclass(each)]
+    others = [_reader(each) for each in alternatives if each is not type(None) and not is_dataclass(each)]
+    optional = type(None) in alternatives
+    assert len(objects) <= 1 and len(others) <= 1, alternatives
+
+    def reader(value: Any, path: str) -> Any:
+        if value is None and optional:
+            return None
+        (each,) = objects if objects and (isinstance(value, dict) or not others) else others
+        return each(value, path)
+
+    return reader
+
+
+def _array(item: Reader) -> Reader:
+    def reader(value: Any, path: str) -> Any:
+        if type(value) is not list:
+            raise _FaultError(path)
+        return tuple([item(each, path) for each in value])
+
+    return reader
+
+
+def _items(make: Callable[[Any], Any], items: list[Reader], names: Iterable[str] = ()) -> Reader:
+    readers = list(zip(items, list(names) or [""] * len(items), strict=True))
+
+    def reader(value: Any, path: str) -> Any:
+        if type(value) is not list or len(value) != len(readers):
+            raise _FaultError(path)
+        pairs = zip(value, readers, strict=True)
+        return make([each(item, _below(path, name) if name else path) for item, (each, name) in pairs])
+
+    return reader
+
+
+def _mapping(item: Reader) -> Reader:
+    def reader(value: Any, path: str) -> Any:
+        _check_object(value, path)
+        return {key: item(each, _below(path, key)) for key, each in value.items()}
+
+    return reader
+
+
+def _dataclass(form: Any) -> Reader:
+    hints = get_type_hints(form, include_extras=True)
+    readers = {each.name: _reader(hints[each.name]) for each in fields(form)}
+    defaults = {each.name: each.default for each in fields(form)}
+
+    def reader(value: Any, path: str) -> Any:
+        _check_object(value, path)
+        for key in value:
+            if key not in readers:
+                raise _FaultError(_below(path, key), "is no key that {thing} has")
+        found = {}
+        for key, each in readers.items():
+            if key not in value and defaults[key] is not MISSING:
+                continue
+            found[key] = each(value[key], _below(path, key)) if key in value else MISSING
+            if found[key] == defaults[key]:  # missing, or written where it would have been left out
+                raise _FaultError(_below(path, key))
+        return form(**found)
+
+    return reader
+
+
+def _tree(value: Any, path: str) -> Any:
+    _check_object(value, path)
+    _check_tree(value, path, 0)
+    return value
+
+
+def _check_tree(value: Any, path: str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise _FaultError(path)
+    if isinstance(value, dict):
+        _check_object(value, path)
+        for key, each in value.items():
+            _check_tree(each, _below(path, key), depth + 1)
+    elif isinstance(value, list):
+        for each in value:
+            _check_tree(each, path, depth + 1)
+    elif type(value) in (int, float):
+        _SCALARS[type(value)](value, path)
+
+
+def _check_object(value: Any, path: str) -> None:
+    if not isinstance(value, dict):
+        raise _FaultError(path)
+    if isinstance(value, _Repeated):
+        raise _FaultError(_below(path, value.key), "is there twice")
+
+
+def _below(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+# ---------------------------------------------------------------- writing
+
+_WIDTH = 110  # of a line of JSON
+_quoted = json.JSONEncoder().encode  # of a text as json.dumps has it, which looks at its options first
+
+
+def tree(data: Any) -> Any:
+    """What `json.loads` would give of the text of a value: dicts and lists all the way down."""
+    if is_dataclass(data) or isinstance(data, Mapping):
+        return {key: tree(each) for key, each in _pairs(data)}
+    return [tree(each) for each in data] if isinstance(data, list | tuple) else data
+
+
+def pretty(data: Any) -> str:
+    """JSON for reading: a value that fits a line is on one line, others a line an item; keys in their order."""
+    return _text(data, 0) + "\n"
+
+
+def _pairs(data: Any) -> Any:
+    """Keys and values of an object of JSON."""
+    if isinstance(data, Mapping):
+        return data.items()
+    form: Any = type(data)
+    always, optional = _keys(form)
+    found = {key: getattr(data, key) for key in always}
+    for key, default in optional:
+        if (value := getattr(data, key)) != default:
+            found[key] = value
+    return found.items()
+
+
+@cache
+def _keys(form: Any) -> tuple[list[str], list[tuple[str, Any]]]:
+    """Names of the fields without a default, and of those with one, which come after them, with it."""
+    always = [each.name for each in fields(form) if each.default is MISSING]
+    return always, [(each.name, each.default) for each in fields(form) if each.default is not MISSING]
+
+
+def _text(data: Any, depth: int) -> str:
+    # A value that fits a line has items that do, so their texts are made first, and each of them once.
+    if isinstance(data, str):
+        return _quoted(data)
+    if data is None or isinstance(data, int | float):
+        return _scalar(data)
+    if isinstance(data, list | tuple):
+        begin, end = "[", "]"
+        items = [str(each) if type(each) is int else _text(each, depth + 1) for each in data]
+    else:
+        begin, end = "{", "}"
+        items = [f"{_key(key)}: {_text(each, depth + 1)}" for key, each in _pairs(data)]
+    if 3 * len(items) + depth <= _WIDTH:  # an item takes three characters at least
+        line = ", ".join(items)
+        if len(line) + 2 + depth <= _WIDTH and "\n" not in line:
+            return begin + line + end
+    pad = "\n" + " " * (depth + 1)
+    return begin + pad + f",{pad}".join(items) + "\n" + " " * depth + end
+
+
+@lru_cache(maxsize=None, typed=True)
+def _scalar(value: float | None) -> str:
+    return json.dumps(value)
+
+
+@cache
+def _key(name: str) -> str:
+    return json.dumps(name)

@@ -1,0 +1,171 @@
+"""`dsc compile` with segments that were traced before: the same build, without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compiler.cli.commands import train
+from compiler.cli.main import main
+from compiler.emit import segment_cache as cache
+from compiler.emit.segment_code import emit
+from compiler.ir import Segment, SegmentCode
+from runtime.build.files import CACHE
+
+SPEC = Path(__file__).parents[3] / "specs" / "tiny.dsc"
+Traced = list[str]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def entries(build: Path) -> list[Path]:
+    return sorted((build / CACHE / "segments").glob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def codes() -> dict[object, SegmentCode]:
+    return {}
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch, codes: dict[object, SegmentCode]) -> Traced:
+    """The kinds of the segments that were traced, in order; what was traced in an earlier test is not traced anew."""
+    kinds: Traced = []
+
+    def counted(segment: Segment, num_sms: int) -> SegmentCode:
+        kinds.append(segment.kind)
+        if (segment.key, num_sms) not in codes:
+            codes[segment.key, num_sms] = emit(segment, num_sms)
+        return codes[segment.key, num_sms]
+
+    monkeypatch.setattr(cache, "emit", counted)
+    return kinds
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, traced: Traced, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Compiles into a folder, which must go well."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(out: str, *words: str) -> Path:
+        traced.clear()
+        assert main(["compile", str(SPEC), "-o", out, *words]) == 0
+        return tmp_path / out
+
+    return run
+
+
+def test_a_build_is_the_same_with_and_without(compiled: Callable[..., Path], traced: Traced) -> None:
+    build = compiled("build")
+    first, num = files(build), len(traced)
+    assert (build / CACHE / "orders").is_dir()
+    assert num == len(entries(build)) == len(list((build / "segments").glob("*.py"))) > 5
+    assert files(compiled("build")) == first and traced == []
+    without = {name: data for name, data in first.items() if not name.startswith("cache/")}
+    assert files(compiled("other", "--no-cache")) == without and len(traced) == num
+    assert not [name for name in json.loads(first["manifest.json"])["files"] if name.startswith("cache/")]
+
+
+def test_only_what_changed_is_traced(compiled: Callable[..., Path], traced: Traced) -> None:
+    before = entries(compiled("build"))
+    compiled("build", "-s", "train.seed=7")
+    assert traced == []
+    build = compiled("build", "-s", "model.vocab=530")
+    assert sorted(traced) == ["embed", "head", "mtp_input"]
+    assert len(entries(build)) == len(before), "a build keeps the entries of its own segments alone"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff", None])
+def test_a_damaged_entry_is_traced_again(damage: bytes | None, compiled: Callable[..., Path], traced: Traced) -> None:
+    build = compiled("build")
+    whole, entry = files(build), entries(build)[2]
+    edited = entry.read_bytes().replace(b"Forward", b"Backward")
+    assert edited != entry.read_bytes()
+    entry.write_bytes(edited if damage is None else damage)
+    assert files(compiled("build")) == whole and len(traced) == 1
+
+
+def test_an_entry_under_the_name_of_another_is_traced_again(compiled: Callable[..., Path], traced: Traced) -> None:
+    build = compiled("build")
+    whole, (first, second, *_) = files(build), entries(build)
+    second.write_bytes(first.read_bytes())
+    assert files(compiled("build")) == whole and len(traced) == 1
+
+
+def test_builds_share_a_folder(compiled: Callable[..., Path], traced: Traced, tmp_path: Path) -> None:
+    one = files(compiled("one", "--cache", "shared"))
+    shared = files(tmp_path / "shared" / "segments")
+    assert len(shared) == len(traced) > 5 and not (tmp_path / "one" / "cache").exists()
+    assert files(compiled("two", "--cache", "shared")) == one and traced == []
+    compiled("three", "--cache", "shared", "-s", "model.vocab=530")
+    assert len(traced) == 3 and len(files(tmp_path / "shared" / "segments")) == len(shared) + 3
+    assert files(compiled("one", "--cache", "shared")) == one and traced == [], "others have not put it out"
+
+
+def test_a_cache_that_is_a_file_is_refused_before_the_work(
+    tmp_path: Path, traced: Traced, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").write_text("mine")
+    assert main(["compile", str(SPEC), "-o", "build", "--cache", "notes"]) == 2
+    assert capsys.readouterr().err == "error: notes is a file: choose a folder with --cache\n"
+    assert traced == [] and [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+def test_a_cache_that_cannot_be_written_stops_no_build(
+    compiled: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = entries(compiled("known"))[0].name
+    (tmp_path / "shared" / "segments" / name).mkdir(parents=True)
+    capsys.readouterr()
+    build = compiled("build", "--cache", "shared")
+    assert "warning: shared keeps nothing: " in capsys.readouterr().err and (build / "manifest.json").is_file()
+
+
+def test_what_is_no_entry_in_a_builds_cache_is_not_removed(
+    compiled: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = compiled("build")
+    mine = build / CACHE / "notes.json"
+    mine.write_text("mine")
+    assert main(["compile", str(SPEC), "-o", "build"]) == 2
+    assert f"holds what is not of its build, {CACHE}/notes.json" in capsys.readouterr().err
+    assert mine.read_text() == "mine"
+
+
+def test_train_hands_the_folder_to_compile(tmp_path: Path) -> None:
+    def command(cache: Path | None) -> list[str]:
+        given = Namespace(set=[], cache=cache)
+        return train._compiler(given, Namespace(argument=str(SPEC)), tmp_path / "build")  # type: ignore[arg-type]
+
+    assert "--cache" not in command(None)
+    assert command(tmp_path / "shared")[-2:] == ["--cache", str(tmp_path / "shared")]
+
+
+def test_two_at_once_fill_one_folder_and_a_third_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from compiler.cli.main import main; code = main(sys.argv[1:])\n"
+        "print('torch' in sys.modules); sys.exit(code)"
+    )
+
+    def started(out: str) -> subprocess.Popen[str]:
+        words = ["compile", str(SPEC), "-o", out, "--cache", "shared"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-P", "-c", code, *words]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+
+    both = [started("one"), started("two")]
+    assert [run.communicate()[0].splitlines()[-1] for run in both] == ["True", "True"]
+    third = started("three")
+    assert third.communicate()[0].splitlines()[-1] == "False" and third.returncode == 0
+    assert files(tmp_path / "one") == files(tmp_path / "two") == files(tmp_path / "three")
+    assert all(path.endswith(".json") for path in files(tmp_path / "shared")), "nothing is left half written"

@@ -1,0 +1,101 @@
+"""What commands say while they work: on a terminal in place, in a log a line where it takes long."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from threading import Event, active_count
+
+import pytest
+
+from compiler.cli.commands import common, plan
+from compiler.cli.commands.common import progress
+from compiler.cli.main import main
+from tests.compiler.cli.test_schedule import QUICK, Terminal
+
+
+class Log(io.StringIO):
+    """What is written to it, and a word when a line is whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = Event()
+
+    def write(self, text: str) -> int:
+        done = super().write(text)
+        if text.endswith("\n"):
+            self.said.set()
+        return done
+
+
+def test_on_a_terminal_each_takes_the_place_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    tell = progress("plan")
+    for text in ("one", "two", ""):
+        tell(text)
+    assert terminal.getvalue() == "\r\x1b[Kplan: one\r\x1b[Kplan: two\r\x1b[K"
+
+
+def test_in_a_log_a_long_step_is_said_though_it_tells_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, before = Log(), active_count()
+    monkeypatch.setattr(sys, "stderr", log)
+    tell = progress("plan", (0.0, 1e6))
+    tell("one")
+    assert log.said.wait(60)
+    tell("two")  # not said: the next line is far off
+    tell("")
+    tell("")
+    assert log.getvalue() == "plan: one\n" and active_count() == before
+    log.said.clear()
+    tell("three")  # begins anew
+    assert log.said.wait(60)
+    tell("")
+    assert log.getvalue() == "plan: one\nplan: three\n"
+
+
+def test_what_is_said_again_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    monkeypatch.setattr(sys, "stderr", log)
+    tell = progress("compile", (0.0, 0.05))
+    tell("one")
+    while log.getvalue().count("\n") < 3:
+        assert log.said.wait(60)
+        log.said.clear()
+    tell("two")
+    while "two" not in log.getvalue():
+        assert log.said.wait(60)
+        log.said.clear()
+    tell("")
+    first, *again, last = [line for line in log.getvalue().splitlines() if not line.startswith("compile: two, ")]
+    assert (first, last) == ("compile: one", "compile: two") and len(again) >= 2
+    assert all(re.fullmatch(r"compile: one, for \d+ s so far", line) for line in again)
+
+
+def test_what_is_short_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", log := Log())
+    tell = progress("plan", (1e6,))
+    tell("one")
+    tell("")
+    assert log.getvalue() == ""
+
+
+def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    tell = progress("plan", (0.0,))
+    tell("one")
+    tell("")
+
+
+def test_plan_says_what_it_looks_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    texts: list[str] = []
+    for module in (common, plan):
+        monkeypatch.setattr(module, "progress", lambda command: texts.append)
+    words = ("-s", "train.micro_batch=auto", "-s", "cluster.node.device.memory=100MB")
+    assert main(["plan", QUICK, *words, "--format", "json"]) == 0
+    assert (
+        texts[0].startswith("looking for the best of ") and "it does not fit: looking for edits that mend it" in texts
+    )
+    assert texts.count("") == 2 and texts[-1] == ""
+    capsys.readouterr()

@@ -1,0 +1,273 @@
+"""The gate: what a kernel's machine code must show before it is trusted, found without a GPU.
+
+A wrapper of the emitted module is called with meta tensors, its launches are recorded instead of run, and each is
+compiled for a target exactly as a launch would be (Triton's own binder specialises the arguments).
+
+On sm_90, which the launches are chosen for, the code must show:
+
+- no spills: STACK:0, no LDL or STL;
+- where the kernel multiplies matrices of 16-bit numbers HGMMA, the warpgroup product, of 8-bit ones QGMMA, and no HMMA,
+  the old one; in FP32 none, for all would round to TF32;
+- sums of 8-bit products moved out of the tensor cores' short accumulator every 128;
+- UTMALDG and UTMASTG, copies by the tensor memory accelerator, where tensor descriptors load and store;
+- USETMAXREG where warps are to be specialised, which Triton may leave out without a word;
+- shared memory within the 227 KiB a block may have (compiling does not fail above it);
+- what the kernel's family says that it streams (`STREAMS` in compiler/emit/kernels/<family>.py), as loads and stores
+  of PTX that begin so; where rows are wide and all begin at 16 bytes, the loads among them take 16 bytes.
+
+On sm_100 the same but for the last, by the products of its tensor memory. For sm_80 and gfx942 it compiles; neither has
+products of E4M3. What it takes there is in the verdict. On gfx942 two stages of a pipeline at most: its programs have
+64 KiB of shared memory, and LLVM takes 17 s for the seven of sm_90.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from compiler.emit.kernels import KERNELS
+from compiler.emit.kernels.kernel import KernelFile
+from tests.compiler.emit.kernels.gate_launch import Launch, load, record, source_of
+from tests.compiler.emit.kernels.gate_read import (
+    PRODUCTS,
+    REPORTED_IN_PTX,
+    Move,
+    idle_of,
+    moves,
+    names_of,
+    products,
+    sass,
+    threads,
+    usage_of,
+)
+
+Streams = Mapping[str, tuple[str, ...]]  # name of a kernel → how its streaming instructions begin
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device to compile for. `products`: the instruction for operands of each dtype; none are read if it is empty."""
+
+    name: str
+    gpu: GPUTarget
+    products: tuple[tuple[str, str], ...] = ()
+    eight_bits: bool = False
+    strict: bool = False  # whether the launches are to fit it: no spills, and shared memory for a block
+    shared_bytes: int = 0  # of a block
+    shared_bytes_sm: int = 0  # of an SM; each block takes 1 KiB more than it asks for
+    stages: int = 8  # of a pipeline, at most
+
+
+SM_90 = Target(
+    "sm_90",
+    GPUTarget("cuda", 90, 32),
+    (("bf16", "HGMMA"), ("f16", "HGMMA"), ("f8E4M3FN", "QGMMA")),
+    eight_bits=True,
+    strict=True,
+    shared_bytes=232448,
+    shared_bytes_sm=233472,
+)
+SM_100 = Target(
+    "sm_100",
+    GPUTarget("cuda", 100, 32),
+    (("bf16", "UTCHMMA"), ("f16", "UTCHMMA"), ("f8E4M3FN", "UTCQMMA")),
+    eight_bits=True,
+    strict=True,
+    shared_bytes=232448,
+    shared_bytes_sm=233472,
+)
+SM_80 = Target(
+    "sm_80",
+    GPUTarget("cuda", 80, 32),
+    (("bf16", "HMMA"), ("f16", "HMMA")),
+    shared_bytes=166912,
+    shared_bytes_sm=167936,
+)
+GFX942 = Target("gfx942", GPUTarget("hip", "gfx942", 64), stages=2)
+TARGETS = (SM_90, SM_100, SM_80, GFX942)
+SHARED_BYTES = SM_90.shared_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one kernel compiled to for one target; `failures` is empty if it passed. Of AMD only that it compiled."""
+
+    kernel: str
+    target: str
+    failures: tuple[str, ...] = ()
+    registers: int = 0  # of a thread
+    shared_bytes: int = 0
+    spilled_bytes: int = 0  # of a thread
+    threads: int = 0  # of a program
+    programs: int = 0  # that run on an SM at a time
+    instructions: tuple[str, ...] = ()  # that multiply matrices, copy tiles, or change the number of registers
+    load_bytes: int = 0  # the most that one instruction of a thread loads
+    idle: int = 0  # instructions of a round while no product runs, on sm_90 (`idle_of`)
+
+
+class Gate:
+    """Judges the launches of kernels for one target. Equal launches are compiled once."""
+
+    def __init__(self, target: Target = SM_90) -> None:
+        self._target = target
+        self._verdicts: dict[str, Verdict] = {}  # by all that a verdict follows from
+
+    def verdicts(
+        self, file: KernelFile, op: str, arguments: tuple[Any, ...], streams: Streams | None = None
+    ) -> tuple[Verdict, ...]:
+        """A verdict for every launch of `op(*arguments)`; tensors among the arguments are on the meta device.
+
+        Launches with operands of eight bits have none on targets without. `streams`: those of the op's family, if not
+        given.
+        """
+        target, streams = self._target, streams_of(op) if streams is None else streams
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            module = load(file, Path(folder))
+            launches = [each for each in record(module, op, arguments) if target.eight_bits or not each.eight_bits]
+            return tuple(self._verdict(launch, streams) for launch in launches)
+
+    def _verdict(self, launch: Launch, streams: Streams) -> Verdict:
+        key = key_of(launch, self._target, streams)
+        if key not in self._verdicts:
+            self._verdicts[key] = judge(launch, self._target, streams)
+        return self._verdicts[key]
+
+
+def streams_of(op: str) -> Streams:
+    """What the family of an op, the module that has its row of KERNELS, says that its kernels stream."""
+    streams: Streams = vars(sys.modules[KERNELS[op].__module__]).get("STREAMS", {})
+    return streams
+
+
+def judge(launch: Launch, target: Target = SM_90, streams: Streams | None = None) -> Verdict:
+    """Compiles one launch and reads what came out."""
+    return _judged(launch, target, _streams(launch, target, streams))
+
+
+def key_of(launch: Launch, target: Target, streams: Streams | None = None) -> str:
+    """What a verdict follows from, beside this module and the version of Triton."""
+    source, options = _source_of(launch, target)
+    held_to = _streams(launch, target, streams), launch.streams_rows
+    return f"{launch.name} {target.name} {source.hash()} {sorted(options.items())} {held_to}"
+
+
+def _streams(launch: Launch, target: Target, streams: Streams | None) -> tuple[str, ...]:
+    return (streams or {}).get(launch.name, ()) if target is SM_90 else ()
+
+
+def _judged(launch: Launch, target: Target, streams: tuple[str, ...]) -> Verdict:
+    try:
+        with redirect_stdout(sys.stderr):  # where Triton prints what does not assemble
+            compiled = _compile(launch, target)
+    except Exception as error:  # whatever the compilers throw, it is the kernel's
+        first, *_ = str(error).strip().splitlines() or [repr(error)]
+        assembler = re.search(r"line \d+; error *: (.*)", str(error))
+        return Verdict(launch.name, target.name, (f"does not compile: {assembler[1] if assembler else first}",))
+    if target.gpu.backend != "cuda":
+        return Verdict(launch.name, target.name, shared_bytes=compiled.metadata.shared)
+    asm, shared = compiled.asm, compiled.metadata.shared
+    usage = usage_of(asm["cubin"])
+    code = sass(asm["cubin"]) if REPORTED_IN_PTX.search(asm["ptx"]) else ()
+    instructions = names_of(code)
+    failures = [
+        *_of_products(target, asm["ttir"], instructions),
+        *(_of_copies(launch, asm["ttir"], instructions) if target.strict else ()),
+        *_of_streams(streams, moves(asm["ptx"]), launch.streams_rows),
+    ]
+    spills = usage["STACK"] or instructions & {"LDL", "STL"}
+    if target.strict and spills:
+        failures.append(f"spills {usage['STACK']} bytes")
+    if target.strict and shared > target.shared_bytes:
+        failures.append(f"wants {shared} bytes of shared memory of {target.shared_bytes}")
+    size = threads(asm["ptx"])
+    return Verdict(
+        kernel=launch.name,
+        target=target.name,
+        failures=tuple(failures),
+        registers=usage["REG"],
+        shared_bytes=shared,
+        spilled_bytes=usage["STACK"],
+        threads=size,
+        programs=occupancy(target, usage["REG"], shared, size),
+        instructions=tuple(sorted(name for name in instructions if PRODUCTS.match(name) or name in _REPORTED)),
+        load_bytes=max((move.bytes for move in moves(asm["ptx"]) if not move.text.startswith("st")), default=0),
+        idle=idle_of(code),
+    )
+
+
+_REPORTED = ("LDGSTS", "UTMALDG", "UTMASTG", "USETMAXREG")
+
+
+def occupancy(target: Target, registers: int, shared_bytes: int, threads: int) -> int:
+    """Programs that fit an SM at a time: of 64 Ki registers, 8 at a time, its shared memory, 64 warps and 32 blocks."""
+    by_registers = 65536 // (threads * (-(-registers // 8) * 8))
+    return min(by_registers, target.shared_bytes_sm // (shared_bytes + 1024), 2048 // threads, 32)
+
+
+def _of_products(target: Target, ttir: str, instructions: frozenset[str]) -> list[str]:
+    """What is wrong with how matrices are multiplied."""
+    meant = products(ttir)
+    assert len(meant) == len(re.findall(r"= tt\.dot ", ttir)), "a product that was not understood"
+    names = "·".join(sorted({product.dtype for product in meant}))
+    failures = []
+    if any(product.tf32 for product in meant):
+        failures.append("multiplies f32 rounded to TF32")
+    wanted = {dict(target.products)[product.dtype] for product in meant if product.dtype != "f32"}
+    found = {name for name in instructions if PRODUCTS.match(name)}
+    if found != wanted:
+        failures.append(f"multiplies {names or 'nothing'} with {sorted(found)}, not {sorted(wanted)}")
+    if target is SM_90 and any(product.short for product in meant):
+        failures.append("sums products of eight bits over more than 128 in the tensor cores")
+    return failures
+
+
+def _of_copies(launch: Launch, ttir: str, instructions: frozenset[str]) -> list[str]:
+    """What was asked for and is not there: copies by descriptor, and specialised warps."""
+    asked = {
+        "tt.descriptor_load": "UTMALDG",
+        "tt.descriptor_store": "UTMASTG",
+        "tt.warp_specialize": "USETMAXREG",
+    }
+    failures = [
+        f"asks for {op} and has no {name}" for op, name in asked.items() if op in ttir and name not in instructions
+    ]
+    used = len(set(re.findall(r"tt\.descriptor_\w+ (%\w+)", ttir)))
+    given = launch.num_descriptors + ttir.count("tt.make_tensor_descriptor")
+    return [*failures, *([f"takes {given} descriptors and copies by {used}"] if used < given else [])]
+
+
+def _of_streams(streams: tuple[str, ...], found: tuple[Move, ...], in_rows: bool) -> list[str]:
+    """What is wrong with loads and stores of what is touched once."""
+    failures = []
+    for text in streams:
+        these = [move for move in found if move.text.startswith(text)]
+        narrow = [move for move in these if move.bytes < 16]
+        if not these:
+            failures.append(f"has no {text}")
+        # A few bytes of statistics may be among them.
+        elif in_rows and not text.startswith("st") and 8 * _bytes(narrow) > _bytes(these):
+            failures.append(f"loads {min(move.bytes for move in narrow)} bytes at a time with {text}")
+    return failures
+
+
+def _bytes(found: list[Move]) -> int:
+    return sum(move.bytes for move in found)
+
+
+def _compile(launch: Launch, target: Target) -> Any:
+    source, options = _source_of(launch, target)
+    return triton.compile(source, target=target.gpu, options=options)
+
+
+def _source_of(launch: Launch, target: Target) -> tuple[Any, dict[str, Any]]:
+    source, options = source_of(launch, target.gpu)
+    return source, options | {"num_stages": min(options["num_stages"], target.stages)}

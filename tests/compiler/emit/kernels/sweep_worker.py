@@ -1,0 +1,18 @@
+"""A process of `tests.compiler.emit.kernels.sweep`: a line of stdin is a launch, what it is answered with the verdict
+on it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+
+from benchmarks.gpu.workers import Answer, Task, serve
+from tests.compiler.emit.kernels.sweep import JOB, verdict_of
+
+
+def handle(task: Task) -> Answer:
+    return asdict(verdict_of(JOB.validate_python(task)))
+
+
+if __name__ == "__main__":
+    sys.exit(serve(handle))

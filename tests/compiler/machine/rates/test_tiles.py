@@ -1,0 +1,82 @@
+"""The share of full tiles that shapes reach: by hand, by brute force, and on the shipped tables."""
+
+from __future__ import annotations
+
+from itertools import product as every
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compiler.machine.rates import shipped_table
+from compiler.machine.rates.tiles import BLOCK, SPLITS, STEP, TILES, filled
+from compiler.plan.spec_rates import rates_of
+from tests.specs.shipped import shipped
+
+EXTENT = st.integers(1, 20_000)
+
+
+def counted(m: int, n: int, k: float, tile: tuple[int, int], sms: int) -> float:
+    """Work over what all SMs could do until the last has ended, tile by tile."""
+    tiles = sum(1 for _ in every(range(0, m, tile[0]), range(0, n, tile[1])))
+    waves = -(-tiles // sms)
+    return m * n * k / (waves * sms * tile[0] * tile[1] * (k + STEP))
+
+
+def test_by_hand() -> None:
+    """4096 x 4096 on 108 SMs: 1024 tiles of 128 x 128 need 10 waves; with halves of the sum, 2048 need 19."""
+    share = 2048 / (19 * 108) * 4096 / (4096 + STEP)
+    assert share > 1024 / (10 * 108) * 8192 / (8192 + STEP)
+    assert filled("gemm", "bf16", (4096, 4096, 8192), 108) == pytest.approx(share)
+    assert filled("attention", "bf16", (8192, 1024, 16, 64, 64), 108) == pytest.approx(1024 / (1024 + BLOCK))
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(8, 20_000), st.sampled_from([108, 132, 148]))
+def test_without_a_split_it_is_what_counting_gives(m: int, n: int, k: int, sms: int) -> None:
+    best = max(counted(m, n, k, tile, sms) for tile in TILES)
+    share = filled("gemm", "bf16", (m, n, k), sms)
+    assert best <= share * (1 + 1e-12) and share <= 1
+    assert share <= best * max(SPLITS)
+
+
+@given(EXTENT, EXTENT, EXTENT, st.sampled_from([108, 132, 304]))
+def test_more_to_sum_up_is_never_slower_and_sides_are_alike(m: int, n: int, k: int, sms: int) -> None:
+    share = filled("gemm", "bf16", (m, n, k), sms)
+    assert filled("gemm", "bf16", (m, n, 2 * k), sms) >= share
+    assert filled("gemm", "bf16", (n, m, k), sms) == pytest.approx(share)
+    assert filled("grouped_gemm", "bf16", (1, m, n, k), sms) == share
+
+
+def test_what_is_not_known_is_full() -> None:
+    assert filled("gemm", "bf16", (), 132) == filled("gemm", "bf16", (64, 64, 64), None) == 1
+    assert filled("norm", "any", (64, 64), 132) == filled("gemm", "e4m3", (64, 64, 64), 132) == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "shape", "fastest"),
+    [("a100", (1024, 10240, 5120), 271.2e12), ("h100", (2048, 2048, 13312), 794.5e12)],
+)
+def test_no_product_is_faster_than_the_fastest_that_was_found(
+    table: str, shape: tuple[int, ...], fastest: float
+) -> None:
+    """The best of a search, ml-engineering's mamf-finder, is above what a table says of its shape, factor or not."""
+    rates = rates_of(shipped("llama3-8b.dsc"), table)
+    device, spec = shipped_table(table).device, 989e12
+    assert device.bf16 is not None
+    here = rates.rate("gemm", "bf16", shape) * device.bf16 / spec
+    assert 0.5 * fastest < here < fastest / 1.1291 * 1.05
+
+
+def test_a_row_gives_its_own_rate() -> None:
+    rates, table = rates_of(shipped("llama3-8b.dsc")), shipped_table("h100")
+    (row,) = (row for row in table.rows if (row.kind, row.dtype) == ("gemm", "bf16"))
+    assert row.rate is not None and rates.rate("gemm", "bf16", row.shape) == pytest.approx(row.rate / 1.1291)
+
+
+def test_small_micro_batches_and_few_tokens_of_an_expert_are_slower() -> None:
+    rates = rates_of(shipped("llama3-8b.dsc"))
+    for few, many in (((100, 4096, 4096), (8192, 4096, 4096)), ((8192, 4096, 128), (8192, 4096, 8192))):
+        assert rates.rate("gemm", "bf16", few) < 0.9 * rates.rate("gemm", "bf16", many)
+    assert rates.rate("grouped_gemm", "bf16", (64, 40, 4096, 4096)) < 0.5 * rates.rate(
+        "gemm", "bf16", (8192, 4096, 4096)
+    )

@@ -1,0 +1,88 @@
+"""What the split of layers takes ranks to hold, against what the plan then says of them."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import pytest
+
+from compiler.plan.block_costs import chains_of
+from compiler.plan.blocks import cut_model
+from compiler.plan.holding import kept_bytes, schedule_on
+from compiler.plan.plan import make_plan
+from compiler.plan.row_counts import balanced_rows
+from compiler.plan.spec_rates import rates_of
+from compiler.plan.split_search import NEAR
+from compiler.plan.splitting import Splitting
+from compiler.predict.memory import curve_of
+from compiler.predict.predict import memories, timed
+from compiler.program.lower import Lowering
+from compiler.program.proof.effects import Effects
+from compiler.program.proof.lifetimes import RankValues
+from compiler.schedule.schedule import Schedule
+from dsl.load import resolve
+from dsl.schema import Spec
+from tests.runtime.step.specs import spec as small_spec
+from tests.specs.shipped import SPECS, shipped
+
+
+def runs_of(spec: Spec) -> list[int]:
+    """The layers of each stage."""
+    stages = make_plan(spec).stages
+    return [len({use.site.partition(".")[0] for use in s.steps if use.site.startswith("L")}) for s in stages]
+
+
+@pytest.mark.parametrize("of", ["v3", "qwen"])
+def test_what_a_micro_batch_keeps_is_what_its_actions_leave_behind(of: str) -> None:
+    """A forward leaves, to the byte, what its backward needs, and this leaves what its weight gradients need."""
+    spec = small_spec(1, 2, 2, 6, of=of, schedule="zb1p")
+    text = " ".join(f"{kind}0.{m}" for kind in "FIW" for m in range(6))
+    schedule = Schedule.from_text(f"# mine ranks=1 micro_batches=6 placement=loop(1)\n{text}\n")
+    plan, rates = make_plan(spec), rates_of(spec)
+    program = Lowering(plan, rates).program(schedule)
+    values = RankValues(program, schedule, 0, balanced_rows(spec), Effects(), 1)
+    ends = curve_of(values, program, schedule).ends
+    chains = chains_of(rates, cut_model(spec))
+    kept, late = (sum(kept_bytes(each, kind) for each in chains) for kind in "FI")
+    forwards = {after - before for before, after in pairwise(ends[:6])}
+    backwards = {after - before for before, after in pairwise(ends[5:12])}
+    assert forwards == {kept}
+    assert backwards == {late - kept}
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2", "llama3-8b", "qwen3-30b-a3b"])
+def test_it_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
+    """What the action that runs has beside it is not counted, and of a pair the forward's as if it ended first."""
+    spec = shipped(f"{name}.dsc")
+    found = timed(spec)
+    placement, num_stages = found.plan.stage_placement, len(found.plan.stages)
+    pipeline = Splitting(cut_model(spec), num_stages, placement).pipeline
+    assert pipeline.holding is not None
+    runs = tuple(pairwise((0, *accumulate(runs_of(spec)))))
+    most = max(memory.peak_bytes for memory in memories(found))
+    assert pipeline.held(runs) == pytest.approx(most, rel=0.05)
+    assert schedule_on(spec, placement, found.plan.mesh.pp) == found.schedule
+
+
+def test_deepseek_v3_begins_with_four_layers() -> None:
+    """A first stage of five layers, with none before the head, is as fast within the error of rates, but holds more."""
+    spec = shipped("deepseek-v3.dsc")
+    five = resolve(SPECS / "deepseek-v3.dsc", None, ["parallel.layout=Et*5|(tttt|)*14mL"]).spec
+    assert runs_of(spec) == [4] * 15 + [1] and runs_of(five) == [5, *[4] * 14, 0]
+    four, other = timed(spec), timed(five)
+    assert four.step.seconds < other.step.seconds * (1 + 1 / NEAR)
+    held, more = ([memory.peak_bytes for memory in memories(each)] for each in (four, other))
+    assert max(held) <= max(more) and held[0] < more[0] - 2**30
+    assert any("at most 1% more" in said for said in make_plan(spec).assumptions)
+    assert not any("at most 1% more" in said for said in make_plan(five).assumptions)
+
+
+def test_what_fits_by_a_near_tie_alone_fits() -> None:
+    """Stages of 8, 8, 9 and 7 layers take as long as those that are chosen, and 4 GiB more than there are."""
+    overrides = ["cluster.node.device.memory=44GiB"]
+    spec = resolve(SPECS / "llama3-8b.dsc", None, overrides).spec
+    even = resolve(SPECS / "llama3-8b.dsc", None, [*overrides, "parallel.layout=Et*8|t*8|t*9|t*7L"]).spec
+    chosen, fastest = timed(spec), timed(even)
+    assert all(memory.fits for memory in memories(chosen))
+    assert not all(memory.fits for memory in memories(fastest))
+    assert chosen.step.seconds < fastest.step.seconds * (1 + 1 / NEAR)

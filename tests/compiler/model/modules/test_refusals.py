@@ -1,0 +1,192 @@
+"""What cannot be a layer is refused, at the key that names it, with the line of the user's file where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.plan.read_files import mistakes_of, with_files
+from dsl.load import analyse, resolve
+from dsl.messages.diagnostics import SpecError
+
+SPEC = """model small {
+  vocab = 300, hidden = 16, init_std = 0.2, norm_eps = 1e-6
+  attention gqa { heads = 4, kv_heads = 2, head_dim = 4, rope { theta = 100 } }
+  layers 0..1 { ffn custom { module = "own.py:Own" } }
+}
+cluster laptop { nodes = 1, node { devices = 1, device cpu { memory = 8GB } } }
+run r {
+  model = small, cluster = laptop, precision = fp32
+  train { sequence = 8, micro_batch = 2, batch = 2, steps = 3, optimizer adamw { }, rate { constant at 1e-3 } }
+  data { source = python_stdlib, tokenizer = train(300) }
+}
+"""
+FILE = """import torch
+from torch import nn
+
+
+class Own(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(hidden))
+        {make}
+
+    def forward(self, x):
+        {step}
+        return {result}
+"""
+# (lines of the class, what is said, what mends it)
+WRONG = {
+    "data-dependent shape": (
+        {"step": "x = x[x.sum(1) > 0]"},
+        "own.py:12: a shape, or which way forward goes, depends on numbers in tensors: aten.nonzero",
+        "use ops of one shape: torch.where, masks, sums",
+    ),
+    "data-dependent branch": (
+        {"step": "x = -x if x.sum() > 0 else x"},
+        "own.py:12: a shape, or which way forward goes, depends on numbers in tensors: aten._local_scalar_dense",
+        "use ops of one shape: torch.where, masks, sums",
+    ),
+    "in place on a parameter": (
+        {"step": "self.weight.data.mul_(2)"},
+        "own.py:12: forward writes into the parameter weight: aten.mul_",
+        "compute a new tensor in its place",
+    ),
+    "in place on the input": (
+        {"step": "x += 1"},
+        "own.py:12: forward writes into its input: aten.add_",
+        "compute a new tensor in its place",
+    ),
+    "random numbers": (
+        {"step": "x = nn.functional.dropout(x, 0.1)"},
+        "own.py:12: forward draws random numbers: aten.",
+        "leave it out: no step of a run draws any",
+    ),
+    "batch norm": (
+        {"make": "self.norm = nn.BatchNorm1d(hidden)", "step": "x = self.norm(x)"},
+        "Own has a buffer, norm.running_mean, and only parameters belong to a layer",
+        "compute it in forward, by torch.arange, torch.tril and the like",
+    ),
+    "frozen": (
+        {"make": "self.frozen = nn.Parameter(torch.ones(hidden), requires_grad=False)", "result": "x * self.frozen"},
+        "Own.frozen has no gradient, and all parameters are trained",
+        "let it have one",
+    ),
+    "unused": (
+        {"make": "self.spare = nn.Linear(2, 2)"},
+        "what forward returns does not depend on parameter spare.weight",
+        "use it, or leave it out",
+    ),
+    "another shape": (
+        {"result": "(x * self.weight)[:, :8]"},
+        "forward returns float32 [16, 8], not float32 [16, 16], the shape of its input",
+        "return that shape",
+    ),
+    "another dtype": (
+        {"result": "(x * self.weight).double()"},
+        "forward returns float64 [16, 16], not float32 [16, 16], the shape of its input",
+        "return that shape",
+    ),
+    "complex numbers": (
+        {"step": "x = torch.fft.ifft(torch.fft.fft(x)).real"},
+        "forward has a tensor of complex64: aten.",
+        "use float64, float32, bfloat16, int64, int32 or bool",
+    ),
+    "a tensor of numbers": (
+        {"step": "x = x * torch.tensor([2.0])"},
+        "forward makes a tensor of numbers, or reads one that is no parameter",
+        "use torch.full or torch.arange in forward, or a parameter",
+    ),
+    "first values": (
+        {"make": "self.first = nn.Parameter(torch.full((hidden,), 1e999))", "result": "x * self.weight * self.first"},
+        "parameter first begins at inf, which no training changes",
+        "begin with a number",
+    ),
+    "constructor": (
+        {"make": "raise ValueError('no')"},
+        "own.py:9: making it fails: ValueError: no",
+        "correct the file",
+    ),
+    "forward": (
+        {"step": "x = x @ x[:3]"},
+        "own.py:12: forward fails: ",
+        "correct the file",
+    ),
+}
+
+
+def written(folder: Path, **lines: str) -> Path:
+    """A spec, and beside it the file of its module."""
+    given = {"make": "pass", "step": "pass", "result": "x * self.weight"} | lines
+    (folder / "own.py").write_text(FILE.format(**given))
+    (folder / "spec.dsc").write_text(SPEC)
+    return folder / "spec.dsc"
+
+
+def mistake(path: Path) -> tuple[str, str, str]:
+    """(place, message, hint) of the one mistake that planning a spec finds."""
+    found = resolve(str(path), None, [])
+    with pytest.raises(SpecError) as raised:
+        with_files(found.spec, found.origins, path.parent)
+    (each,) = raised.value.diagnostics
+    assert each.span is not None and each.code == "M0101"
+    return f"{each.span.line}:{each.span.text}", each.message, each.hint
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_traced_is_refused(name: str, tmp_path: Path) -> None:
+    lines, message, hint = WRONG[name]
+    place, said, mends = mistake(written(tmp_path, **lines))
+    assert place == '4:"own.py:Own"' and said.startswith(message) and mends == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (None, "there is no file own.py", "write class Own into own.py"),
+        ("class Own(\n", "own.py:1 is no Python: '(' was never closed", "correct the file"),
+        ("class Other:\n    pass\n", "own.py has no class Own", 'write `module = "own.py:Other"`'),
+        ("class Own:\n    pass\n", "own.py: Own is no torch.nn.Module", "write `class Own(torch.nn.Module): …`"),
+        ("import nowhere_at_all\nOwn = 1\n", "own.py:1: running the file fails: ModuleNotFoundError: ", ""),
+    ],
+)
+def test_a_file_without_the_class_is_refused(text: str | None, message: str, hint: str, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    (tmp_path / "own.py").write_text(text) if text is not None else (tmp_path / "own.py").unlink()
+    place, said, mends = mistake(path)
+    assert place == '4:"own.py:Own"' and said.startswith(message) and mends.startswith(hint)
+
+
+def test_a_text_that_names_no_class_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text(SPEC.replace("own.py:Own", "own.py"))
+    assert mistake(path)[1:] == ("`own.py` does not name a file and a class", 'write `module = "FILE.py:CLASS"`')
+
+
+def test_checking_runs_nothing(tmp_path: Path) -> None:
+    """What `dsc check` and the editor ask finds a class that is missing, and runs no line of the file."""
+    path = written(tmp_path)
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w')\n"
+    (tmp_path / "own.py").write_text(code + "class Own:\n    pass\n")
+    assert mistakes_of(analyse(str(path), None, []), str(path)) == ()
+    (tmp_path / "own.py").write_text(code)
+    (found,) = mistakes_of(analyse(str(path), None, []), str(path))
+    assert found.message == "own.py has no class Own" and not ran.exists()
+
+
+def test_another_graph_is_another_segment(tmp_path: Path) -> None:
+    """The cache of segments sees what a file computes, and not how it is written."""
+    from compiler.emit.segment_cache import key_of
+    from compiler.model.layers import LAYERS, Place
+
+    def key(**lines: str) -> tuple[object, str]:
+        path = written(tmp_path, **lines)
+        found = resolve(str(path), None, [])
+        spec = with_files(found.spec, found.origins, tmp_path)
+        segment = LAYERS["dense"].build(Place(spec, spec.model.layers[0].ffn))
+        return segment.key, key_of(segment, 100, "tools")
+
+    plain, same, other = key(), key(step="y = 2  # nothing"), key(result="x * self.weight * 2")
+    assert plain == same and plain[0] != other[0] and plain[1] != other[1]

@@ -1,0 +1,64 @@
+"""Attention that context ranks share, against the same attention on one rank: all ranks in one process, in float64."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiler import ir
+from compiler.model.layers import LAYERS, Place
+from compiler.model.segments.torch_ops import ops
+from dsl.schema import Gqa, Mla, Rope, Spec
+from tests.compiler.model.segments.specs import DENSE, gqa, mla, spec
+from tests.compiler.model.segments.test_cuts import parallel
+from tests.compiler.model.segments.test_segments import Arguments, arguments
+
+SEQUENCE, ROWS = 8, 2  # tokens of a sequence, sequences of a micro-batch
+
+
+def outputs(segment: ir.Segment, given: Arguments) -> dict[str, Tensor]:
+    """Run the function of a layer. Returns its outputs by name."""
+    params = SimpleNamespace(**{param.name: given[param.name] for param in segment.params})
+    found = segment.function(ops(), params, *(given[argument.name] for argument in segment.inputs))
+    return dict(zip((output.name for output in segment.outputs), found, strict=True))
+
+
+def built(kind: str, of: Spec) -> ir.Segment:
+    return LAYERS[kind].build(Place(of, DENSE))
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        gqa(),
+        gqa(rope=None),
+        gqa(rope=Rope(theta=100.0, width=2), output_gate=True),
+        gqa(qk_norm=None, window=3, sinks=True, bias="all"),
+        mla(),
+        mla(query_rank=None),
+    ],
+    ids=["grouped", "without positions", "gate, some columns rotated", "window", "latent", "latent, queries at once"],
+)
+def test_context_ranks_attend_as_one_rank_does(attention: Gqa | Mla) -> None:
+    """Each of two ranks projects the first and last quarter of each sequence, or those between; keys are gathered."""
+    whole = spec(attention=attention, sequence=SEQUENCE, micro_batch=ROWS)
+    split = parallel(whole, expert=1, context=2)
+    alone, project, attend = built("attention", whole), built("project", split), built("attend", split)
+    given = arguments(alone, 31)
+    quarters = torch.arange(SEQUENCE).chunk(4)
+    held = [torch.cat([quarters[0], quarters[3]]), torch.cat([quarters[1], quarters[2]])]
+    of_rank = [torch.cat([row * SEQUENCE + mine for row in range(ROWS)]) for mine in held]
+    places = [{"positions": mine.repeat(ROWS).int()} for mine in held]
+    projected = [
+        outputs(project, given | at | {"h": given["h"][rows]}) for rows, at in zip(of_rank, places, strict=True)
+    ]
+    keys = torch.empty(ROWS * SEQUENCE, projected[0]["keys"].shape[1], dtype=torch.float64)
+    for rows, found in zip(of_rank, projected, strict=True):
+        keys[rows] = found["keys"]
+    wanted = outputs(alone, given)["y"]
+    for rows, found, at in zip(of_rank, projected, places, strict=True):
+        y = outputs(attend, given | found | at | {"keys": keys})["y"]
+        assert (y - wanted[rows]).abs().max() < 1e-12

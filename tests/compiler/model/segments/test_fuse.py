@@ -1,0 +1,382 @@
+"""Fusion: what is rewritten and what must not be, that no number changes, and that what is saved is what is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.emit.segment_code import emit
+from compiler.ir import Input, Output, Segment
+from compiler.model.layers import LAYERS
+from compiler.model.ops import Tensor
+from compiler.model.segments.fuse import fused
+from compiler.model.segments.interpret import interpret
+from compiler.model.segments.joint import Joint, Node
+from compiler.model.segments.node_costs import bytes_saved
+from compiler.model.segments.passes import PASSES, Pass
+from compiler.model.segments.split import phases, split
+from compiler.plan.plan import make_plan
+from dsl.load import load as load_spec
+from dsl.rules.precision import unfused_ops_exist
+from dsl.schema import Dense, Gqa, Mla, Moe, Spec
+from dsl.schema.run import Fusion
+from runtime.ops import OPS
+from tests.compiler.model.segments.running import NUM_SMS, by_segment, load
+from tests.compiler.model.segments.specs import DENSE, gqa, mla, moe, softmax_moe, spec
+from tests.compiler.model.segments.test_bf16 import rounded_arguments
+from tests.compiler.model.segments.test_recompute import again, segments
+from tests.compiler.model.segments.test_segments import arguments
+from tests.specs.shipped import NAMES, path_of
+
+MODELS = {
+    "V3": spec(),
+    "without shared experts": spec(layers=(DENSE, moe(shared=0))),
+    "softmax, grouped queries": spec(layers=(DENSE, softmax_moe()), attention=gqa()),
+    "placed": spec().model_copy(update={"parallel": spec().parallel.model_copy(update={"placement": "experts.json"})}),
+}
+ROWS = [3, 0, 9, 2, 16, 1, 7, 5]
+
+
+def apart(segment: Segment) -> Segment:
+    return replace(segment, fused=())
+
+
+def with_logits(of: Spec) -> Spec:
+    return again(of, "logits")
+
+
+# ---------------------------------------------------------------- what is fused
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_pass_matches_as_often_as_a_spec_implies(name: str) -> None:
+    """`fused` asserts it of each segment; here, that over the whole model it is what its layers are.
+
+    Of several residual streams no sum is beside a norm. Between tensor ranks, and where context ranks project apart,
+    the gradient of attention's norm is an op alone. Where weights are not trained, no gradient is put together beyond
+    the residual's, and a router that does not choose by one op permutes by another.
+    """
+    of = load_spec(path_of(name))
+    model, ops = of.model, [node.op for use in make_plan(of).uses for node in interpret(use.segment).nodes]
+    blocks = [(model.attention_of(layer), model.ffn(layer)) for layer in range(model.num_layers)]
+    blocks += [(model.attention_of_mtp, blocks[-1][1])] * (model.mtp.depth if model.mtp else 0)
+    moes = [ffn for _, ffn in blocks if isinstance(ffn, Moe)]
+    trained, streams = of.train.only is None, model.hyper_connections is not None
+    split = of.parallel.tensor > 1 or of.parallel.context > 1
+    by_attention = ["" if isinstance(each, Gqa) or not trained else "sum_" for each, _ in blocks if not split]
+    by_ffn = ["permuted_" if isinstance(ffn, Moe) and trained else "" for _, ffn in blocks]
+    expected = Counter() if streams else Counter(by_attention + by_ffn)
+    assert sum(op.startswith("add_rmsnorm") for op in ops) == (0 if streams else len(blocks))
+    assert Counter(op.split("rmsnorm")[0] for op in ops if "rmsnorm" in op and op.endswith("_dgrad_add")) == expected
+    one_op = not of.data.pads_rows  # else padding is spread in between
+    chosen = sum(one_op and ffn.choice == "scores" and ffn.score != "sqrt_softplus" for ffn in moes)
+    assert (ops.count("route_permute"), ops.count("permute")) == (chosen, len(moes) - chosen)
+    assert ops.count("permute_dgrad_add") == len(moes) - expected["permuted_"]
+    assert ops.count("unpermute_add") == len(moes)
+    assert not {"unpermute", "permute_placed", "permute_dgrad"} & {*ops}
+
+
+EIGHT_BITS = load_spec(Path(__file__).parents[4] / "specs" / "deepseek-v3.dsc")
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite", "qwen3-30b-a3b"])
+def test_passes_of_eight_bits_match_whatever_is_recomputed(name: str) -> None:
+    """Passes match, and nothing is quantised, or quantised again, after a norm or an activation that could do it."""
+    of = load_spec(Path(__file__).parents[4] / "specs" / f"{name}.dsc")
+    of = of.model_copy(update={"precision": EIGHT_BITS.precision})
+    names = ("rmsnorm", "swiglu", "mla_up", "attention", "dense", "shared", "experts")
+    for count in range(len(names) + 1):
+        for chosen in combinations(names, count):
+            for segment in segments(again(of, *chosen)).values():
+                joint = interpret(segment)
+                makers = {value: node.op for node in joint.nodes for value in node.outputs}
+                readers = Counter(value for node in joint.nodes for value in node.reads)
+                for node in joint.nodes:
+                    if node.op in ("quantise", "quantise_both") and readers[node.reads[0]] == 1:
+                        made = makers.get(node.reads[0], "")
+                        assert made not in ("rmsnorm", "add_rmsnorm", "swiglu", "gated_swiglu"), (segment.kind, chosen)
+                        assert not made.endswith("swiglu_dgrad")
+                    assert node.op != "unpermute_dgrad", "gradients of rows are quantised as they are copied"
+
+
+BOTH, KEPT = "mla_attention_dgrad_quantise_both", "dequantise_mla_attention_dgrad"
+
+
+@pytest.mark.parametrize(
+    ("kept", "nope", "value", "sequence", "expected"),
+    [
+        ("e5m6", 128, 128, 4096, {"mla_attention_quantise_kept", f"dequantise_{BOTH}"}),
+        ("e5m6", 128, 128, 4000, {"mla_attention_quantise_kept", KEPT}),  # tiles with rows of two sequences
+        ("e5m6", 64, 128, 4096, {"mla_attention_quantise_kept", KEPT}),  # a tile of keys and of values
+        ("e5m6", 128, 64, 4096, {"mla_attention", "mla_attention_dgrad"}),  # two heads share a tile
+        (None, 128, 128, 4096, {"mla_attention", BOTH}),
+        (None, 128, 128, 4000, {"mla_attention", "mla_attention_dgrad"}),
+    ],
+)
+def test_attention_in_tiles(kept: str | None, nope: int, value: int, sequence: int, expected: set[str]) -> None:
+    """Attention quantises where a head is whole tiles, and reads what was kept of it."""
+    attention = EIGHT_BITS.model.attention
+    assert isinstance(attention, Mla)
+    widths = attention.head_dim.model_copy(update={"nope": nope, "value": value})
+    model = EIGHT_BITS.model.model_copy(update={"attention": attention.model_copy(update={"head_dim": widths})})
+    of = EIGHT_BITS.model_copy(
+        update={
+            "model": model,
+            "precision": EIGHT_BITS.precision.model_copy(update={"attention_output": kept}),
+            "train": EIGHT_BITS.train.model_copy(update={"sequence": sequence}),
+        }
+    )
+    segment = segments(of)["attention"]
+    assert {node.op for node in interpret(segment).nodes if "attention" in node.op} == expected
+    assert {node.op for node in interpret(apart(segment)).nodes if "attention" in node.op} == {
+        "mla_attention", "mla_attention_dgrad"
+    }  # fmt: skip
+
+
+def test_a_name_for_every_pass() -> None:
+    """Passes are named by `unfused`, and one by `recompute`; some layer lists each name."""
+    assert {*PASSES} == {*Fusion.__args__, "logits"} == {name for layer in LAYERS.values() for name in layer.fused}  # type: ignore[attr-defined]
+
+
+def test_what_a_run_leaves_apart_is_apart() -> None:
+    for name in Fusion.__args__:  # type: ignore[attr-defined]
+        whole, less = segments(spec()), segments(spec().model_copy(update={"unfused": (name,)}))
+        for kind, segment in whole.items():
+            assert less[kind].fused == tuple(each for each in segment.fused if each != name)
+
+
+@pytest.mark.parametrize("eight", [(), ("linear",), ("dispatch",), ("combine",), ("linear", "dispatch", "combine")])
+@pytest.mark.parametrize("layers", [(DENSE, moe()), (DENSE,), (moe(shared=0),)], ids=["both", "dense", "moe"])
+def test_a_name_is_refused_where_it_changes_nothing(eight: tuple[str, ...], layers: tuple[Dense | Moe, ...]) -> None:
+    """A name of `unfused` is refused exactly where the graphs of the segments are equal with it and without it."""
+    of = spec(layers=layers)
+    roles = {role: "e4m3" if role in eight else "bf16" for role in ("linear", "dispatch", "combine")}
+    precision = EIGHT_BITS.precision.model_copy(update=roles)
+    of = of.model_copy(update={"precision": precision})
+    whole = {kind: interpret(segment).nodes for kind, segment in segments(of).items()}
+    for name in Fusion.__args__:  # type: ignore[attr-defined]
+        less = of.model_copy(update={"unfused": (name,)})
+        same = whole == {kind: interpret(segment).nodes for kind, segment in segments(less).items()}
+        assert bool([*unfused_ops_exist(less)]) == same, name
+
+
+GROUPED = spec(layers=(DENSE,), attention=gqa())
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        GROUPED,
+        again(GROUPED, "rmsnorm"),
+        again(GROUPED, "rmsnorm", "dense"),
+        again(GROUPED, "rmsnorm", "attention", "dense"),
+        spec().model_copy(update={"model": spec().model.model_copy(update={"hidden": 8200})}),
+    ],
+    ids=["a norm alone", "norms again", "norms of attention again", "all again", "too wide"],
+)
+def test_the_gradient_of_a_norm_is_refused_where_nothing_is_beside_it(of: Spec) -> None:
+    less = of.model_copy(update={"unfused": ("norm_gradient",)})
+    whole, apart_ = ([interpret(segment).nodes for segment in segments(each).values()] for each in (of, less))
+    assert bool([*unfused_ops_exist(less)]) == (whole == apart_)
+
+
+def test_a_pass_that_finds_nothing_is_an_error() -> None:
+    segment = segments(spec())["router"]
+    joint = interpret(apart(segment))
+    without = replace(joint, segment=segment, nodes=tuple(node for node in joint.nodes if node.op != "add"))
+    with pytest.raises(AssertionError, match="residual_norm: 0 matches in router, not 1"):
+        fused(without)
+    shared = replace(interpret(apart(segments(spec())["attention"])), segment=segment)
+    with pytest.raises(AssertionError, match="0 matches"):
+        fused(shared)
+
+
+# ---------------------------------------------------------------- nothing else changes
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("of", MODELS.values(), ids=MODELS)
+def test_equal_to_the_bit(of: Spec, precision: str) -> None:
+    """Outputs and every gradient, of every segment that has something fused, to the ops one after the other."""
+    from dsl.schema import BUILT_IN
+
+    of = of.model_copy(update={"precision": BUILT_IN[precision]})
+    for segment in (*segments(with_logits(of)).values(), *segments(again(of, "rmsnorm")).values()):
+        if not segment.fused or segment.kind == "head":
+            continue
+        given_ = arguments(segment, 31, ROWS)
+        if "slots" in given_:
+            given_["slots"] = torch.randperm(len(given_["slots"]))
+        given_ = rounded_arguments(segment, given_) if precision != "fp64" else given_
+        one, other = (by_segment(each, load(each), given_) for each in (segment, apart(segment)))
+        for mine, theirs in ((one.outputs, other.outputs), (one.gradients, other.gradients)):
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[name], theirs[name]) for name in theirs), segment.kind
+
+
+def test_the_cut_keeps_its_bytes() -> None:
+    """What crosses between F, I and W is the same; only what is made and gone within one of them is not made."""
+    for segment in segments(spec()).values():
+        one, other = (split(interpret(each)).cut for each in (segment, apart(segment)))
+        for part in ("outputs", "saved", "gradients", "deferred"):
+            assert sorted(map(repr, getattr(one, part))) == sorted(map(repr, getattr(other, part)))
+
+
+@settings(max_examples=12)
+@given(
+    query_rank=st.none() | st.integers(1, 9),
+    shared=st.integers(0, 2),
+    names=st.sets(st.sampled_from(["rmsnorm", "swiglu", "mla_up", "attention", "dense", "router", "shared", "logits"])),
+    unfused=st.sets(st.sampled_from(["residual_norm", "route", "join", "norm_gradient"])),
+)
+def test_traced_and_planned_graphs_agree_for_any_choice(
+    query_rank: int | None, shared: int, names: set[str], unfused: set[str]
+) -> None:
+    of = spec(layers=(DENSE, moe(shared=shared)), attention=mla(query_rank=query_rank))
+    for segment in segments(again(of.model_copy(update={"unfused": tuple(sorted(unfused))}), *names)).values():
+        emit(segment, NUM_SMS)
+
+
+# ---------------------------------------------------------------- the logits
+
+
+def test_logits_that_are_made_in_blocks_are_no_tensor() -> None:
+    of = spec()
+    plain, blocks = (segments(each)["head"] for each in (of, with_logits(of)))
+    T, V = 16, 31
+    assert any(tensor.shape == (T, V) for tensor in split(interpret(plain)).cut.saved)
+    cut = split(interpret(blocks)).cut
+    assert all(buffer.shape != (T, V) for part in (cut.saved, cut.deferred) for buffer in part)
+    assert "head" in cut.W.args, "W makes them once more, of the weight"
+    joint = interpret(blocks)
+    assert not any(node.op in ("linear", "cross_entropy") for node in joint.nodes)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_logits_in_blocks_are_those_of_the_whole(precision: str) -> None:
+    from dsl.schema import BUILT_IN
+
+    of = spec().model_copy(update={"precision": BUILT_IN[precision]})
+    plain, blocks = (segments(each)["head"] for each in (of, with_logits(of)))
+    given_ = arguments(plain, 31)
+    given_ = rounded_arguments(plain, given_) if precision != "fp64" else given_
+    one, other = (by_segment(each, load(each), given_) for each in (blocks, plain))
+    unit = 2.0**-52 if precision == "fp64" else 2.0**-23
+    for mine, theirs in ((one.outputs, other.outputs), (one.gradients, other.gradients)):
+        for name, tensor in theirs.items():
+            bound = 64 * unit * tensor.abs().max()  # sums of at most 31 terms, in another order
+            assert (mine[name] - tensor).abs().max() <= bound, name
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def test_bytes_saved_are_those_that_no_longer_move() -> None:
+    """Saved bytes are those counted by hand, for a MoE layer: T 16, D 12, K 3, float64."""
+    T, D, K, size = 16, 12, 3, 8
+    tensor, gates, choices = T * D * size, T * K * size, T * K * 8
+    saved = {}
+    for segment in segments(spec()).values():
+        saved |= {(segment.kind, node.op): each for node, each in bytes_saved(interpret(segment)).items()}
+    assert saved["router", "add_rmsnorm"] == (tensor, 0), "the sum is not read again"
+    assert saved["router", "route_permute"] == (gates + choices, 0), "gates and choices are not read again"
+    assert saved["router", "permuted_rmsnorm_dgrad_add"] == (7 * tensor, 0), "three sums; dy is not read again"
+    assert saved["attention", "sum_rmsnorm_dgrad_add"] == (3 * tensor, 0), "a sum; dy is not read again"
+    assert saved["dense", "rmsnorm_dgrad_add"] == (2 * tensor, 0), "neither written nor read"
+    assert saved["join", "unpermute_add"] == (4 * tensor, 0), "two sums, each neither written nor read"
+
+
+def test_bytes_saved_with_a_norm_that_is_computed_again() -> None:
+    """Neither x, nor rstd, nor the gain is read again."""
+    T, D, size = 16, 12, 8
+    less = (T * D + T + D) * size
+    plain, repeated = (
+        {(segment.kind, node.op.replace("_again", "")): saved for segment in segments(each).values()
+         for node, saved in bytes_saved(interpret(segment)).items()}
+        for each in (spec(), again(spec(), "rmsnorm"))
+    )  # fmt: skip
+    names = [name for name in plain if name[1].endswith("rmsnorm_dgrad_add")]
+    assert len(names) == 3 and all(repeated[name] == (plain[name][0] + less, 0) for name in names)
+
+
+def test_the_build_lists_every_call() -> None:
+    for segment in segments(spec()).values():
+        code = emit(segment, NUM_SMS)
+        parts = split(interpret(segment))
+        nodes = [node.op for nodes in parts.functions.values() for node in nodes if node.op != "columns"]
+        assert sorted(call.op for call in code.calls) == sorted(nodes)
+        assert {call.kernel for call in code.calls if call.kernel} == {name for name, _ in code.kernels}
+        assert sum(bool(call.parts) for call in code.calls) == len(interpret(segment).parts)
+        assert all(call.op in OPS or call.op in ("add", "cat2") for call in code.calls)
+
+
+# ---------------------------------------------------------------- the rewriting itself
+
+A_B = Pass(
+    find=(Node("a", ("x", "n"), ("y",)), Node("b", ("y", "z", "n"), ("w",))),
+    make=(Node("ab", ("x", "z", "n"), ("w",)),),
+    matches=lambda _: 1,
+)
+
+
+def graph(*nodes: Node, outputs: tuple[str, ...] = ("out",)) -> Joint:
+    """A graph of vectors with the inputs p and q."""
+    inputs = tuple(Input(name, (4,), "float32") for name in "pq")
+    segment = Segment("any", lambda: (), (), inputs, tuple(Output(name) for name in outputs), fused=("test",))
+    names = {name for node in nodes for name in (*node.reads, *node.outputs)}
+    tensors = {name: Tensor((4,), "float32") for name in names}
+    return Joint(segment, nodes, tensors, tuple((name, name) for name in outputs), (), ())
+
+
+@pytest.fixture
+def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PASSES, "test", (A_B,))
+
+
+@pytest.mark.usefixtures("one_pass")
+def test_a_match_is_rewritten_in_place() -> None:
+    before = graph(Node("a", ("p", 2), ("t",)), Node("c", ("q",), ("u",)), Node("b", ("t", "u", 2), ("out",)))
+    after = fused(before)
+    assert after.nodes == (Node("c", ("q",), ("u",)), Node("ab", ("p", "u", 2), ("out",)))
+    assert after.parts == ((after.nodes[1], (before.nodes[0], before.nodes[2])),)
+    assert set(phases(after).values()) == {"F"}
+
+
+@pytest.mark.usefixtures("one_pass")
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (Node("a", ("p", 2), ("t",)), Node("b", ("t", "q", 3), ("out",))),  # another constant
+        (Node("a", ("p", 2), ("t",)), Node("b", ("q", "t", 2), ("out",))),  # another place
+        (Node("a", ("p", 1), ("t",)), Node("b", ("t", "q", True), ("s",)), Node("c", ("t", "s"), ("out",))),  # read
+        (Node("a", ("p", 2), ("t",)), Node("a", ("q", 2), ("u",)), Node("b", ("p", "u", 2), ("out",))),
+    ],
+    ids=["constant", "place", "read by another", "of another"],
+)
+def test_what_is_no_match_stays(nodes: tuple[Node, ...]) -> None:
+    with pytest.raises(AssertionError, match="0 matches in any, not 1"):
+        fused(graph(*nodes))
+
+
+@pytest.mark.usefixtures("one_pass")
+def test_a_value_that_the_segment_returns_is_not_lost() -> None:
+    nodes = (Node("a", ("p", 2), ("t",)), Node("b", ("t", "q", 2), ("out",)))
+    with pytest.raises(AssertionError, match="0 matches"):
+        fused(graph(*nodes, outputs=("out", "t")))
+
+
+def test_a_sum_matches_either_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = Pass(
+        (Node("a", ("x",), ("y",)), Node("add", ("y", "z"), ("w",))), (Node("az", ("x", "z"), ("w",)),), lambda _: 1
+    )
+    monkeypatch.setitem(PASSES, "test", (each,))
+    for args in (("t", "q"), ("q", "t")):
+        after = fused(graph(Node("a", ("p",), ("t",)), Node("add", args, ("out",))))
+        assert after.nodes == (Node("az", ("p", "q"), ("out",)),)

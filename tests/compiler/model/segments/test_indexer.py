@@ -1,0 +1,62 @@
+"""Attention with an indexer against autograd over plain torch, in float64, and what trains which of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compiler.model.segments.interpret import cut
+from dsl.schema import Indexer, LinearScaling, Rope, Spec
+from tests.compiler.model.segments.running import by_segment, load
+from tests.compiler.model.segments.specs import mla, spec
+from tests.compiler.model.segments.test_segments import arguments, check, segment_of
+
+INDEXER = Indexer(heads=2, head_dim=6, top_k=3)
+OURS = ("index_q", "index_k", "index_norm", "index_bias", "index_weights")
+
+
+def sparse(**changes: Any) -> Spec:
+    return spec(attention=mla(indexer=INDEXER), sequence=8).model_copy(update=changes)
+
+
+def dense() -> Spec:
+    """The phase in which the indexer alone is trained."""
+    return sparse(train=sparse().train.model_copy(update={"only": "indexer"}))
+
+
+@pytest.mark.parametrize("of", [sparse(), dense()], ids=["sparse", "dense"])
+def test_equals_autograd(of: Spec) -> None:
+    check(segment_of("attention", of))
+
+
+@pytest.mark.parametrize("names", [("rmsnorm",), ("mla_up",), ("rmsnorm", "mla_up"), ("attention",)], ids=str)
+def test_what_is_computed_again_changes_nothing(names: tuple[str, ...]) -> None:
+    plain, again = (segment_of("attention", sparse(recompute=each)) for each in ((), names))
+    assert cut(again).saved != cut(plain).saved
+    check(again)
+
+
+def test_rotation_is_that_of_attention() -> None:
+    rope = Rope(theta=100.0, scaling=LinearScaling(factor=3.0))
+    check(segment_of("attention", spec(attention=mla(indexer=INDEXER, rope=rope, scale=0.3), sequence=8)))
+    check(segment_of("attention", spec(attention=mla(indexer=INDEXER, rope=None), sequence=8)))
+
+
+def test_neither_trains_the_other() -> None:
+    """The loss of the indexer has no gradient of anything else, and what attention gives none of the indexer."""
+    segment = segment_of("attention", sparse())
+    given = arguments(segment, 31)
+    given |= {name: each * 0 for name, each in given.items() if name.startswith("g_")}
+    everything = {param.name for param in segment.params}
+    for zeros, wanted in ((("d_y", "d_entered"), {*OURS}), (("d_index_loss",), everything - {*OURS})):
+        found = by_segment(segment, load(segment), given | {name: given[name] * 0 for name in zeros}).gradients
+        assert {name.removeprefix("g_") for name, each in found.items() if name[:2] == "g_" and each.any()} == wanted
+        assert found["d_h"].any() == ("d_y" not in zeros)
+
+
+def test_the_indexer_alone_is_trained() -> None:
+    segment = segment_of("attention", dense())
+    assert [param.name for param in segment.params if param.grad] == [*OURS]
+    assert {param.role for param in segment.params if not param.grad} == {"still"}
+    assert not any(param.grad for param in segment_of("dense", dense(), dense().model.layers[0].ffn).params)

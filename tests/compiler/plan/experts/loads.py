@@ -1,0 +1,77 @@
+"""Loads and layouts of every kind that tests place, and the best placement by trying all."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from compiler.plan.experts.layout import Floats, Layout
+
+KINDS = ("uniform", "zipf", "hot", "equal", "zeros", "few", "lognormal", "real")
+
+
+def load_of(kind: str, experts: int, seed: int = 0) -> Floats:
+    random = np.random.default_rng(seed)
+    loads = {
+        "uniform": lambda: random.integers(0, 1000, experts),
+        "zipf": lambda: random.permutation(np.round(1e5 / np.arange(1, experts + 1) ** 1.3)),
+        "hot": lambda: np.where(np.arange(experts) == seed % experts, 10**6, 1),
+        "equal": lambda: np.full(experts, 7),
+        "zeros": lambda: np.zeros(experts),
+        "few": lambda: np.where(np.arange(experts) % 3 == 0, random.integers(1, 9, experts), 0),
+        "lognormal": lambda: np.round(1e6 * random.lognormal(0, 1, experts)),
+        "real": lambda: random.random(experts),
+    }
+    return loads[kind]().astype(np.float64)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, most_slots: int = 6) -> Layout:
+    nodes, groups = draw(st.sampled_from((1, 2, 3, 4))), draw(st.sampled_from((1, 2, 4, 6, 8)))
+    devices = nodes * draw(st.integers(1, 4))
+    replicas = devices * draw(st.integers(1, most_slots))
+    experts = max(1, draw(st.integers((replicas + 1) // 2, replicas)) // groups) * groups
+    if experts > replicas:
+        groups = experts = replicas
+    return Layout(experts, replicas, groups, nodes, devices)
+
+
+def best_device_load(load: Floats, layout: Layout) -> float:
+    """Tokens of the busiest device of the best placement, by trying all replica counts and all packings."""
+    best = np.inf
+    for counts in compositions(layout.replicas, layout.experts):
+        shares = sorted((load[e] / c for e, c in enumerate(counts) for _ in range(c)), reverse=True)
+        best = min(best, packed_best(shares, layout.devices, layout.slots, best))
+    return float(best)
+
+
+def compositions(number: int, parts: int) -> list[tuple[int, ...]]:
+    """All ways to write a number as so many positive parts."""
+    if parts == 1:
+        return [(number,)]
+    firsts = range(1, number - parts + 2)
+    return [(first, *rest) for first in firsts for rest in compositions(number - first, parts - 1)]
+
+
+def packed_best(shares: list[float], num_bins: int, places: int, below: float) -> float:
+    """The least load of the fullest bin, by depth-first search that tries equal bins once."""
+    sums, counts, best = [0.0] * num_bins, [0] * num_bins, below
+
+    def place(index: int) -> None:
+        nonlocal best
+        if index == len(shares):
+            best = max(sums)
+            return
+        seen = set()
+        for b in range(num_bins):
+            if counts[b] == places or (sums[b], counts[b]) in seen or sums[b] + shares[index] >= best:
+                continue
+            seen.add((sums[b], counts[b]))
+            sums[b] += shares[index]
+            counts[b] += 1
+            place(index + 1)
+            sums[b] -= shares[index]
+            counts[b] -= 1
+
+    place(0)
+    return best

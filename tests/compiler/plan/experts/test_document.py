@@ -1,0 +1,136 @@
+"""The file of a placement: it reads back as it was written, and says what is wrong with it otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.ir.expert_placement import to_text
+from compiler.plan.experts.layout import Layout, PlaceError, aligned, balance_of, default_placement, keeps_groups, moves
+from compiler.plan.experts.placement_file import layer_placement, physical_of, read_load, read_placement
+
+LAYOUT = Layout(6, 6, 1, 1, 3)
+NOW = default_placement(LAYOUT)
+NEW = np.array([0, 4, 2, 3, 1, 5])
+
+
+def written() -> str:
+    return to_text([layer_placement("layers.3", NEW, 3, moves(NOW, NEW, LAYOUT))])
+
+
+def test_a_file_reads_back(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(written())
+    layer = read_placement(tmp_path / "p.json")["layers.3"]
+    assert layer.devices == ((0, 4), (2, 3), (1, 5))
+    assert layer.moves == ("expert 1: device 0 → device 2", "expert 4: device 2 → device 0")
+    assert physical_of(layer).tolist() == NEW.tolist() and layer.num_experts == 6
+    assert to_text([layer]) == written()
+
+
+def test_each_device_is_a_line() -> None:
+    assert "\n    [0, 4],\n    [2, 3],\n    [1, 5]\n" in written()
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda d: d.update(version=2), "version 2 is not known"),
+        (lambda d: d.update(more=1), "should be here"),
+        (lambda d: d.update(layers=3), "`layers` is a list"),
+        (lambda d: d["layers"].append(d["layers"][0]), "layers.3 is there twice"),
+        (lambda d: d["layers"][0].update(layer="../x"), "is no name of a layer"),
+        (lambda d: d["layers"][0].update(devices=[]), "`devices` is a list of the experts of each device"),
+        (lambda d: d["layers"][0].update(devices=[[0, -1]]), "`devices` is a list of the experts of each device"),
+        (lambda d: d["layers"][0].update(devices=[[0, True]]), "`devices` is a list of the experts of each device"),
+        (lambda d: d["layers"][0].update(devices=[[0, 10**9]]), "`devices` is a list of the experts of each device"),
+        (lambda d: d["layers"][0]["devices"][0].append(5), "equally many experts"),
+        (lambda d: d["layers"][0].update(devices=[[0, 4], [2, 3], [0, 5]]), "expert 1 is on no device"),
+        (lambda d: d["layers"][0].update(moves=[3]), "`moves` is a list of texts"),
+        (lambda d: d["layers"][0].update(moves=["rm -rf"]), "is no move, such as"),
+        (lambda d: d["layers"][0]["devices"].reverse(), "does not agree with `devices`, where expert 1 is elsewhere"),
+    ],
+)
+def test_what_is_no_placement(tmp_path: Path, edit: Callable[[Any], None], message: str) -> None:
+    document = json.loads(written())
+    edit(document)
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    with pytest.raises(PlaceError, match=message):
+        read_placement(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"load": [[1, 2], [3', "2: this is not JSON|:1:21: this is not JSON"),
+        ("[[1, 2]]", "should be here, a row for each layer"),
+        ('{"load": []}', "there is no layer in `load`"),
+        ('{"load": [[]]}', "row 0 of `load` is no list of tokens"),
+        ('{"load": [[1], 5]}', "row 1 of `load` is no list of tokens"),
+        ('{"load": [[1, -2]]}', "row 0, expert 1: -2 tokens"),
+        ('{"load": [[1, NaN]]}', "NaN is no number of JSON"),
+        ('{"load": [[1, 1e999]]}', "row 0, expert 1: inf tokens"),
+        ('{"load": [[1, true]]}', "row 0, expert 1: true is no number"),
+        ('{"load": [["7"]]}', 'row 0, expert 0: "7" is no number'),
+        ('{"load": [[1]], "load": [[2]]}', "`load` is given twice"),
+        ("[" * 100_000, "nested too deep|not JSON"),
+        ('{"load": [[' + "9" * 5000 + "]]}", "a number of 5,000 digits is too large"),
+        ('{"load": [[' + "9" * 400 + "]]}", "row 0, expert 0: 9{40} tokens; from 0 to 1e.18"),
+        ('{"load": ' + json.dumps([[1]] * 5000) + "}", "5,000 layers are too many"),
+    ],
+)
+def test_what_is_no_load(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "l.json").write_text(text)
+    with pytest.raises(PlaceError, match=message):
+        read_load(tmp_path / "l.json")
+
+
+def test_a_load_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "l.json").write_bytes(b'{"load": "\xff"}')
+    with pytest.raises(PlaceError, match="is not text in UTF-8"):
+        read_load(tmp_path / "l.json")
+    with pytest.raises(PlaceError, match="is no regular file"):
+        read_load(tmp_path)
+
+
+def test_names_of_devices_are_those_under_which_least_moves() -> None:
+    """A placement with its devices shuffled is what it was."""
+    layout = Layout(24, 24, 4, 2, 6)
+    random = np.random.default_rng(2)
+    now = random.permutation(24)
+    nodes = now.reshape(2, 3, 4)[random.permutation(2)]
+    shuffled = np.stack([node[random.permutation(3)] for node in nodes]).reshape(-1)
+    assert moves(now, aligned(shuffled, now, layout), layout) == ()
+
+
+def test_naming_devices_changes_no_load() -> None:
+    layout, random = Layout(24, 36, 4, 2, 6), np.random.default_rng(4)
+    for _ in range(10):
+        load = random.random(24)
+        physical = np.concatenate([random.permutation(24), random.integers(0, 24, 12)])
+        now = np.concatenate([random.permutation(24), random.integers(0, 24, 12)])
+        named = aligned(physical, now, layout)
+        before, after = (astuple(balance_of(load, each, layout)) for each in (physical, named))
+        assert after == pytest.approx(before)
+        assert keeps_groups(named, layout) == keeps_groups(physical, layout)
+
+
+def test_moves_lead_from_one_to_the_other() -> None:
+    random, layout = np.random.default_rng(1), Layout(8, 12, 1, 1, 4)
+    for _ in range(20):
+        now, new = (np.concatenate([random.permutation(8), random.integers(0, 8, 4)]) for _ in range(2))
+        held = np.zeros((4, 8), dtype=int)
+        np.add.at(held, (np.arange(12) // 3, now), 1)
+        for move in moves(now, new, layout):
+            if move.source >= 0:
+                held[move.source, move.expert] -= 1
+            if move.destination >= 0:
+                held[move.destination, move.expert] += 1
+        expected = np.zeros((4, 8), dtype=int)
+        np.add.at(expected, (np.arange(12) // 3, new), 1)
+        assert (held == expected).all()

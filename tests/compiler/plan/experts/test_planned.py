@@ -1,0 +1,227 @@
+"""A spec with a placement file, planned: the plan says what the file says; other degrees than its are not tried."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.cli.main import main
+from compiler.ir.expert_placement import ExpertPlacement, LayerPlacement, to_text
+from compiler.plan.experts.layer_search import place_layer
+from compiler.plan.experts.layout import Layout, PlaceError, default_placement, moves
+from compiler.plan.experts.placement_file import layer_placement, read_placement
+from compiler.plan.experts.spec_experts import layers_with_experts
+from compiler.plan.plan import make_plan
+from compiler.plan.read_files import with_files
+from compiler.plan.spec_files import expert_placement_of
+from dsl.load import load as load_spec
+
+ROOT = Path(__file__).parents[4]
+QUICK = ROOT / "specs" / "quickstart.dsc"
+Shown = pytest.CaptureFixture[str]
+NAMED = 'parallel.placement="placement.json"'
+
+
+def shifted(ranks: int, experts: int, load: Any = None) -> LayerPlacement:
+    """Experts one after the other over the ranks."""
+    physical = np.arange(experts).reshape(-1, ranks).T.reshape(-1)
+    return layer_placement("", physical, ranks, (), None if load is None else np.asarray(load, dtype=float))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quick.dsc").write_text(QUICK.read_text("utf-8"), "utf-8")
+    return tmp_path
+
+
+def write(folder: Path, ranks: int, load: Callable[[int], Any] = lambda experts: None) -> Path:
+    """A file for so many expert ranks, under a load."""
+    layers = []
+    for name, ffn in layers_with_experts(load_spec(QUICK)):
+        made = shifted(ranks, ffn.experts, load(ffn.experts))
+        layers.append(LayerPlacement(name, made.devices, made.moves, made.load))
+    (folder / "placement.json").write_text(to_text(layers), "utf-8")
+    return folder / "placement.json"
+
+
+def plan(capsys: Shown, *settings: str) -> Any:
+    sets = [word for each in settings for word in ("-s", each)]
+    assert main(["plan", "quick.dsc", *sets, "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: Shown, *settings: str) -> str:
+    sets = [word for each in settings for word in ("-s", each)]
+    assert main(["plan", "quick.dsc", *sets]) == 2
+    return capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- what is assumed
+
+
+def test_the_plan_names_the_file(folder: Path, capsys: Shown) -> None:
+    write(folder, 2)
+    plain, placed = plan(capsys), plan(capsys, NAMED)
+    assert "expert e of E lives on expert rank e // (E / expert)" in plain["assumptions"]
+    assert "experts live on the expert ranks that placement.json says" in placed["assumptions"]
+    assert not any("expert e of E" in said or "busiest" in said for said in placed["assumptions"])
+    assert placed["step"]["seconds"] >= plain["step"]["seconds"]  # the router sorts rows by one more table
+    assert main(["plan", "quick.dsc", "-s", NAMED]) == 0
+    assert "experts live on the expert ranks that placement.json says" in capsys.readouterr().out
+
+
+def test_how_even_it_is_under_its_load(folder: Path) -> None:
+    """Balance by hand: even experts carry 3, odd ones 1; the file deals them out in turn, plain numbering in halves."""
+    write(folder, 2, lambda experts: [3 if e % 2 == 0 else 1 for e in range(experts)])
+    spec = with_files(load_spec("quick.dsc", overrides=[NAMED]), {}, folder)
+    placement = expert_placement_of(spec)
+    assert placement is not None
+    (said,) = placement.evenness
+    assert "1.500 and 1.500 times the mean" in said and "by their numbers it would be 1.000 and 1.000" in said
+    assert said in make_plan(spec).assumptions
+    rows = placement.layers
+    for at, layer in enumerate(rows.values()):  # one worse layer, twice as busy as the others
+        even = [2.0] * layer.num_experts
+        heavy = [8.0 if e % 2 == 0 else 0.0 for e in range(layer.num_experts)]
+        rows = rows | {layer.layer: LayerPlacement(layer.layer, layer.devices, (), tuple(even if at else heavy))}
+    worst, share = 2.0, (2 * 2 + (len(rows) - 1)) / (2 + len(rows) - 1)
+    (said,) = ExpertPlacement(rows).evenness
+    assert f"gets {worst:.3f} and {share:.3f} times the mean" in said
+
+
+def test_a_load_of_nothing_says_nothing(folder: Path) -> None:
+    write(folder, 2, lambda experts: [0] * experts)
+    placement = expert_placement_of(with_files(load_spec("quick.dsc", overrides=[NAMED]), {}, folder))
+    assert placement is not None and placement.evenness == ()
+
+
+def test_little_of_a_run_is_moved(folder: Path, capsys: Shown) -> None:
+    """The best placement of some layers moves many experts; a placement within the tolerance moves fewer."""
+    random = np.random.default_rng(1)
+    rows = [random.integers(1, 1000, ffn.experts).astype(float) for _, ffn in layers_with_experts(load_spec(QUICK))]
+    (folder / "load.json").write_text(json.dumps({"load": [row.tolist() for row in rows]}), "utf-8")
+    assert main(["place", "load.json", "quick.dsc", "--format", "json"]) == 0
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    layout = Layout(16, 16, 2, 1, 2)
+    now = default_placement(layout)
+    counts = []
+    for row, layer in zip(rows, layers, strict=True):
+        steady, best = (place_layer(row, layout, now=now, steady=each).physical for each in (True, False))
+        assert layer["physical_to_logical"] == steady.tolist()
+        assert len(layer["moves"]) == len(moves(now, steady, layout)) <= len(moves(now, best, layout))
+        counts.append(len(moves(now, best, layout)) - len(layer["moves"]))
+    assert sum(counts) > 0
+
+
+def test_what_dsc_place_wrote_is_what_it_says(folder: Path, capsys: Shown) -> None:
+    """The balance of its answer, from the file."""
+    random = np.random.default_rng(3)
+    rows = [random.integers(1, 1000, ffn.experts).tolist() for _, ffn in layers_with_experts(load_spec(QUICK))]
+    (folder / "load.json").write_text(json.dumps({"load": rows}), "utf-8")
+    assert main(["place", "load.json", "quick.dsc", "-o", "placement.json", "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    worst = max(layer["balance"]["device"] for layer in answer["layers"])
+    before = max(layer["before"]["device"] for layer in answer["layers"])
+    (said,) = (line for line in plan(capsys, NAMED)["assumptions"] if "busiest" in line)
+    assert f"gets {worst:.3f} and {answer['overall']['after']:.3f} times" in said
+    assert f"would be {before:.3f} and {answer['overall']['before']:.3f};" in said
+
+
+# ---------------------------------------------------------------- the load in the file
+
+
+def test_a_load_reads_back(folder: Path) -> None:
+    path = write(folder, 2, lambda experts: [0.5 * e for e in range(experts)])
+    layers = read_placement(path)
+    assert all(layer.load == tuple(0.5 * e for e in range(layer.num_experts)) for layer in layers.values())
+    assert to_text(tuple(layers.values())) == path.read_text("utf-8")
+    whole = write(folder, 2, lambda experts: range(experts)).read_text("utf-8")
+    assert '"load": [0, 1, 2, 3' in whole
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        (3, "`load` is the tokens of each of its 16 experts"),
+        ([1, 2], "`load` is the tokens of each of its 16 experts"),
+        ([], "`load` is the tokens of each of its 16 experts"),
+        ([-1, *[1] * 15], "`load`: -1 tokens"),
+        (["1", *[1] * 15], '`load`: "1" is no number'),
+        ([True, *[1] * 15], "`load`: true is no number"),
+        ([1e300, *[1] * 15], "`load`: 1e.300 tokens"),
+        ([[1], *[1] * 15], r"`load`: \[1\] is no number"),
+    ],
+)
+def test_what_is_no_load(folder: Path, load: Any, message: str) -> None:
+    path = write(folder, 2)
+    document = json.loads(path.read_text("utf-8"))
+    document["layers"][0]["load"] = load
+    path.write_text(json.dumps(document), "utf-8")
+    with pytest.raises(PlaceError, match=message):
+        read_placement(path)
+
+
+# ---------------------------------------------------------------- degrees that are open
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_only_degrees_of_the_file_are_tried(folder: Path, capsys: Shown, ranks: int) -> None:
+    write(folder, ranks)
+    both = "parallel.expert=auto", "parallel.pipeline=1"
+    assert {choice["values"]["parallel.expert"] for choice in plan(capsys, *both, "schedule.name=1f1b")["choices"]} > {
+        2
+    }
+    found = plan(capsys, *both, "schedule.name=1f1b", NAMED)
+    assert found["parallel"]["expert"] == ranks
+    assert {choice["values"]["parallel.expert"] for choice in found["choices"]} == {ranks}
+
+
+def test_other_degrees_are_open_beside_it(folder: Path, capsys: Shown) -> None:
+    """Data ranks must be a multiple of the file's, so the longest pipelines are left out."""
+    write(folder, 4)
+    found = plan(capsys, "parallel.expert=4", "parallel.pipeline=auto", "schedule.name=1f1b", NAMED)
+    assert found["parallel"]["pipeline"] == 1
+    capsys.readouterr()
+    both = ["-s", "parallel.expert=auto", "-s", "parallel.pipeline=auto"]
+    assert main(["check", "quick.dsc", *both, "-s", NAMED]) == 0  # though the first choice is expert = 2
+    assert main(["check", "quick.dsc", "-s", "parallel.expert=2", "-s", NAMED]) == 2
+
+
+def test_where_no_degree_is_one_of_the_file(folder: Path, capsys: Shown) -> None:
+    write(folder, 8)
+    said = refused(capsys, "parallel.expert=auto", NAMED)
+    assert "error[P0101]" in said and "placement.json is for expert = 8, which no choice for `auto` is" in said
+    assert "--> -s:1:20" in said
+
+
+def test_a_file_of_another_model_is_so_for_every_degree(folder: Path, capsys: Shown) -> None:
+    path = write(folder, 2)
+    document = json.loads(path.read_text("utf-8"))
+    document["layers"].pop()
+    path.write_text(json.dumps(document), "utf-8")
+    assert "mtp.0 is missing" in refused(capsys, "parallel.expert=auto", NAMED)
+    path.unlink()
+    assert "there is no file placement.json" in refused(capsys, "parallel.expert=auto", NAMED)
+
+
+def test_a_model_without_experts_keeps_its_own_message(folder: Path, capsys: Shown) -> None:
+    write(folder, 2)
+    path = os.path.relpath(ROOT / "specs" / "llama3-8b.dsc")
+    (folder / "quick.dsc").write_text(f'import "{path}"\nrun mine extends pretrain {{ }}\n', "utf-8")
+    assert "error[E0816]: no layer has experts" in refused(capsys, "parallel.expert=auto", NAMED)
+
+
+def test_no_edit_asks_for_another_degree(folder: Path, capsys: Shown) -> None:
+    """More expert ranks are among the edits of a plan that does not fit, but not with a placement file for two."""
+    write(folder, 2)
+    small = "cluster.node.device.memory=110MB"
+    free = {edit["key"] for way in plan(capsys, small)["edits"] for edit in way["settings"]}
+    held = {edit["key"] for way in plan(capsys, small, NAMED)["edits"] for edit in way["settings"]}
+    assert held and "parallel.expert" not in held and free

@@ -1,0 +1,66 @@
+"""Copies of a token: exact where the assumption is made, and never outside the bounds whatever tokens do."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+
+from compiler.plan.experts.copies import Routing, copies
+from compiler.plan.experts.layer_search import place_layer
+from compiler.plan.experts.layout import Layout, default_placement
+
+
+def test_independent_experts_exactly() -> None:
+    """One group: every set of experts, with its probability."""
+    load, layout = np.array([4.0, 1.0, 2.0, 1.0, 3.0, 1.0]), Layout(6, 6, 1, 3, 3)
+    chosen = load / load.sum() * 2
+    expected = 0.0
+    for taken in product((0, 1), repeat=6):
+        chance = prod(p if t else 1 - p for p, t in zip(chosen, taken, strict=True))
+        expected += chance * len({e // 2 for e, t in enumerate(taken) if t})
+    found = copies(load, default_placement(layout), layout, Routing(2, 1, 100), 3)
+    assert found.expected == pytest.approx(min(expected, 2))
+    assert found.most == 2 and found.least == pytest.approx(chosen[0] + chosen[2] + chosen[4])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bounds_hold_for_tokens_however_they_choose(seed: int) -> None:
+    """Tokens that prefer some experts together: the copies they really make are within the bounds."""
+    random, tokens, top_k, top_groups = np.random.default_rng(seed), 400, 3, 2
+    favour = random.normal(size=24) + 2 * random.normal(size=(5, 24))[random.integers(0, 5, tokens)]
+    score = favour + 0.5 * random.normal(size=(tokens, 24))
+    best = np.argsort(-score.reshape(tokens, 4, 6).max(axis=2), axis=1)[:, :top_groups]
+    allowed = np.zeros((tokens, 4), dtype=bool)
+    np.put_along_axis(allowed, best, True, axis=1)
+    score[~np.repeat(allowed, 6, axis=1)] = -np.inf
+    experts = np.argsort(-score, axis=1)[:, :top_k]
+    load = np.bincount(experts.reshape(-1), minlength=24).astype(float)
+    layout, routing = Layout(24, 24, 4, 4, 8), Routing(top_k, top_groups, 1)
+    for physical in (default_placement(layout), place_layer(load, layout, "ignore").physical):
+        place = np.argsort(physical)
+        for parts in (4, 8):
+            reached = place[experts] // (24 // parts)
+            actual = np.mean([len(set(row)) for row in reached.tolist()])
+            found = copies(load, physical, layout, routing, parts)
+            assert found.least - 1e-9 <= actual <= found.most + 1e-9
+            assert found.least - 1e-9 <= found.expected <= found.most + 1e-9
+
+
+def test_whole_groups_limit_the_nodes_of_a_token() -> None:
+    load, layout, routing = np.ones(64), Layout(64, 64, 8, 8, 16), Routing(8, 3, 1)
+    whole = copies(load, default_placement(layout), layout, routing, 8)
+    split = copies(load, np.arange(64).reshape(8, 8).T.reshape(-1), layout, routing, 8)
+    assert whole.most == 3 and whole.expected < 3 < split.expected <= split.most == 8
+
+
+def test_links_are_those_that_leave_the_node() -> None:
+    found = copies(np.ones(4), np.arange(4), Layout(4, 4, 1, 4, 4), Routing(4, 1, 10), 4)
+    assert found.expected == 4 and found.over_links(4) == 3 and found.busiest == 1
+
+
+def test_no_load() -> None:
+    found = copies(np.zeros(4), np.arange(4), Layout(4, 4, 1, 2, 2), Routing(2, 1, 10), 2)
+    assert (found.expected, found.least, found.most, found.busiest) == (0, 0, 0, 0)

@@ -1,0 +1,147 @@
+"""A placement that trains: the losses, gradients and weights of plain autograd, wherever the experts are; going on with
+one at the next resume; and what is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.emit.segment_cache import Segments
+from compiler.ir.expert_placement import ExpertPlacement
+from compiler.pipeline import lower_spec
+from compiler.plan.experts.placement_file import layer_placement
+from compiler.plan.experts.spec_experts import layers_with_experts, layout_of
+from compiler.plan.plan import make_plan
+from compiler.plan.read_files import with_files
+from compiler.plan.spec_files import with_expert_placement
+from dsl.load import load as load_spec
+from dsl.messages.diagnostics import SpecError
+from dsl.schema import Spec
+from tests.runtime.run.place import FOUR_RANKS, Place, bits, saved
+from tests.runtime.step.specs import MOE, spec
+from tests.runtime.step.test_differential import check
+from tests.runtime.step.test_nodes import on_nodes
+
+
+def scattered(chosen: Spec, seed: int = 0) -> tuple[Spec, ExpertPlacement]:
+    """Every expert somewhere, another way in every layer."""
+    random, layers, owners = np.random.default_rng(seed), {}, {}
+    for name, ffn in layers_with_experts(chosen):
+        physical = random.permutation(ffn.experts)
+        layers[name] = layer_placement(name, physical, chosen.parallel.expert, ())
+        place = np.argsort(physical) // (ffn.experts // chosen.parallel.expert)
+        owners[name] = tuple(place.tolist())
+    parallel = chosen.parallel.model_copy(update={"placement": "placement.json"})
+    placement = ExpertPlacement(layers)
+    assert placement.owners == owners and placement.num_ranks == chosen.parallel.expert
+    return with_expert_placement(chosen.model_copy(update={"parallel": parallel}), placement), placement
+
+
+@pytest.mark.parametrize(
+    ("of", "schedule", "pp", "ep", "dp", "zero"),
+    [("v3", "dualpipe", 2, 2, 2, 1), ("v3", "1f1b", 1, 4, 4, 0), ("qwen", "zbv", 2, 2, 2, 0)],
+)
+def test_training_equals_autograd(
+    tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+) -> None:
+    chosen, placement = scattered(spec(pp, ep, dp, 2 * pp, 5, zero, of, schedule))
+    assert any(owners != tuple(sorted(owners)) for owners in placement.owners.values())
+    check(tmp_path, segments, {"placed": chosen}, pp * dp)
+
+
+def test_experts_are_held_where_the_placement_says() -> None:
+    chosen, placement = scattered(spec(2, 2, 4, 4), seed=3)
+    plan = make_plan(chosen)
+    held = {replica.name: {rank % 4 % 2 for rank in replica.holders} for replica in plan.replicas}
+    for layer, owners in placement.owners.items():
+        for expert, owner in enumerate(owners):
+            assert held[f"{layer}.ffn.experts.{expert}.up"] == held[f"{layer}.ffn.experts.{expert}.down"] == {owner}
+    for tensor, slots in plan.slots:
+        owners = placement.owners[tensor.removesuffix(".ffn.router.slots")]
+        assert sorted(slots) == list(range(len(slots)))
+        assert [slot // (len(slots) // 2) for slot in slots] == list(owners)
+    lower_spec(chosen)  # and the proof has nothing against it
+
+
+def test_an_expert_rank_may_be_several_devices() -> None:
+    """Two nodes of two devices, which have two expert ranks of two devices, or one group's four."""
+    split, whole = (on_nodes(spec(1, ep, 4, 2, expert_tensor=4 // ep), 2) for ep in (2, 4))
+    layouts = [layout_of(each, MOE, None, None, None, None) for each in (split, whole)]
+    assert [(layout.devices, layout.nodes) for layout in layouts] == [(2, 2), (4, 2)]
+
+
+# ---------------------------------------------------------------- from a run to its next resume
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Place:
+    """A run of three steps, and a placement by hand in which experts of a layer change places."""
+    place = Place(tmp_path_factory.mktemp("placed"), segments)
+    place.compile(FOUR_RANKS)
+    place.dsc("train", "tiny.dsc", "--steps", 3)
+    return place
+
+
+def swapped(folder: Path) -> None:
+    """What `dsc place` wrote, with experts 0 and 3 of layers.1 in each other's place."""
+    path = folder / "placement.json"
+    document = json.loads(path.read_text("utf-8"))
+    document["layers"][0]["devices"] = [[3, 1], [2, 0]]
+    document["layers"][0]["moves"] = ["expert 0: device 0 → device 1", "expert 3: device 1 → device 0"]
+    path.write_text(json.dumps(document), "utf-8")
+
+
+def test_a_run_goes_on_with_it(place: Place) -> None:
+    folder, run = place.folder, place.folder / "runs" / "tiny"
+    said = place.dsc("place", run, "-o", "placement.json").stdout
+    assert "2 layers  4 experts in 2 groups on 2 devices" in said and "written  placement.json" in said
+    swapped(folder)
+    before, text = saved(run), (folder / "tiny.dsc").read_text()
+    (folder / "tiny.dsc").write_text(text.replace("data = auto,", 'data = auto, placement = "placement.json",'))
+    done = place.dsc("train", "tiny.dsc", "--steps", 6, "--resume")
+    assert "going on from" in done.stdout + done.stderr and "experts.layers.1" in done.stdout + done.stderr
+    assert saved(run).step == 6 and before.step == 3
+    assert saved(run, 3).shapes == saved(run).shapes  # the names are those of logical experts
+    assert bits(saved(run, 3)) == bits(before)
+    assert load_spec(run / "spec.resolved").parallel.placement == "placement.json"
+    assert "[3, 1]" in (run / "placement.json").read_text()
+    assert "all layers" in place.dsc("place", run).stdout
+    assert (run / "report.html").is_file()  # made from the run's own file
+    (folder / "tiny.dsc").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda layers: layers.pop(), "mtp.0 is missing, whose experts are placed too"),
+        (lambda layers: layers[0].update(layer="layers.0"), "layers.1 is missing"),
+        (lambda layers: layers.append(layers[0] | {"layer": "layers.9"}), "the model has no experts in layers.9"),
+        (
+            lambda layers: layers[0].update(devices=[[0, 1, 2, 3, 4], [5, 6, 7, 0, 1]]),
+            "layers.1: expert 0 is on device 0 and on device 1: what is trained has one replica of each expert",
+        ),
+        (lambda layers: layers[0].update(devices=[list(range(8))]), "layers.1 is placed on 1 devices, and expert = 2"),
+        (lambda layers: layers[0].update(devices=[[0], [1]]), "layers.1 has 2 experts, and the model 8"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, edit: Callable[[Any], Any], message: str) -> None:
+    chosen, placement = scattered(spec(2, 2, 2, 4))
+    document = json.loads(placement.text)
+    edit(document["layers"])
+    (tmp_path / "placement.json").write_text(json.dumps(document), "utf-8")
+    with pytest.raises(SpecError) as error:
+        with_files(chosen, {}, tmp_path)
+    (mistake,) = error.value.diagnostics
+    assert mistake.code == "P0101" and f"placement.json: {message}" in mistake.message
+
+
+def test_what_commands_say_of_it(place: Place) -> None:
+    for command in ("check", "compile"):
+        said = place.dsc(command, "tiny.dsc", "-s", 'parallel.placement="gone.json"', code=2).stderr
+        assert "error[P0101]: there is no file gone.json" in said and "--> -s:1:20" in said

@@ -1,0 +1,90 @@
+"""What failures take from a run: against runs that are drawn event by event, and against all intervals."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from compiler.predict.failures import best_steps, share
+from runtime.contract import Plan
+from runtime.launch.room import checkpoint_bytes
+from tests.compiler.predict.test_predict import plan_of
+
+HOUR = 3600.0
+FAILURES = 60_000
+CASES = [  # interval, mtbf, copy, write, restart: seconds
+    (600.0, 10_000.0, 5.0, 60.0, 300.0),
+    (100.0, 1_000.0, 20.0, 90.0, 10.0),
+    (50.0, 2_000.0, 5.0, 200.0, 60.0),  # a save waits for the one before
+    (3_000.0, 1_000.0, 5.0, 0.0, 0.0),
+    (600.0, 10_000.0, 0.0, 0.0, 3_000.0),
+]
+
+
+def drawn(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, restart_s: float) -> tuple[float, float]:
+    """The goodput of a run of FAILURES failures, played event by event, and its standard error."""
+    draw, kept_s, passed_s, squares = random.Random(5), 0.0, 0.0, 0.0
+    for _ in range(FAILURES):
+        left = draw.expovariate(1 / mtbf_s)
+        passed_s += left
+        clock, saved, written = 0.0, 0.0, 0.0  # of this start; what is saved; when its write ends
+        trained = 0.0
+        while True:
+            clock = max(clock + interval_s, written) + copy_s  # training waits for the write before, then for the copy
+            trained += interval_s
+            written = clock + write_s
+            if written > left:
+                break
+            saved = trained
+        kept_s, squares = kept_s + saved, squares + saved**2
+        while True:  # a restart in which the next failure may come
+            left = draw.expovariate(1 / mtbf_s)
+            passed_s += min(left, restart_s)
+            if left >= restart_s:
+                break
+    return kept_s / passed_s, math.sqrt(squares) / passed_s  # what passes varies less than what is kept
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_share_is_that_of_drawn_runs(case: tuple[float, ...]) -> None:
+    found, error = drawn(*case)
+    assert abs(share(*case) - found) < 3 * error
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_interval_is_better_than_the_best(seed: int) -> None:
+    draw = random.Random(seed)
+    step_s, mtbf_s = draw.uniform(0.1, 30), 10 ** draw.uniform(3, 6)
+    copy_s, write_s = draw.choice([0.0, draw.uniform(0, 60)]), draw.uniform(0, 600)
+    found = best_steps(step_s, mtbf_s, copy_s, write_s)
+    of = {steps: share(steps * step_s, mtbf_s, copy_s, write_s, 60.0) for steps in range(1, int(mtbf_s / step_s) + 2)}
+    assert of[found] == max(of.values())
+
+
+def test_a_run_that_never_gets_on_keeps_nothing() -> None:
+    assert share(100.0, 1.0, 0.0, 0.0, 1e9) == 0.0
+
+
+def test_the_plan_says_what_failures_take() -> None:
+    found = plan_of("llama3-8b").goodput
+    assert found is not None
+    assert found.mtbf_s == 50_000 * HOUR / 256
+    assert found.spec_steps == 1000 and found.of_spec is not None
+    assert found.best > found.share == found.of_spec
+    often = plan_of("llama3-8b", f"train.checkpoint.every={found.best_steps} steps").goodput
+    assert often is not None and often.share == found.best
+    at_once = plan_of("llama3-8b", "train.checkpoint.background=false").goodput
+    assert at_once is not None and at_once.copy_s == found.write_s > found.copy_s and at_once.write_s == 0
+    rarer = plan_of("llama3-8b", "cluster.failures.mtbf=500_000h").goodput
+    assert rarer is not None and rarer.share > found.share and rarer.best_steps > found.best_steps
+
+
+def test_cpus_have_failures_where_the_cluster_says_so() -> None:
+    assert plan_of("quickstart").goodput is None
+    found = plan_of("quickstart", "cluster.failures.mtbf=10h").goodput
+    assert found is not None and found.mtbf_s == 10 * HOUR / 4
+    plan = Plan.from_json(Path("tests/golden/quickstart/plan.json").read_bytes())
+    assert found.checkpoint_bytes == checkpoint_bytes(plan)

@@ -1,0 +1,211 @@
+"""What devices hold all the time, against what the runtime allocates; and DeepSeek-V3 as it was published."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from compiler.emit.build_files import contract_plan
+from compiler.pipeline import lower_spec
+from compiler.plan.blocks import cut_model
+from compiler.plan.experts.spec_experts import layers_with_experts
+from compiler.plan.holding import _always
+from compiler.plan.plan import make_plan
+from compiler.plan.spec_rates import rates_of
+from compiler.predict.interval import interval_of
+from compiler.predict.memory import host_buffers, rank_memories
+from compiler.predict.memory_run import Measured, measured_line
+from compiler.predict.memory_state import device_of, proven_memories, quantised_weights, rank_states
+from compiler.predict.memory_why import explain_memory, gib, memory_assumptions, overflows
+from compiler.predict.predict import predict
+from compiler.predict.prediction import Held, RankMemory
+from compiler.program.lower import Lowering
+from compiler.schedule.schedule import Schedule
+from dsl.load import load
+from runtime.state.state import build_state
+from tests.runtime.step.specs import spec as small_spec
+from tests.specs.shipped import SPECS, shipped
+
+GIB = 2**30
+# The split of DeepSeek-V3's layers that is consistent with what is published (its report names none).
+PUBLISHED = 'parallel.layout="Et*4|(t*4|)*14tmL"'
+
+
+MESHES = [(2, 2, 4, "dualpipe"), (1, 4, 4, "1f1b"), (2, 1, 3, "zbv"), (2, 2, 4, "1f1b")]
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize(("pp", "ep", "dp", "schedule"), MESHES)
+def test_it_is_what_the_runtime_allocates(pp: int, ep: int, dp: int, schedule: str, zero: int) -> None:
+    """The predicted state is what the runtime allocates, to the byte, on every rank, whatever the padding of shards."""
+    spec = small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule)
+    lowered = lower_spec(spec)
+    states = rank_states(spec, lowered.plan)
+    plan = contract_plan(spec, lowered, {})
+    for rank in range(pp * dp):
+        state = build_state(plan, rank, torch.device("cpu"))
+        weights = sum(b.parameters.nbytes for b in state.buckets) + sum(b.nbytes for b in state.biases.values())
+        gradients = sum(b.gradients.nbytes for b in state.buckets)
+        moments = sum(t.nbytes for b in state.buckets for piece in b.owned for t in piece.state.values())
+        planned = states[rank // dp]
+        assert (planned.weights, planned.gradients, planned.optimizer) == (weights, gradients, moments), rank
+    peaks = [c.peak_bytes for c in lowered.certificates.values()]
+    for rank, memory in enumerate(proven_memories(spec, lowered.plan, lowered.certificates.values())):
+        assert memory.activations == max(peak[rank] for peak in peaks)
+        assert memory.total == states[rank].total + memory.activations
+
+
+def test_eight_bit_copies_of_deepseek_v3() -> None:
+    """All of a layer but its norms and its gate, and transposed: 187.1M in attention, a shared expert and four routed
+    ones of 44.0M."""
+    spec = load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED])
+    plan = make_plan(spec)
+    attention = 187_107_328 - 1536 - 512
+    layer = attention + 5 * 44_040_192
+    scales = 4 * layer // 128**2 + 4 * 56 // 2  # of the 576 rows of one product, the last 64 fill half a tile
+    assert quantised_weights(plan)[5] == 8 * 2 * (layer + scales)
+    assert quantised_weights(make_plan(shipped("llama3-8b.dsc"))) == (0,) * shipped("llama3-8b.dsc").parallel.pipeline
+
+
+def test_the_published_set_up_fits() -> None:
+    """DeepSeek-V3 on its devices with recomputation, as its report says (arXiv 2412.19437, §3.2.3)."""
+    spec = load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED])
+    found = predict(spec)
+    assert found.fits and all(rank.peak_bytes < 79.1 * GIB for rank in found.ranks)
+    assert any("e4m3" in line for line in found.assumptions)
+    assert [rank.peak_bytes for rank in found.ranks] == [rank.peak_bytes for rank in reversed(found.ranks)]
+    without = predict(load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED, "recompute=[]"]))
+    wide = predict(load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED, "precision=bf16"]))
+    assert not without.fits and not wide.fits
+
+
+# ---------------------------------------------------------------- why not
+
+
+def memory(rank: int, **fields: object) -> RankMemory:
+    given: dict[str, object] = {
+        "capacity_bytes": 80 * GIB,
+        "peak_bytes": 85 * GIB,
+        "weights": 20 * GIB,
+        "gradients": 25 * GIB,
+        "optimizer": 5 * GIB,
+        "activations": 30 * GIB,
+        "buffers": 5 * GIB,
+        "peak_action": "(F3.7|B12.4)",
+        "held": (
+            Held("received_rows", 18 * GIB, "kept"),
+            Held("attention_mla_attention_0", 12 * GIB, "saved"),
+            Held("returned_rows", 5 * GIB, "buffer"),
+        ),
+    }
+    return RankMemory(pp_rank=rank, **(given | fields))  # type: ignore[arg-type]
+
+
+def test_why_it_does_not_fit() -> None:
+    """The fullest rank, at which action, by how much; its parts sum to what it holds."""
+    spec = shipped("deepseek-v3.dsc")
+    plan = make_plan(spec)
+    ranks = [memory(0, peak_bytes=79 * GIB), memory(1), memory(2, peak_bytes=86 * GIB, weights=21 * GIB), memory(3)]
+    lines = explain_memory(spec, plan, ranks, most=2)
+    assert lines == (
+        "pipeline rank 2 holds 86.0 GiB at (F3.7|B12.4), 6.0 GiB more than the 80.0 GiB of device h800",
+        "so do pipeline ranks 1, 3",
+        "    25.0 GiB  gradients of weights",
+        "    21.0 GiB  weights",
+        "    18.0 GiB  inputs kept for the backward",
+        "    12.0 GiB  saved by forwards",
+        "     5.0 GiB  buffers of exchanges",
+        "     5.0 GiB  optimizer",
+        "the largest values, of all layers and micro-batches together:",
+        "    18.0 GiB  received_rows, inputs kept for the backward",
+        "    12.0 GiB  attention_mla_attention_0, saved by forwards",
+    )
+    assert [each.pp_rank for each in overflows(ranks)] == [2, 1, 3]
+    assert sum(part.bytes for part in overflows(ranks)[0].parts) == 86 * GIB
+    assert explain_memory(spec, plan, ranks[:1]) == ()
+
+
+def test_a_rank_that_differs_from_its_plan_is_told() -> None:
+    even = (Measured(0, 1024, 1024), Measured(1, 4096, 4096))
+    assert measured_line(even).startswith("4.0 KiB on rank 1; on every rank as planned")
+    line = measured_line((*even, Measured(2, 1000, 1024), Measured(3, 1050, 1024)))
+    assert line == (
+        "4.0 KiB on rank 1; 2 of 4 ranks differ from their plan, rank 3 the most: planned 1,050 bytes, measured 1,024"
+    )
+
+
+def test_sizes_are_told_in_the_unit_that_suits_them() -> None:
+    assert [gib(n) for n in (0, 1023, 1024, 3 * 2**20, 5 * GIB // 2)] == [
+        "0 bytes", "1023 bytes", "1.0 KiB", "3.0 MiB", "2.5 GiB",
+    ]  # fmt: skip
+
+
+def test_the_worst_case_is_told_with_its_chance() -> None:
+    """The chance by hand: all 64·4096 tokens choose all 4 experts of one of 64 ranks, out of C(256, 8) ways."""
+    from math import comb, log10
+
+    spec = shipped("deepseek-v3.dsc")
+    plan = make_plan(spec)
+    line = memory_assumptions(spec, plan, [memory(0, worst_bytes=900 * GIB)])[-1]
+    chance = 64 * 4096 * log10(comb(252, 4) / comb(256, 8)) + log10(64)
+    assert "262,144 tokens" in line and "1,048,576 rows" in line and f"10^{chance:,.0f}" in line
+    dense = shipped("llama3-8b.dsc")
+    assert len(memory_assumptions(dense, make_plan(dense), [memory(0, worst_bytes=900 * GIB)])) == 1
+
+
+def test_a_rank_has_the_memory_of_its_own_device() -> None:
+    """A rank has the memory of its device in a cluster of several kinds of nodes."""
+    spec = shipped("moe-8gpu.dsc")
+    plan = make_plan(spec)
+    assert {device_of(spec, plan, rank).name for rank in range(plan.mesh.pp)} == {spec.cluster.node.device.name}
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_what_layers_hold_before_there_is_a_plan(zero: int) -> None:
+    """The same to the byte as with one, but for the biases of routers, where buckets need no padding."""
+    one = ["parallel.pipeline=1", "parallel.expert=1", "schedule.name=1f1b", f"parallel.zero={zero}"]
+    spec = load(SPECS / "quickstart.dsc", overrides=one)
+    model = cut_model(spec)
+    held: dict[str, int] = {}
+    for block in model.blocks:
+        held |= _always(model, block.steps, 1)
+    biases = 4 * sum(ffn.experts for _, ffn in layers_with_experts(spec))
+    (state,) = rank_states(spec, make_plan(spec))
+    assert sum(held.values()) + biases == state.total
+
+
+def test_only_layers_with_a_balancing_loss_have_one() -> None:
+    spec = load(SPECS / "tiny.dsc")
+    layers = contract_plan(spec, lower_spec(spec), {}).moe_layers
+    assert [(each.site, each.sequence_loss) for each in layers] == [("L1", 1e-4), ("M0", 0.0)], "MTP has none"
+
+
+def test_waits_for_exchanges_are_as_uncertain_as_these() -> None:
+    """Of tokens to experts; with tensor ranks, of sums over them."""
+    for name, overrides, kind in (
+        ("moe-8gpu.dsc", (), "dispatch_node"),
+        ("llama3-8b.dsc", ("parallel.tensor=2",), "all_reduce_node"),
+    ):
+        rates = replace(rates_of(load(SPECS / name, overrides=overrides)), carried={})
+        plain = interval_of(1.0, {"gemm": 0.5}, 0.5, rates)
+        for each in ("dispatch_node", "all_reduce_node"):
+            found = interval_of(1.0, {"gemm": 0.5}, 0.5, replace(rates, carried={each: 2.0}))
+            assert (found != plain) == (each == kind), (name, each)
+
+
+@pytest.mark.parametrize(("name", "has_hosts"), [("quickstart.dsc", False), ("llama3-8b.dsc", True)])
+def test_the_host_of_an_accelerator_holds_what_is_copied_to_it(name: str, has_hosts: bool) -> None:
+    """Cores copy within their own memory."""
+    spec = load(SPECS / name, overrides=["parallel.pipeline=2", "schedule.name=1f1b"])
+    lowering = Lowering(make_plan(spec))
+    plain, copying = (
+        Schedule.from_text(f"# a ranks=2 micro_batches=2 placement=loop(1)\n{first}\nF1.0 B1.0 F1.1 B1.1\n")
+        for first in ("F0.0 F0.1 B0.0 B0.1", "F0.0 O0.0 F0.1 R0.0 B0.0 B0.1")
+    )
+    before, after = (rank_memories(spec, lowering, each) for each in (plain, copying))
+    more = [b.host_bytes - a.host_bytes for a, b in zip(before, after, strict=True)]
+    copied = host_buffers(spec, lowering, copying, 0)
+    assert copied > 0 and more == [copied * has_hosts, 0]
+    assert before[0].host_bytes == rank_states(spec, lowering.plan)[0].host

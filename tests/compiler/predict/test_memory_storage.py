@@ -1,0 +1,204 @@
+"""What segments keep and send under FP8 and other recipes, against lists made by hand from arXiv 2412.19437, §3.3."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler import ir
+from compiler.ir.dtypes import is_packed, packed_of, tensor_bytes, turned
+from compiler.model.segments.interpret import cut, interpret
+from compiler.model.segments.split import split
+from compiler.model.segments.storage import PRODUCTS
+from compiler.model.segments.unpack import unpacked
+from compiler.plan.blocks import model_steps
+from dsl.load import load
+from dsl.schema import BUILT_IN, Spec
+from tests.specs.shipped import SPECS
+
+T, D, S = 4096, 7168, 8 * 4096  # tokens of a micro-batch, hidden, routed rows
+TILE = 1 + 4 / 128  # bytes of an element with its share of a scale
+
+
+def deepseek(*overrides: str) -> Spec:
+    return load(SPECS / "deepseek-v3.dsc", overrides=overrides)
+
+
+def use_of(spec: Spec, kind: str) -> ir.Use:
+    """The first of a kind."""
+    return next(step for step in model_steps(spec) if isinstance(step, ir.Use) and step.segment.kind == kind)
+
+
+def sizes(buffers: tuple[ir.Buffer, ...]) -> dict[str, float]:
+    """Bytes, or bytes of a received row; of values of eight bits with their scales."""
+    found: dict[str, float] = {}
+    for b in buffers:
+        if not b.alias:
+            name = b.name.removesuffix("_scales")
+            found[name] = found.get(name, 0) + b.fixed_bytes + b.row_bytes
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "size"),
+    [
+        ((4096, 7168), "float8_e4m3fn[1x128]", 4096 * (7168 + 56 * 4)),
+        ((7168, 2048), "float8_e4m3fn[128x128]", 7168 * 2048 + 56 * 16 * 4),
+        ((4, 4096, 7168), "float8_e4m3fn[128x128]", 4 * (4096 * 7168 + 32 * 56 * 4)),
+        (("R", 7168), "float8_e4m3fn[1x128]", 7392),  # of a row: bytes of a dispatched token
+        (("R", 7168), "float8_e4m3fn[128x1]", 7392),
+        (("R", 7168), "float8_e4m3fn[1x128 pow2]", 7392),
+        ((7168, "R/128"), "float32", 7168 * 4 // 128),  # scales of tiles along columns
+        ((130, 130), "float8_e4m3fn[128x128]", 130 * 130 + 4 * 4),  # tiles that are not full have scales too
+        ((3, 5), "bfloat16", 30),
+        (("R", 5), "float32", 20),
+        ((), "float64", 8),
+    ],
+)
+def test_bytes(shape: tuple[int | str, ...], dtype: str, size: int) -> None:
+    assert tensor_bytes(shape, dtype) == size
+
+
+def test_tiles_turn() -> None:
+    assert turned("float8_e4m3fn[1x128]") == "float8_e4m3fn[128x1]"
+    assert turned(turned("float8_e4m3fn[2x64 pow2]")) == "float8_e4m3fn[2x64 pow2]"
+
+
+# ---------------------------------------------------------------- as published
+
+
+@pytest.mark.parametrize("output", ["e5m6", "bf16"])
+def test_attention_keeps_latents_and_what_it_returns(output: str) -> None:
+    """Norms and up-projections are computed again, so their results are not there, in no dtype. What attention returns
+    is read by its own backward: it is kept in 12 bits with an exponent for each 128, and no second copy is."""
+    made = cut(use_of(deepseek(f"precision.attention_output={output}"), "attention").segment)
+    kept = {name: size for name, size in sizes(made.saved).items() if not name.endswith(("rstd", "lse"))}
+    attended = {
+        "e5m6": {"mla_attention_0_kept": T * (16384 + 128), "mla_attention_0_kept_low": T * 16384 // 2},
+        "bf16": {"mla_attention_0": T * 16384 * 2},
+    }
+    assert kept == {"linear_0": T * 1536 * 2, "linear_2": T * 576 * 2} | attended[output]
+    assert attended[output].keys() < {*made.W.args}
+
+
+def test_experts_keep_rows_and_the_input_of_swiglu_in_eight_bits() -> None:
+    of = use_of(deepseek(), "experts")
+    made = cut(of.segment)
+    assert sizes(made.saved) == {"grouped_linear_0_fp8": 4096 * TILE}
+    kept = {"rows", "d_y", "grouped_linear_0_fp8"}  # as they came; SwiGLU is computed again
+    assert kept | {f"{name}_scales" for name in kept} <= set(made.W.args)
+    assert sizes(made.deferred) == {"d_grouped_linear_0_columns": 4096 * TILE}
+    assert sizes(made.gradients) == {"d_rows": D * 2, "d_gate": 4}  # combine = bf16; gate weights are fp32
+
+
+def test_rows_travel_in_eight_bits_and_back_in_sixteen() -> None:
+    """Per token and expert rank: 7,392 bytes there, forward and backward, and 14,336 back."""
+    exchanges = [step for step in model_steps(deepseek()) if isinstance(step, ir.Communication)][:2]
+    dispatch, combine = exchanges
+    there, back = (
+        (sizes(dispatch.sizes)["L3_rows"] / S, sizes(combine.sizes)["L3_expert_rows"]),
+        (sizes(dispatch.arriving)["d_L3_received_rows"], sizes(combine.arriving)["d_L3_returned_rows"] / S),
+    )
+    assert (there, back) == ((7392, 14_336), (14_336, 7392))
+    received = sizes(dispatch.outputs)["L3_received_rows"], sizes(combine.outputs)["L3_returned_rows"] / S
+    returned = sizes(dispatch.returned)["d_L3_rows"] / S, sizes(combine.returned)["d_L3_expert_rows"]
+    assert (received, returned) == (there, back)
+    router, experts, join = (cut(use_of(deepseek(), kind).segment) for kind in ("router", "experts", "join"))
+    assert {(b.name, b.dtype) for b in router.outputs} > {("rows", "float8_e4m3fn"), ("rows_scales", "float32")}
+    assert [(b.name, b.dtype) for b in experts.outputs] == [("y", "bfloat16")]
+    assert {(b.name, b.dtype) for b in join.gradients} > {("d_rows", "float8_e4m3fn"), ("d_rows_scales", "float32")}
+
+
+def test_the_gates_gradient_keeps_its_width() -> None:
+    dispatch = next(step for step in model_steps(deepseek()) if isinstance(step, ir.Communication))
+    assert [(b.name, b.dtype) for b in dispatch.returned][-1] == ("d_L3_gate", "float32")
+
+
+@pytest.mark.parametrize("kind", ["attention", "dense", "experts", "mtp_input", "shared"])
+@pytest.mark.parametrize("recompute", ["[]", "[rmsnorm, mla_up, swiglu]", "[swiglu]", "[rmsnorm]"])
+def test_every_product_reads_eight_bits(kind: str, recompute: str) -> None:
+    """Activations, gradients and weights; and no function keeps a value both wide and narrow."""
+    joint = interpret(use_of(deepseek(f"recompute={recompute}"), kind).segment)
+    for node in joint.nodes:
+        if node.op.removesuffix("_dgrad").removesuffix("_wgrad") in PRODUCTS:
+            assert all(is_packed(joint.tensors[value].dtype) for value in node.reads[:2]), node
+        if node.op.endswith("_wgrad") and "linear" in node.op:
+            tiles = [packed_of(joint.tensors[value].dtype) for value in node.reads[:2]]
+            assert [(tile.rows, tile.columns) for tile in tiles] == [(128, 1)] * 2
+    made = split(unpacked(joint)).cut
+    kept = {b.name for b in (*made.saved, *made.deferred)}
+    assert not any(name.removesuffix("_fp8") in kept for name in kept if name.endswith("_fp8"))
+    assert not any(f"{name}_fp8" in kept for name in made.W.args)
+
+
+def test_scales_that_are_powers_of_two() -> None:
+    """Those of what attention returns and of rows on their way to experts, and of nothing else (§3.2.1, §3.3.3)."""
+    found = set()
+    for kind in ("attention", "dense", "experts", "join", "mtp_input", "router", "shared"):
+        for node in interpret(use_of(deepseek(), kind).segment).nodes:
+            if "quantise" in node.op:
+                tensors = interpret(use_of(deepseek(), kind).segment).tensors
+                packed = [packed_of(t.dtype) for t in map(tensors.get, node.outputs) if t and is_packed(t.dtype)]
+                pow2 = {of.pow2 for of in packed if of.form is None}
+                found |= {(kind, node.reads[0])} if pow2 == {True} else set()
+    assert found == {
+        ("attention", "linear_1"),  # queries: attention, and what becomes of what it returns, in one op
+        ("attention", "mla_attention_0_kept"),
+        ("experts", "rows"),
+        ("experts", "d_y"),
+        ("join", "d_y"),
+        ("router", "h"),  # the sum of the residual stream, its norm and what becomes rows in one op
+    }
+
+
+@pytest.mark.parametrize("kind", ["router", "head"])
+def test_gate_and_head_stay_wide(kind: str) -> None:
+    joint = interpret(use_of(deepseek(), kind).segment)
+    products = [node for node in joint.nodes if "linear" in node.op]
+    assert products and not any(is_packed(joint.tensors[value].dtype) for node in products for value in node.reads)
+
+
+def test_without_recompute_results_are_kept_quantised() -> None:
+    """The results of norms and SwiGLU in eight bits for weight gradients, what their own backwards read in sixteen."""
+    made = cut(use_of(deepseek("recompute=[]"), "dense").segment)
+    assert {name: size for name, size in sizes(made.saved).items() if "rstd" not in name} == {
+        "add_0": T * D * 2,  # the residual stream
+        "rmsnorm_0_fp8": T * D * TILE,
+        "linear_0": T * 2 * 18432 * 2,
+        "swiglu_0_fp8": T * 18432 * TILE,
+    }
+
+
+def test_quantising_takes_time() -> None:
+    """Each op of it has its bytes: read in sixteen bits, written in eight; turned, both in eight."""
+    costs = dict(cut(use_of(deepseek("recompute=[]"), "dense").segment).costs)
+    found = {phase: [(op, work.bytes) for op, work in cost.ops if "quantise" in op] for phase, cost in costs.items()}
+    norm, gate, up = T * D, T * 18432, T * 2 * 18432
+    assert found["F"] == [("quantise", norm * (2 + TILE)), ("quantise", gate * (2 + TILE))]
+    assert found["I"] == [("quantise_both", norm * (2 + 2 * TILE)), ("quantise_both", up * (2 + 2 * TILE))]
+    assert sorted(found["W"]) == sorted([("requantise", norm * 2 * TILE), ("requantise", gate * 2 * TILE)])
+    plain = dict(cut(use_of(deepseek("recompute=[]", "precision=bf16"), "dense").segment).costs)
+    assert [plain[phase].flops for phase in "FIW"] == [costs[phase].flops for phase in "FIW"]
+
+
+# ---------------------------------------------------------------- other recipes
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "fp64"])
+def test_built_in_recipes_store_what_they_compute(precision: str) -> None:
+    spec = deepseek(f"precision={precision}")
+    assert precision in BUILT_IN
+    for kind in ("attention", "dense", "router", "shared", "experts", "join", "head", "mtp_input"):
+        segment = use_of(spec, kind).segment
+        assert segment.stored == ()
+        ops = {node.op for node in interpret(segment).nodes}
+        assert not any("quantise" in op for op in ops)
+
+
+def test_dispatch_alone_in_eight_bits() -> None:
+    """BF16 products read what came in eight bits as it is, forward and backward."""
+    spec = deepseek("precision.linear=bf16")
+    made = cut(use_of(spec, "experts").segment)
+    assert sizes(made.saved) == {"grouped_linear_0": 4096 * 2}
+    joint = interpret(use_of(spec, "experts").segment)
+    assert joint.tensors["rows"].dtype == joint.tensors["d_y"].dtype == "float8_e4m3fn[1x128 pow2]"
+    assert "add_rmsnorm_quantise_wide" in {node.op for node in interpret(use_of(spec, "router").segment).nodes}

@@ -1,0 +1,88 @@
+"""`schedule { order = cost }`: the positions of micro-batches that documents make unequal, and what they save."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from compiler.emit.build_files import program_json
+from compiler.pipeline import lower_spec
+from compiler.predict.micro_batch_order import attention_share, weights_between
+from compiler.schedule import SCHEDULES
+from compiler.schedule.costs import Costs
+from compiler.schedule.order import best_order
+from compiler.schedule.simulate import simulate
+from dsl.load import load
+from runtime.contract.programs import Program
+
+QUICKSTART = Path(__file__).parents[3] / "specs" / "quickstart.dsc"
+
+
+def weights(rng: random.Random, share: float, count: int) -> list[Fraction]:
+    """Micro-batches of one sequence, cut into lognormal documents, whose attention is this share of the largest."""
+    found = []
+    for _ in range(count):
+        left, seen, sequence = 1000, 0, 1000
+        while left:
+            length = min(left, max(1, round(rng.lognormvariate(5.5, 1.2))))
+            left, seen = left - length, seen + length**2
+        found.append(Fraction(round(1000 * (1 - share + share * seen / sequence**2)), 1000))
+    return found
+
+
+def test_weights_lie_evenly() -> None:
+    assert weights_between(0.3, 4) == tuple(Fraction(each, 10) for each in (7, 8, 9, 10))
+    assert weights_between(0.3, 2) == (Fraction(7, 10), 1) and weights_between(0.3, 1) == (Fraction(7, 10),)
+    assert weights_between(0.0, 3) == (1, 1, 1)
+    assert weights_between(1.0, 3) == (Fraction(1, 1000), Fraction(1, 2), 1), "none weighs nothing"
+
+
+@pytest.mark.parametrize(("name", "least"), [("1f1b", 0.08), ("zbv", 0.01), ("dualpipe", 0.05)])
+def test_the_positions_suit_lengths_that_are_not_known(name: str, least: float) -> None:
+    """Searched for costs that lie evenly, they save on every draw of others, and this share in the mean of them."""
+    schedule, share, rng = SCHEDULES[name].generate(4, 12), 0.5, random.Random(3)
+    order = best_order(schedule, Costs(micro_batches=weights_between(share, 12)), 0.05)
+    assert sorted(order) == [*range(12)]
+    saved = []
+    for _ in range(6):
+        drawn = weights(rng, share, 12)
+        put = [sorted(drawn)[rank] for rank in order]
+        before, after = (simulate(schedule, Costs(micro_batches=tuple(each))).makespan for each in (drawn, put))
+        saved.append(float(1 - after / before))
+    assert mean(saved) > least and min(saved) > -0.01, saved
+
+
+def test_weights_lie_between_no_attention_and_all() -> None:
+    assert weights_between(0.25, 3) == (Fraction(3, 4), Fraction(7, 8), Fraction(1))
+    assert weights_between(0.25, 1) == (Fraction(3, 4),)
+
+
+@pytest.mark.parametrize("batches", ["= 32", "{ from = 16, to = 32, over = 100K tokens }"])
+def test_programs_that_train_have_an_order(batches: str, tmp_path: Path) -> None:
+    text = QUICKSTART.read_text("utf-8").replace("batch       = 16 ", f"batch {batches} ")
+    (tmp_path / "run.dsc").write_text(text, "utf-8")
+    spec = load(tmp_path / "run.dsc", overrides=["data.documents=masked", "schedule.order=cost"])
+    lowered = lower_spec(spec)
+    trained = {name: each for name, each in lowered.schedules.items() if name.startswith("train")}
+    assert lowered.micro_batch_orders.keys() == trained.keys()
+    for name, schedule in trained.items():
+        assert sorted(lowered.micro_batch_orders[name]) == [*range(schedule.num_micro_batches)]
+    assert 0 < attention_share(lowered.lowering) < 1
+
+
+def test_programs_of_other_runs_are_as_they_were() -> None:
+    spec = load(QUICKSTART, overrides=["data.documents=masked", "train.batch=32"])
+    by_cost = spec.model_copy(update={"schedule": spec.schedule.model_copy(update={"order": "cost"})})
+    plain, ordered = lower_spec(spec), lower_spec(by_cost)
+    assert not plain.micro_batch_orders and plain.programs.keys() == ordered.programs.keys()
+    for name, program in plain.programs.items():
+        text = program_json(ordered.programs[name], ordered.micro_batch_orders.get(name, ()))
+        assert '"order"' not in program_json(program)
+        assert replace(Program.from_json(text), order=()).to_json() == program_json(program)
+        assert Program.from_json(text).to_json() == text
+        assert bool(Program.from_json(text).order) == name.startswith("train")

@@ -1,0 +1,99 @@
+"""What `dsc plan` says that `order = cost` saves, on a text that was prepared."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from compiler.cli.commands.plan import CACHE
+from compiler.cli.commands.plan_order import samples_in
+from compiler.cli.main import main
+from compiler.emit.recipe import data_request
+from compiler.pipeline import lower_spec
+from compiler.predict.micro_batch_order import attention_share, costs_of_orders
+from compiler.schedule.simulate import simulate
+from dsl.load import load
+from dsl.schema import Spec
+from runtime.data.blended import prepare_data
+from tests.compiler.cli.forms import parsed
+
+QUICKSTART = Path(__file__).parents[3] / "specs" / "quickstart.dsc"
+DATA = 'source = "text", tokenizer = train(270), validation = 0, documents = masked'
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
+    """A run on documents of lognormal lengths, in the current folder, whose text is prepared where runs share it."""
+    rng = random.Random(1)
+    (tmp_path / "text").mkdir()
+    for number in range(300):
+        length = 1 + round(rng.lognormvariate(3.5, 1.2))
+        words = " ".join(rng.choices(["stage", "rank", "step", "loss"], k=length))
+        (tmp_path / "text" / f"{number}.txt").write_text(words, "utf-8")
+    lines = QUICKSTART.read_text("utf-8").splitlines()
+    lines = [f"  data {{ {DATA} }}" if line.startswith("  data {") else line for line in lines]
+    text = "\n".join(lines).replace("schedule { name = dualpipe }", "schedule { name = 1f1b, order = cost }")
+    (tmp_path / "run.dsc").write_text(text.replace("validate   {", "# validate {"), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = load(Path("run.dsc"))
+    prepare_data(data_request(found), tmp_path, tmp_path / "out", lambda *_: None, cache=CACHE)
+    return found
+
+
+def order_in_plan(capsys: pytest.CaptureFixture[str]) -> Any:
+    """What the plan's document says of the order."""
+    assert main(["plan", "run.dsc", "--format", "json"]) == 0
+    return parsed(capsys.readouterr().out, "plan")["order"]
+
+
+def mean_s(spec: Spec, text: Path, by_cost: bool) -> float:
+    """The time of the first 8 steps as this file counts it: pair by pair, position by position."""
+    lowered = lower_spec(spec)
+    (schedule,) = (each for name, each in lowered.schedules.items() if name.startswith("train"))
+    (order,) = lowered.micro_batch_orders.values()
+    samples, share = samples_in(spec, text), attention_share(lowered.lowering)
+    dp, size, sequence, batch = 2, 2, 128, 16
+    times = []
+    for step in range(8):
+        seen = {}
+        for index in range(step * batch, (step + 1) * batch):
+            starts = samples.starts(index)[:sequence].tolist()
+            seen[index] = sum(place - start + 1 for place, start in enumerate(starts))
+        rows = [*seen]
+        if by_cost:
+            ranked = sorted(rows, key=seen.__getitem__)
+            parts = [ranked[at : at + dp * size] for at in range(0, batch, dp * size)]
+            rows = [index for rank in order for index in parts[rank][:: -1 if rank % 2 else 1]]
+        of_ranks = [sum(seen[index] for index in rows[at : at + size]) for at in range(0, batch, size)]
+        dearest = [max(of_ranks[at : at + dp]) for at in range(0, len(of_ranks), dp)]  # experts lie on both data ranks
+        most = size * sequence * (sequence + 1) / 2
+        weights = [Fraction(round(1000 * (1 - share + share * each / most)), 1000) for each in dearest]
+        costs = replace(costs_of_orders(lowered.lowering), micro_batches=tuple(weights))
+        times.append(float(simulate(schedule, costs).makespan) / 1000)
+    return mean(times)
+
+
+def test_the_gain_is_that_of_the_steps_that_a_run_draws(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
+    found = order_in_plan(capsys)
+    text = Path(found["data"])
+    assert found["drawn_s"] == pytest.approx(mean_s(spec, text, False), rel=1e-9)
+    assert found["ordered_s"] == pytest.approx(mean_s(spec, text, True), rel=1e-9)
+    assert found["saved"] == pytest.approx(1 - found["ordered_s"] / found["drawn_s"]) and found["saved"] > 0
+    assert found["steps"] == 8 and text.parent == CACHE
+    assert main(["plan", "run.dsc", "--width", "120"]) == 0
+    shown = capsys.readouterr().out
+    assert f"saves {found['saved']:.1%}" in shown and "1f1b with micro-batches by cost" in shown
+
+
+def test_nothing_is_said_of_a_text_that_changed_or_is_not_there(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
+    with (Path("text") / "0.txt").open("a", encoding="utf-8") as file:
+        file.write("another word")
+    assert order_in_plan(capsys) is None
+    CACHE.rename("elsewhere")
+    assert order_in_plan(capsys) is None

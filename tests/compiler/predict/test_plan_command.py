@@ -1,0 +1,221 @@
+"""`dsc plan`: the document has its form, the text is for people, wrong specs are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.cli.main import main
+from compiler.predict.json import document, document_of_phases
+from compiler.predict.predict import predict
+from compiler.predict.prediction import Prediction
+from compiler.tools.picture.drawing import Screen
+from compiler.tools.report.prediction_text import count, ranges, seconds, size, span, text, text_of_phases
+from dsl.load import load, resolve
+from tests.compiler.cli.forms import parsed
+
+ROOT = Path(__file__).parents[3]
+SPECS = ROOT / "specs"
+QUICK, SINGLE, V3 = (str(SPECS / f"{name}.dsc") for name in ("quickstart", "single-gpu", "deepseek-v3"))
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "deepseek-v3", "llama3-8b", "single-gpu"])
+def test_the_document_has_its_form(name: str, capsys: Captured) -> None:
+    assert main(["plan", str(SPECS / f"{name}.dsc"), "--format", "json"]) == 0
+    found = parsed(capsys.readouterr().out, "plan")
+    step = found["step"]
+    rows = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
+    assert sum(step[row] for row in rows) == pytest.approx(step["seconds"])
+    for rank in found["memory"]["ranks"]:
+        parts = ("weights", "gradients", "optimizer", "activations", "buffers")
+        assert sum(rank[part] for part in parts) == rank["peak_bytes"]
+    assert found["memory"]["fits"] == all(r["peak_bytes"] <= r["capacity_bytes"] for r in found["memory"]["ranks"])
+    assert found["assumptions"]
+
+
+def test_v3_is_planned_though_it_does_not_train_yet(capsys: Captured) -> None:
+    assert main(["plan", V3, "--format", "json"]) == 0
+    found = parsed(capsys.readouterr().out, "plan")
+    counts = {"total": 671_026_419_200, "active": 37_552_297_472, "mtp": 11_610_068_224, "adapters": 0}
+    assert found["parameters"] == counts
+    assert found["cluster"] == {"name": "h800_2048", "devices": 2048, "device": "h800"}
+    assert found["memory"]["fits"]
+    assert found["cost"]["usd_per_device_hour"] == 2
+    assert [layer for stage in found["stages"] for layer in stage["layers"]] == list(range(61))
+    assert found["stages"][0]["ranks"] == found["stages"][15]["ranks"][::-1] == [0, 15]
+
+
+def test_unknown_facts_say_what_to_add(capsys: Captured) -> None:
+    assert main(["plan", QUICK]) == 0
+    shown = capsys.readouterr().out
+    assert "add `price = 2USD/h` to the device" in shown and "add `bf16 = …TFLOPS` to the device" in shown
+    assert main(["plan", QUICK, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cost"]["usd"] is None and found["mfu"]["full"] is None
+    assert main(["plan", QUICK, "-s", "cluster.node.device.price=0.5USD/h"]) == 0
+    assert "$" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_no_line_is_wider_than_asked_for(width: int, capsys: Captured) -> None:
+    for name in (QUICK, V3):
+        assert main(["plan", name, "--width", str(width)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        assert all(line == line.rstrip() for line in lines)
+
+
+def test_colours_and_ascii_change_nothing_but_the_looks() -> None:
+    prediction = predict(resolve(QUICK).spec)
+    plain = text(prediction, Screen(100))
+    coloured = text(prediction, Screen(100, colours=True))
+    assert "\x1b[" in coloured and re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    assert text(prediction, Screen(100, ascii=True)).isascii()
+
+
+@pytest.mark.parametrize(("spec", "memory"), [(SINGLE, 8), (V3, 60)])
+def test_what_does_not_fit_is_said_with_rank_and_action(spec: str, memory: int, capsys: Captured) -> None:
+    assert main(["plan", spec, "-s", f"cluster.node.device.memory={memory}GiB"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("memory "))
+    assert "does not fit" in line and re.search(rf"\d GiB too much: .* of {memory}\.0 GiB on rank \d+ at [(FBIW]", line)
+
+
+def test_a_wrong_spec_is_refused(capsys: Captured) -> None:
+    assert main(["plan", QUICK, "-s", "parallel.pipeline=7"]) == 2
+    assert "error" in capsys.readouterr().err
+    assert main(["plan", str(SPECS / "nowhere.dsc")]) == 2
+    assert main(["plan", QUICK, "-s", "nonsense=1", "--format", "json"]) == 2
+    assert parsed(capsys.readouterr().out, "failure")["diagnostics"]
+
+
+def test_wrong_rates_are_refused(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rates.json").write_text("{", "utf-8")
+    assert main(["plan", QUICK, "--rates", str(tmp_path / "rates.json")]) == 2
+    assert "rates.json:1" in capsys.readouterr().err
+    assert main(["plan", QUICK, "--rates", "no-such-table"]) == 2
+    assert "there is no table 'no-such-table': use a file, or one of " in capsys.readouterr().err
+    for file in ("no/such", "no.json"):
+        assert main(["plan", QUICK, "--rates", file]) == 2
+        assert f"there is no file {file}" in capsys.readouterr().err
+    (tmp_path / "mine").write_text("{", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", QUICK, "--rates", "mine"]) == 2
+    assert "mine:1" in capsys.readouterr().err, "a file may have any name"
+    assert main(["plan", QUICK, "--rates", "h100"]) == 0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["cluster.node.device.memory=40GiB", "parallel.data=64"],  # does not fit; more nodes are among its edits
+        ["cluster.node.device.memory=10GiB", "parallel.pipeline=auto", "recompute=auto"],  # left open, and does not fit
+    ],
+)
+def test_given_rates_are_those_of_the_choice_and_of_the_edits(
+    overrides: list[str], tmp_path: Path, capsys: Captured
+) -> None:
+    """`--rates FILE` plans what a spec plans that names the file; the file that it names itself is not read then."""
+
+    def planned(*more: str) -> dict[str, Any]:
+        given = [part for each in overrides for part in ("-s", each)]
+        assert main(["plan", str(SPECS / "llama3-8b.dsc"), *given, *more, "--format", "json"]) == 0
+        found = parsed(capsys.readouterr().out, "plan")
+        for edit in found["edits"]:  # the overrides have other places in the command
+            edit["settings"] = {setting["key"]: setting["value"] for setting in edit["settings"]}
+        return found
+
+    rates = tmp_path / "rates.json"
+    slow = {"class": "gemm", "factor": 3.0, "source": "a test", "date": "2025"}
+    device = {"name": "slow H100", "sms": 132}
+    rates.write_text(json.dumps({"name": "slow", "base": "h100", "device": device, "factors": [slow]}), "utf-8")
+    named, shipped = planned("-s", f"cluster.rates={rates}"), planned()
+    assert not named["memory"]["fits"] and named["edits"] and named["rates"] == "slow"
+    assert planned("--rates", str(rates)) == named == planned("-s", "cluster.rates=no.json", "--rates", str(rates))
+    assert named["step"]["seconds"] > 1.3 * shipped["step"]["seconds"]
+    assert [edit["step_s"] for edit in named["edits"]] != [edit["step_s"] for edit in shipped["edits"]]
+
+
+def test_a_plan_is_the_same_each_time() -> None:
+    spec = resolve(V3).spec
+    assert document(predict(spec)) == document(predict(spec))
+
+
+def test_numbers_are_short() -> None:
+    assert [seconds(each) for each in (19.926, 0.137, 1.25e-5, 0.0)] == ["19.93 s", "137.0 ms", "12.50 us", "0.000 s"]
+    assert [count(each) for each in (671_026_419_200, 180_000, 512)] == ["671.0B", "180.0K", "512"]
+    assert [span(each) for each in (4.6e6, 7200, 90, 2)] == ["53.2 days", "2.00 hours", "1.50 minutes", "2.000 s"]
+    assert [size(each) for each in (2**36, 3 * 2**20, 100)] == ["64.0 GiB", "3.0 MiB", "100 bytes"]
+    assert ranges((0, 1, 2, 3, 7, 9, 10)) == "0–3, 7, 9, 10"
+
+
+def assumed(name: str, *overrides: str) -> str:
+    return "\n".join(predict(resolve(SPECS / f"{name}.dsc", None, overrides).spec).assumptions)
+
+
+def test_only_what_a_plan_uses_is_assumed() -> None:
+    dense, alone, whole = assumed("llama3-8b"), assumed("single-gpu"), assumed("deepseek-v3")
+    assert "expert" not in dense and "grouped" not in dense and "table h100 has no row of wgrad" in dense
+    assert "gradients are reduced in the time" in dense and "layers are split" in dense
+    for words in ("layers are split", "gradients are reduced", "expert rank"):
+        assert words not in alone and words in whole
+    assert "every expert gets as many tokens" in alone and "no row of grouped_gemm in bf16" in alone
+    assert "all of the embedding" not in assumed("llama3-8b", "parallel.tensor=2")
+    uneven = assumed("llama3-8b", "parallel.tensor=2", "model.vocab=128255")
+    assert "each tensor rank has all of the embedding and of the head: 128,255 words do not divide by 2" in uneven
+    assert "weights gathered" not in assumed("llama3-8b", "parallel.zero=0", "recompute=[rmsnorm, swiglu]")
+
+
+def test_gradients_are_reduced_only_between_data_ranks() -> None:
+    alone, several = assumed("laptop-gqa"), assumed("laptop-gqa", "parallel.pipeline=1", "parallel.data=2")
+    assert "gradients are reduced" not in alone and "gradients are reduced behind the last backward" in several
+
+
+def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: Captured) -> None:
+    assert main(["plan", str(SPECS / "laptop-gqa.dsc")]) == 0
+    shown = capsys.readouterr().out
+    assert "1.312M parameters\npipeline 2" in shown
+    assert "memory of a device  MiB, at the peak; each has 3.7 GiB" in shown
+    (row,) = re.findall(r"^  0  +(.*?) [█·]", shown.partition("memory of a device")[2], re.MULTILINE)
+    *parts, peak = map(float, row.split())
+    assert peak == pytest.approx(sum(parts), abs=0.1) and min(parts) > 0
+
+
+def test_edits_to_more_nodes_are_planned_at_given_rates(capsys: Captured) -> None:
+    """The fabric of such an edit has the devices of its own cluster, not those of the cluster that is too small."""
+    tight = ["-s", "cluster.node.device.memory=16GiB"]
+    assert main(["plan", str(SPECS / "moe-8gpu.dsc"), *tight, "--rates", "h100", "--format", "json"]) == 0
+    edits = json.loads(capsys.readouterr().out)["edits"]
+    assert any(setting["key"] == "cluster.nodes" for edit in edits for setting in edit["settings"])
+
+
+def test_phases_are_told_one_by_one_and_as_a_whole() -> None:
+    first = predict(load(SPECS / "tiny.dsc", None, ["cluster.node.device.price=2USD/h"]))
+    assert first.money.usd is not None
+    (rank,) = first.ranks
+    small = replace(first, run="tiny.wide", ranks=(replace(rank, capacity_bytes=1),))
+    free = replace(first, run="tiny.free", money=replace(first.money, usd=None))
+
+    def total(*phases: Prediction) -> dict[str, Any]:
+        found: dict[str, Any] = document_of_phases([document(each) for each in phases], phases)["total"]
+        return found
+
+    def table(*phases: Prediction) -> list[list[str]]:
+        lines = text_of_phases(phases, Screen(100)).splitlines()
+        assert lines[0] == f"the run  {len(phases)} phases" and max(map(len, lines)) <= 100
+        return [re.split("  +", line.strip()) for line in lines[1:]]
+
+    fitting, other = total(first, first), total(first, small)
+    assert (fitting["steps"], fitting["fits"], other["fits"]) == (10, True, False)
+    assert (fitting["usd"], total(first, free)["usd"]) == (2 * first.money.usd, None)
+    head, *rows = table(first, small)
+    assert head == ["phase", "steps", "tokens", "time", "device-hours", "cost", "memory"]
+    assert [row[:3] for row in rows] == [["tiny", "5", "320"], ["tiny.wide", "5", "320"], ["all", "10", "640"]]
+    assert [row[-1] for row in rows] == ["fits", "does not fit", "does not fit"]
+    assert all(row[-2].startswith("$") for row in rows)
+    assert [row[-2:] for row in table(first, free)[2:]] == [["unknown", "fits"]] * 2

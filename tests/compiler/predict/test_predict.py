@@ -1,0 +1,218 @@
+"""The prediction as a whole: what is conserved, what is symmetric, what grows and what shrinks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from compiler.ir.stage_placement import BIDIRECTIONAL
+from compiler.plan.plan import make_plan
+from compiler.predict.predict import predict, shared_by
+from compiler.predict.prediction import Prediction
+from compiler.predict.tail import groups_of, tensors_of
+from dsl.closed_forms.counts import parameters
+from dsl.load import resolve
+from dsl.schema import Spec
+from tests.specs.shipped import NAMES, path_of
+
+ROOT = Path(__file__).parents[3]
+# The first phase of DeepSeek-V3.2, and of its small form, trains indexers alone.
+TRAINED_WHOLE = [f"{name}:v32.sparse" if name in ("deepseek-v3.2", "laptop-v32") else name for name in NAMES]
+ROWS = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
+
+
+@cache
+def spec_of(name: str, *overrides: str) -> Spec:
+    return resolve(path_of(name), overrides=overrides).spec
+
+
+@cache
+def plan_of(name: str, *overrides: str) -> Prediction:
+    return predict(spec_of(name, *overrides))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_every_rank_sum_to_the_step(name: str) -> None:
+    step = plan_of(name).step
+    for rank in (*step.ranks, step.mean):
+        assert sum(getattr(rank, row) for row in ROWS) == pytest.approx(step.seconds, rel=1e-9)
+        assert all(getattr(rank, row) >= 0 for row in ROWS)
+    for row in ROWS:
+        mean = sum(getattr(rank, row) for rank in step.ranks) / len(step.ranks)
+        assert getattr(step.mean, row) == pytest.approx(mean)
+    assert (step.interval is not None) == plan_of(name).calibrated
+    assert step.interval is None or 0 < step.interval.low_s < step.seconds < step.interval.high_s
+    assert step.bound_s <= step.seconds * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", TRAINED_WHOLE)
+def test_every_layer_is_on_one_stage_and_every_parameter_has_one_owner(name: str) -> None:
+    prediction, spec = plan_of(name), spec_of(name)
+    layers = [layer for row in prediction.stages for layer in row.layers]
+    assert layers == list(range(spec.model.num_layers))
+    others = [each for row in prediction.stages for each in row.others]
+    assert sorted(others) == sorted(("embedding", "head", *(("mtp.0",) if spec.model.mtp else ())))
+    assert all(len(set(row.ranks)) == len(row.ranks) and row.ranks for row in prediction.stages)
+    plan, counts = make_plan(spec), parameters(spec.model)
+    tensors = tensors_of(plan, spec.train.optimizer).values()
+    groups = [group for rank in range(plan.mesh.pp) for group in groups_of(plan.mesh, tensors, rank)]
+    owned = sum(plan.mesh.columns * group.elements / len(group.holders) for group in groups)
+    biases = counts.bias + (spec.model.mtp.depth * _bias(spec) if spec.model.mtp else 0)
+    assert owned == pytest.approx(counts.total + counts.mtp - biases, rel=1e-12)
+
+
+def _bias(spec: Spec) -> int:
+    ffn = spec.model.layers[-1].ffn
+    return getattr(ffn, "experts", 0) if parameters(spec.model).bias else 0
+
+
+@pytest.mark.parametrize("name", TRAINED_WHOLE)
+def test_groups_are_those_of_the_replica_table(name: str) -> None:
+    spec = spec_of(name)
+    plan = make_plan(spec)
+    sizes = {replica.key: replica.num_elements for replica in plan.replicas}
+    tensors = tensors_of(plan, spec.train.optimizer).values()
+    for rank in {0, plan.mesh.pp - 1, plan.mesh.pp // 2}:
+        device = plan.mesh.rank(rank, 0)
+        found = {(tuple(g.holders), g.stages, g.rest): g.elements for g in groups_of(plan.mesh, tensors, rank)}
+        table: dict[tuple[tuple[int, ...], tuple[int, ...], bool], int] = {}
+        for bucket in (bucket for bucket in plan.buckets if device in bucket.holders):
+            key = tuple(bucket.holders), bucket.stages, bucket.rest
+            table[key] = table.get(key, 0) + sum(sizes[name] for name in bucket.replicas)
+        assert found == table
+
+
+def test_mirrored_ranks_take_and_hold_the_same() -> None:
+    v3 = plan_of("deepseek-v3")
+    assert v3.stage_placement == BIDIRECTIONAL and len(v3.step.ranks) == 16
+    for rank, mirrored in zip(v3.step.ranks[:8], v3.step.ranks[:7:-1], strict=True):
+        for row in ROWS:
+            assert getattr(rank, row) == pytest.approx(getattr(mirrored, row), rel=0.02)
+    for memory, other in zip(v3.ranks[:8], v3.ranks[:7:-1], strict=True):
+        assert (memory.weights, memory.optimizer) == (other.weights, other.optimizer)
+
+
+RATES = {  # a key, and the values it goes through, each faster than the one before
+    "cluster.node.nic": ("25GB/s", "50GB/s", "100GB/s", "400GB/s"),
+    "cluster.node.nvlink": ("100GB/s", "200GB/s", "900GB/s"),
+    "cluster.node.device.hbm": ("2TB/s", "3.35TB/s", "8TB/s"),
+    "cluster.node.device.bf16": ("700TFLOPS", "989TFLOPS", "1500TFLOPS"),
+    "cluster.node.device.fp8": ("989TFLOPS", "1979TFLOPS", "4PFLOPS"),
+}
+MANY = ("cluster.nodes=16384", "train.batch.from=196608", "train.batch.to=983040")
+LAYOUT = "parallel.layout=Et*4|(tttt|)*14tmL"  # stages stay what they are, whatever is fast
+
+
+@pytest.mark.parametrize("key", RATES)
+def test_a_faster_device_or_link_is_never_predicted_slower(key: str) -> None:
+    times = [plan_of("deepseek-v3", f"{key}={value}", LAYOUT).step.seconds for value in RATES[key]]
+    assert times == sorted(times, reverse=True)
+    assert key == "cluster.node.nvlink" or times[0] > times[-1]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb1p"])
+@pytest.mark.parametrize("key", sorted(set(RATES) - {"cluster.node.device.fp8"}))
+def test_faster_is_never_slower_under_other_schedules(key: str, schedule: str) -> None:
+    layers = spec_of("moe-8gpu").model.num_layers
+    half = layers // 2
+    layout = f"parallel.layout=Et*{half}|t*{layers - half}L"
+    plan = ("parallel.pipeline=2", "parallel.expert=4", f"schedule.name={schedule}", layout)
+    times = [plan_of("moe-8gpu", f"{key}={value}", *plan).step.seconds for value in RATES[key]]
+    assert times == sorted(times, reverse=True)
+
+
+def test_what_a_step_takes_is_what_a_trillion_tokens_take() -> None:
+    v3 = plan_of("deepseek-v3")
+    hours = v3.step.seconds * v3.num_devices * 1e12 / v3.step.tokens / 3600
+    assert v3.device_hours_per_trillion_tokens == pytest.approx(hours)
+    assert v3.money.usd_per_trillion_tokens == pytest.approx(2 * hours)
+    assert v3.whole.steps == 243_099 and v3.whole.tokens == 14_800_000_000_000
+    steady = v3.step.seconds * v3.whole.tokens / v3.step.tokens
+    assert steady < v3.whole.seconds < 1.05 * steady  # smaller batches have the same bubble
+
+
+def test_bytes_per_token_are_those_of_the_paper() -> None:
+    exchange = plan_of("deepseek-v3").exchange
+    assert exchange is not None
+    assert (exchange.dispatch_bytes, exchange.combine_bytes, exchange.copies) == (7392, 14336, 4)
+    assert plan_of("llama3-8b").exchange is None
+
+
+def test_what_is_not_known_is_none() -> None:
+    quick = plan_of("quickstart")
+    assert quick.mfu is None and quick.money.usd is None and quick.energy.kwh_per_trillion_tokens is None
+
+
+def test_no_torch_is_imported() -> None:
+    code = (
+        "import sys; from dsl.load import resolve; from compiler.predict.predict import predict;"
+        "predict(resolve('specs/deepseek-v3.dsc').spec); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_more_devices_cost_no_more_work() -> None:
+    """131,072 devices: the plan has as many values as that of 2,048, so it takes as long."""
+    few = plan_of("deepseek-v3")
+    many = plan_of("deepseek-v3", *MANY)
+    assert many.num_devices == 131_072 and dict(many.degrees)["data"] == 8192
+    assert len(many.ranks) == len(few.ranks) and len(many.stages) == len(few.stages)
+    assert many.step.num_micro_batches == few.step.num_micro_batches
+    plans = [make_plan(spec_of("deepseek-v3")), make_plan(spec_of("deepseek-v3", *MANY))]
+    assert len(plans[0].replicas) == len(plans[1].replicas)
+
+
+def test_offload_moves_bytes_and_the_wait_is_what_the_link_takes() -> None:
+    """DeepSeek-V3: 8 bytes an element each way, FP32 master weights and two BF16 moments; peaks and steps add up."""
+    at_once = "train.checkpoint.background=false"  # else there is a copy for saves on the host
+    plain = plan_of("deepseek-v3", at_once)
+    away = plan_of("deepseek-v3", "offload=[moments, master]", "train.ema.decay=0.999", at_once)
+    for before, after in zip(plain.ranks, away.ranks, strict=True):
+        assert after.optimizer == 0 and after.peak_bytes == before.peak_bytes - before.optimizer
+        assert after.host_bytes == before.optimizer // 8 * 12, "and the average in FP32"
+    assert away.host_bytes == 8 * max(rank.host_bytes for rank in away.ranks)
+    tail, part_s = away.step.tail, 8 * 2**22 / 5.12e10
+    ways_s = [rank.optimizer / 5.12e10 for rank in plain.ranks]  # of 8 bytes an element
+    assert any(tail.host_s == pytest.approx(way_s - tail.update_s + 2 * part_s, rel=1e-3) for way_s in ways_s)
+    assert away.step.seconds - tail.seconds == pytest.approx(plain.step.seconds - plain.step.tail.seconds)
+    assert any("51.2 GB/s" in line for line in away.assumptions)
+    moments = plan_of("deepseek-v3", "offload=[moments]", at_once)
+    assert moments.ranks[5].host_bytes == plain.ranks[5].optimizer // 2
+
+
+def test_a_cpu_moves_nothing() -> None:
+    at_once = "train.checkpoint.background=false"
+    plain, away = (plan_of("quickstart", at_once, *given) for given in ((), ("offload=[moments]",)))
+    assert [rank.peak_bytes for rank in plain.ranks] == [rank.peak_bytes for rank in away.ranks]
+    assert away.host_bytes == 0 and away.step.seconds == plain.step.seconds
+    averaged = plan_of("quickstart", "train.ema.decay=0.999")
+    assert averaged.ranks[0].optimizer > plain.ranks[0].optimizer and averaged.step.seconds > plain.step.seconds
+
+
+def test_ranks_share_cores_while_they_work_and_in_their_tails() -> None:
+    """Times of actions are in milliseconds. A rank of each column works as long."""
+    asked = list[tuple[float, list[float]]]()
+
+    def shared_s(alone_s: float, busy: list[float]) -> float:
+        asked.append((alone_s, busy))
+        return 2 * alone_s
+
+    times = SimpleNamespace(of=lambda step, rank: step + rank)
+    found = [
+        shared_by(
+            SimpleNamespace(cores=cores, shared_s=shared_s),  # type: ignore[arg-type]
+            SimpleNamespace(mesh=SimpleNamespace(columns=3)),  # type: ignore[arg-type]
+            SimpleNamespace(actions=((1000, 2000), (2999,))),  # type: ignore[arg-type]
+            times,  # type: ignore[arg-type]
+            SimpleNamespace(makespan=5000),  # type: ignore[arg-type]
+            (SimpleNamespace(seconds=0.5), SimpleNamespace(seconds=2.0)),  # type: ignore[arg-type]
+        )
+        for cores in (None, 2)
+    ]
+    assert found == [1.0, 2.0]
+    assert asked == [(7.0, [3.5, 5.0] * 3)]

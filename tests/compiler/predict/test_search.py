@@ -1,0 +1,175 @@
+"""`auto`: what is chosen is the best that there is, by trying every plan one by one."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from compiler.cli.main import main
+from compiler.plan.blocks import cut_model
+from compiler.plan.layer_runs import stage_placement_of_spec
+from compiler.plan.plan import make_plan
+from compiler.plan.rank_rates import rank_rates
+from compiler.plan.row_counts import balanced_rows
+from compiler.plan.splitting import Splitting
+from compiler.predict.floor import least_step_s
+from compiler.predict.memory_floor import _Cell, _fullest, missing_anywhere
+from compiler.predict.outline import Outline, Shared
+from compiler.predict.predict import memories, predict, timed, timed_on
+from compiler.predict.ranking import document, table
+from compiler.predict.search import Ranking, search
+from compiler.program.lower import Lowering
+from compiler.program.lower.scheduler import Scheduler
+from dsl.load import alternatives, check, load, resolve
+from dsl.schema import choices
+from tests.compiler.cli.forms import parsed
+
+SPECS = Path(__file__).resolve().parents[3] / "specs"
+SMALL = ("parallel.pipeline", "parallel.expert", "train.micro_batch", "recompute")
+
+
+def searched(file: str, opened: tuple[str, ...], *given: str) -> Ranking:
+    overrides = (*(f"{path}=auto" for path in opened), *given)
+    resolved = resolve(SPECS / file, overrides=overrides)
+    return search(resolved.spec, resolved.opened, alternatives(SPECS / file, overrides=overrides))
+
+
+def written(path: str, value: object) -> str:
+    return f"{path}=[{', '.join(value)}]" if isinstance(value, tuple) else f"{path}={value}"
+
+
+@pytest.mark.parametrize(
+    ("file", "opened", "given"),
+    [
+        ("quickstart.dsc", SMALL[:3], ("cluster.node.device.memory=0.09GB", "schedule.name=1f1b")),
+        ("quickstart.dsc", SMALL, ()),
+        ("moe-8gpu.dsc", ("parallel.expert", "recompute"), ("train.batch=64", "cluster.node.device.memory=70GiB")),
+        ("moe-8gpu.dsc", ("parallel.tensor", "parallel.context"), ("train.batch=16", "train.sequence=8192")),
+    ],
+)
+def test_the_best_by_trying_all(file: str, opened: tuple[str, ...], given: tuple[str, ...]) -> None:
+    spec = load(SPECS / file, overrides=given)
+    fitting = {}
+    for values in product(*(choices.values(spec, path) for path in opened)):
+        overrides = (*(written(*each) for each in zip(opened, values, strict=True)), *given)
+        if not check(SPECS / file, overrides=overrides):
+            prediction = predict(load(SPECS / file, overrides=overrides))
+            if prediction.fits:
+                fitting[values] = prediction.step.seconds
+    assert fitting, "the case has something to choose"
+    ranking = searched(file, opened, *given)
+    best = ranking.best
+    assert best.fits and best.seconds == min(fitting.values())
+    assert fitting[tuple(best.choice[path] for path in opened)] == best.seconds
+    for candidate in ranking.candidates:  # and nothing said of the others is wrong
+        seconds = fitting.get(tuple(candidate.choice[path] for path in opened))
+        assert candidate.seconds is None or seconds in (None, candidate.seconds)
+        assert not candidate.fits or seconds is not None
+        assert seconds is None or not candidate.missing_bytes
+        assert seconds is None or candidate.bound_s <= seconds
+
+
+@pytest.mark.parametrize("file", ["deepseek-v3.dsc", "moe-8gpu.dsc", "qwen3-30b-a3b.dsc", "llama3-8b.dsc"])
+@pytest.mark.parametrize("recompute", ["[]", "[rmsnorm, swiglu]"])
+def test_the_least_that_is_missing_is_no_more_than_what_is(file: str, recompute: str) -> None:
+    spec = load(SPECS / file, overrides=(f"recompute={recompute}",))
+    outline = Outline(spec, Shared())
+    missing, rank = outline.missing_as_split
+    placement = stage_placement_of_spec(spec)
+    splitting = Splitting(outline.model, placement.num_stages(spec.parallel.pipeline), placement)
+    held = memories(timed(spec))
+    assert missing_anywhere(splitting.least_holding, splitting.placement) <= missing
+    assert missing <= max(each.peak_bytes - each.capacity_bytes for each in held)
+    assert missing <= held[rank].peak_bytes - held[rank].capacity_bytes
+    assert missing > max(each.weights + each.gradients + each.optimizer - each.capacity_bytes for each in held)
+    assert balanced_rows(spec) >= 0
+
+
+@pytest.mark.parametrize(
+    ("file", "schedule", "near"),
+    [
+        ("deepseek-v3.dsc", "dualpipe", 0.75),
+        ("deepseek-v3.dsc", "interleaved", 0.75),
+        ("qwen3-30b-a3b.dsc", "interleaved", 0.8),
+        ("llama3-8b.dsc", "1f1b", 0.6),  # eight micro-batches on four ranks: a third of the step is the bubble
+        ("quickstart.dsc", "zb1p", 0.6),
+        ("moe-8gpu.dsc", "1f1b", 0.9),  # one rank: nothing is missing but the update
+    ],
+)
+def test_no_split_is_faster_than_the_floor(file: str, schedule: str, near: float) -> None:
+    """What a step takes at least on any split is no more than on the one that is planned, and most of it."""
+    spec = load(SPECS / file, overrides=(f"schedule.name={schedule}",))
+    lowering = Lowering(make_plan(spec), rank_rates(spec))
+    least = timed_on(spec, lowering, Scheduler(spec, lowering).largest(), least=True).step.seconds
+    assert near * least <= least_step_s(cut_model(spec)) <= least
+
+
+def test_the_degrees_that_deepseek_v3_was_trained_with() -> None:
+    """The search over all pipeline and expert degrees on 2,048 devices finds those of arXiv 2412.19437, §3.1."""
+    best = searched("deepseek-v3.dsc", ("parallel.pipeline", "parallel.expert")).best
+    assert best.fits and best.choice == {"parallel.pipeline": 16, "parallel.expert": 64}
+
+
+def test_what_is_best_where_nothing_fits() -> None:
+    ranking = searched("deepseek-v3.dsc", ("train.micro_batch",), "cluster.node.device.memory=40GiB", "recompute=[]")
+    assert not ranking.best.fits and ranking.why(ranking.best) == "lacks least"
+    lacks = {}
+    for candidate in ranking.candidates:
+        held = predict(candidate.spec).ranks
+        lacks[candidate.choice["train.micro_batch"]] = max(each.peak_bytes - each.capacity_bytes for each in held)
+    assert ranking.best.missing_bytes == min(lacks.values()) and len(lacks) > 1
+
+
+def test_tables_say_why() -> None:
+    ranking = searched("quickstart.dsc", ("parallel.pipeline", "parallel.expert"))
+    heads, first, *others = table(ranking)
+    assert heads[:2] == ("pipeline", "expert") and first[-1] == "the fastest that fits"
+    assert all(row[-1].endswith(("slower", "no faster")) for row in others) and others
+    rows = json.loads(json.dumps(document(ranking)))
+    assert [row["why"] for row in rows[: len(others) + 1]] == [first[-1], *(row[-1] for row in others)]
+
+
+def test_commands_take_what_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A build holds numbers; a plan of the same spec is of the same ones."""
+    spec = str(SPECS / "tiny.dsc")
+    opened = ["-s", "parallel.pipeline=auto", "-s", "parallel.expert=auto", "-s", "schedule.name=1f1b"]
+    assert main(["show", spec, *opened, "parallel"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["compile", spec, *opened, "-o", str(tmp_path / "build")]) == 0
+    resolved = load(tmp_path / "build" / "spec.resolved")
+    assert f"parallel.pipeline = {resolved.parallel.pipeline}\n" in shown
+    assert f"parallel.expert = {resolved.parallel.expert}\n" in shown
+
+
+def test_a_schedule_of_a_file_leaves_no_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (SPECS / "tiny.dsc").read_text("utf-8")
+    before, _, rest = text.partition("schedule {")
+    text = f'{before}schedule {{ file = "mine.schedule" }}{rest.partition("}")[2]}'
+    (tmp_path / "mine.dsc").write_text(text, "utf-8")
+    assert main(["plan", str(tmp_path / "mine.dsc"), "-s", "parallel.pipeline=auto"]) == 2
+    assert "a schedule's file is of one size" in capsys.readouterr().err
+
+
+def test_the_document_has_what_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    opened = ["-s", "parallel.pipeline=auto", "-s", "parallel.expert=auto"]
+    assert main(["plan", str(SPECS / "quickstart.dsc"), *opened, "--format", "json"]) == 0
+    found = parsed(capsys.readouterr().out, "plan")
+    best = found["choices"][0]
+    assert best["fits"] and best["seconds"] == found["step"]["seconds"]
+    assert best["values"]["parallel.pipeline"] == found["parallel"]["pipeline"]
+
+
+def test_layers_go_to_the_cell_that_then_holds_least() -> None:
+    """By hand: of a kind, with the kinds that add no less in any cell."""
+    small, wide, large = (1, 0, 0), (2, 0, 0), (3, 0, 0)
+    kinds = {small: 2, wide: 3, large: 1}
+    cells = [_Cell(0.0, {small: 1, wide: 2, large: 3}), _Cell(0.0, {small: 2, wide: 1, large: 3})]
+    assert _fullest(cells, small, kinds) == 2, "three layers, of 1 to the first, and of 2 to the second"
+    assert _fullest(cells, wide, kinds) == 3, "four: three to the second, of 1, and one of 2 to the first"
+    assert _fullest(cells, large, kinds) == 3
+    assert _fullest([*cells, _Cell(9.0, cells[0].adds)], large, kinds) == 9, "one that is full already"
+    alike = [_Cell(0.0, {small: 1, wide: 1, large: 3})] * 2
+    assert _fullest(alike, small, kinds) == _fullest(alike, wide, kinds) == 3

@@ -1,0 +1,192 @@
+"""What exchanges stage by the plan, against the tensors that the exchanges of a run make, counted as they live."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from compiler.ir import Buffer, Instruction
+from compiler.ir.received_rows import Received
+from compiler.predict.staging import staging_of
+from compiler.program.proof.effects import Staged
+from dsl.load import load
+from dsl.schema import Spec
+from runtime.comm.collective import CollectiveSwap
+from runtime.comm.exchange import Exchange, RankExchange, RankRoute, Route
+from runtime.comm.gloo_sums import GlooParts
+from runtime.comm.host_reads import HostReads
+from runtime.comm.nodes import Hops, NodeExchange, NodeRoute, Place
+from runtime.comm.rows import Layout
+from tests.specs.shipped import SPECS
+
+COLUMNS, ALIGNMENT = 16, 4
+NODES, ON_NODE, TOKENS = 2, 2, 6
+SIZE = NODES * ON_NODE
+# two experts of each rank; rows of sources, and of the copies and rows that are forwarded
+RECEIVED = Layout(((1, 2), (3, 1), (2, 2), (1, 4)), ALIGNMENT)
+ROWS = ((3, 2), (1, 4))  # [rank of the node][rank of the column]
+COPIES, SENT = (3, 4), (6, 6)
+
+
+@dataclass
+class Live(TorchDispatchMode):
+    """The bytes of the storages that live, of those that were made in it, and the most there were."""
+
+    holders: Counter[int] = field(default_factory=Counter)
+    sizes: dict[int, int] = field(default_factory=dict)
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor) and (place := each.untyped_storage().data_ptr()):
+                if place in known and place not in self.sizes:
+                    continue  # a view of what was there before
+                self.sizes[place] = each.untyped_storage().nbytes()
+                self.holders[place] += 1
+                weakref.finalize(each, self._drop, place)
+        self.most = max(self.most, self.bytes)
+        return result
+
+    def _drop(self, place: int) -> None:
+        self.holders[place] -= 1
+        if not self.holders[place]:
+            del self.holders[place], self.sizes[place]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes.values())
+
+
+@dataclass
+class Nobody:
+    """A communicator that moves nothing and holds what it is given until it is waited for, as NCCL does."""
+
+    members: tuple[int, ...] = (0, 1)
+    rank: int = 0
+
+    def index_of(self, rank: int) -> int:
+        return self.members.index(rank)
+
+    def all_to_all(self, room: Tensor, sent: Tensor, taken: Sequence[int], given: Sequence[int]) -> Any:
+        assert room.is_contiguous() and sent.is_contiguous()
+        assert len(room) == sum(taken) and len(sent) == sum(given)
+        return Held([room, sent])
+
+
+@dataclass
+class Held:
+    tensors: list[Tensor]
+
+    def wait(self) -> None:
+        self.tensors.clear()
+
+
+def spec_of(route: str) -> Spec:
+    """Accelerators: the expert ranks of a node, or of two."""
+    if route == "flat":
+        return load(SPECS / "moe-8gpu.dsc", overrides=["parallel.data=8"])
+    nodes = ["cluster.nodes=2", "cluster.node.nic=50GB/s", "parallel.data=16", "parallel.expert=16"]
+    found = load(SPECS / "moe-8gpu.dsc", overrides=nodes)
+    assert found.by_nodes
+    return found
+
+
+def exchange_of(route: str) -> tuple[Exchange, Route, list[Tensor]]:
+    swap, reads = CollectiveSwap(Nobody()), HostReads(torch.device("cpu"))  # type: ignore[arg-type]
+    if route == "flat":
+        return RankExchange(swap, swap, SIZE, reads, ALIGNMENT), RankRoute(RECEIVED.num_rows, (3,) * SIZE, RECEIVED), []
+    hops = Hops(swap, swap)
+    copy_X = torch.arange(10) % sum(COPIES)
+    maps = [torch.arange(sum(SENT)), torch.stack([copy_X, torch.arange(10)])]
+    known = NodeRoute(RECEIVED.num_rows, SENT, RECEIVED, COPIES, COPIES, ROWS)
+    return NodeExchange(hops, hops, Place(SIZE, NODES, 0, TOKENS), reads, ALIGNMENT), known, maps
+
+
+def tensors_of(forward: bool, gates: bool) -> list[Tensor]:
+    """Rows in two dtypes, and a gate weight for each."""
+    count = sum(SENT) if forward else RECEIVED.num_rows
+    rows = [torch.ones(count, COLUMNS, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)]
+    return [*rows, torch.ones(count)] if gates else rows
+
+
+def buffers_of(tensors: Sequence[Tensor], count: int | str) -> list[Buffer]:
+    return [Buffer("rows", (count, *each.shape[1:]), str(each.dtype).removeprefix("torch.")) for each in tensors]
+
+
+@pytest.mark.parametrize("gates", [True, False])
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("route", ["flat", "nodes"])
+def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool) -> None:
+    """Alive between start and wait, and at the most within the wait: values of the program, and what is planned.
+
+    The room of the rows that come has no padding, which the plan counts; tables of integers within a wait it does not.
+    """
+    exchange, known, maps = exchange_of(route)
+    tensors = tensors_of(forward, gates)
+    staging = staging_of(spec_of(route))
+    assert staging
+    kind = "dispatch" if gates else "combine"
+    phase = "F" if forward == (kind == "dispatch") else "I"
+    start = Instruction(kind, 0, "", phase, "L1")  # type: ignore[arg-type]
+    read, written = buffers_of(tensors, 12 if forward else "R"), buffers_of(tensors, "R" if forward else 12)
+    copies, forwarded = (sum(COPIES), 10) if maps else (0, 0)
+    planned = staging(start, [*read, *buffers_of(maps, "X")], written, Received(RECEIVED.num_rows, copies, forwarded))
+
+    with Live() as live:
+        exchange.start("it", [*tensors, *maps], known, forward)
+        values = sum(pending.result.nbytes for pending in exchange.pending["it"])
+        between = live.bytes
+        live.most = between
+        results = exchange.wait("it")
+        most = live.most
+        assert sum(each.nbytes for each in results) == values
+    row_bytes = sum(each.nbytes // len(each) for each in tensors)
+    padding = (RECEIVED.num_rows - sum(RECEIVED.of_sources)) * row_bytes
+    tables = 3 * 8 * forwarded + 3 * 8 * (copies + 1) if not forward else 0
+    at_start = 0 if maps and forward else padding  # copies of tokens have none
+    assert planned.held - at_start == between - values
+    assert -tables <= max(planned) - padding - (most - values) <= 0
+    assert planned.held or planned.at_wait
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_sums_over_gloo_stage_a_second_buffer(nodes: int) -> None:
+    """Gloo has no reduce-scatter. It is used where ranks lie on several machines."""
+    machines = [f"cluster.nodes={nodes}", f"cluster.node.devices={4 // nodes}"]
+    spec = load(SPECS / "quickstart.dsc", overrides=[*machines, "parallel.zero=2", "schedule.name=1f1b"])
+    staging = staging_of(spec)
+    assert staging
+    flat = torch.ones(40)
+    planned = staging(Instruction("scatter", 0, "", "W", "L1"), [Buffer("sums", (40,), "float32")], [], Received(0))
+    with Live() as live:
+        work = GlooParts(Nobody()).scatter("it", flat, flat)  # type: ignore[arg-type]
+        assert planned == Staged(live.bytes if nodes > 1 else 0)
+        assert live.bytes == flat.nbytes
+        del work
+    room = torch.empty(40)
+    with Live() as live:
+        work = GlooParts(Nobody()).scatter("it", flat, room)  # type: ignore[arg-type]
+        assert live.bytes == 0
+        del work
+
+
+def test_nothing_is_staged_by_ranks_that_share_memory() -> None:
+    """Rows go from a pipe to their places."""
+    spec = load(SPECS / "quickstart.dsc")
+    staging = staging_of(spec)
+    rows = buffers_of(tensors_of(True, True), "R")
+    assert staging and staging(Instruction("dispatch", 0, "", "F", "L1"), rows, rows, Received(20)) == Staged()

@@ -1,0 +1,215 @@
+"""Edits that make a plan fit: each is applied as it is shown, and then everything fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.cli.main import main
+from compiler.plan.read_files import with_files
+from compiler.predict.predict import memories, predict, timed
+from compiler.predict.why import MAX_SHOWN, Nearest, Way, Ways, ladders, ways_to_fit
+from compiler.predict.why_shown import lines_of, why_of
+from compiler.schedule import SCHEDULES
+from dsl.load import resolve, variants
+from dsl.messages.diagnostics import Edit
+from dsl.messages.source import Source, Span
+from dsl.text.edits import apply
+from tests import copies
+from tests.compiler.cli.forms import parsed
+
+ROOT = Path(__file__).parents[3]
+SPECS = ROOT / "specs"
+MEMORY = "cluster.node.device.memory"
+# What of each spec does not fit, and the edit that is told first.
+CASES = {
+    "llama on small devices": ("llama3-8b", [f"{MEMORY}=40GiB"], "recompute = [rmsnorm]"),
+    "v3 without recompute": (
+        "deepseek-v3",
+        ["recompute=[]"],
+        "recompute = [swiglu, mla_up]",
+    ),  # as published, without norms
+    "experts on small devices": ("moe-8gpu", [f"{MEMORY}=16GiB"], "train.micro_batch = 1"),
+    "several keys": ("moe-8gpu", [f"{MEMORY}=12GiB"], "train.micro_batch = 1"),
+    "on a CPU": ("quickstart", [f"{MEMORY}=110MiB"], "train.micro_batch = 1"),
+}
+
+
+def ways(name: str, overrides: list[str], **more: Any) -> tuple[Way, ...]:
+    path = SPECS / f"{name}.dsc"
+    resolved = resolve(path, None, overrides)
+    found = timed(resolved.spec)
+    return ways_to_fit(found, memories(found), variants(path, None, overrides), resolved.origins, **more).fit
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_edit_makes_it_fit_as_it_says(case: str) -> None:
+    name, overrides, first = CASES[case]
+    before = predict(resolve(SPECS / f"{name}.dsc", None, overrides).spec)
+    assert not before.fits
+    found = ways(name, overrides)
+    assert 0 < len(found) <= MAX_SHOWN and " = ".join(found[0].settings[0]) == first
+    for way in found:
+        spec = resolve(SPECS / f"{name}.dsc", None, [*overrides, *way.overrides]).spec
+        after = predict(spec)
+        assert after.fits
+        assert after.step.seconds == pytest.approx(way.seconds) == pytest.approx(before.step.seconds * (1 + way.change))
+        assert min(rank.capacity_bytes - rank.peak_bytes for rank in after.ranks) == way.free_bytes >= 0
+        assert after.num_devices == way.num_devices
+    assert len({way.settings for way in found}) == len(found)
+    order = [(way.more_devices, not way.exact, way.seconds) for way in found]
+    assert order == sorted(order), "the fastest first, those that cost more than time behind"
+
+
+def test_no_op_is_computed_again_for_nothing() -> None:
+    """Every one of the dear ops of an edit is needed: without it memory is lacking."""
+    overrides = [f"{MEMORY}=14GiB"]
+    for way in ways("moe-8gpu", overrides):
+        settings = dict(way.settings)
+        ops = settings.pop("recompute").strip("[]").split(", ")
+        for op in set(ops) & {"router", "shared", "dense", "attention", "experts"}:
+            fewer = ", ".join(each for each in ops if each != op)
+            rest = [f"{key}={value}" for key, value in settings.items()]
+            spec = resolve(SPECS / "moe-8gpu.dsc", None, [*overrides, *rest, f"recompute=[{fewer}]"]).spec
+            assert not predict(spec).fits
+
+
+def test_what_fits_needs_no_edit() -> None:
+    assert ways("llama3-8b", []) == ()
+
+
+def test_keys_that_are_auto_are_left_to_the_search() -> None:
+    spec = resolve(SPECS / "qwen3-30b-a3b.dsc", None, ["train.micro_batch=2"]).spec
+    keys = {"parallel.pipeline", "parallel.expert", "train.micro_batch"}
+    assert keys <= {key for ladder in ladders(spec, ()) for key, _ in ladder}
+    for key in keys:
+        assert key not in {each for ladder in ladders(spec, (key,)) for each, _ in ladder}
+
+
+def test_where_the_search_finds_nothing_an_edit_may(capsys: pytest.CaptureFixture[str]) -> None:
+    """Edits go with what was chosen for `auto`; applied, the search goes on from them, to what fits."""
+    spec = str(SPECS / "llama3-8b.dsc")
+    given = ["-s", f"{MEMORY}=10GiB", "-s", "recompute=auto", "-s", "parallel.pipeline=auto"]
+    assert main(["plan", spec, *given, "--format", "json"]) == 0
+    edits = json.loads(capsys.readouterr().out)["edits"]
+    assert edits
+    for edit in edits:
+        applied = [part for each in edit["settings"] for part in ("-s", f"{each['key']}={each['value']}")]
+        assert main(["plan", spec, *given, *applied, "--format", "json"]) == 0
+        after = json.loads(capsys.readouterr().out)
+        assert after["memory"]["fits"] and after["step"]["seconds"] <= edit["step_s"] * (1 + 1e-9)
+
+
+def test_data_ranks_that_are_written_follow() -> None:
+    found = ways("llama3-8b", [f"{MEMORY}=36GiB", "parallel.data=64"])
+    more = [dict(way.settings) for way in found if way.more_devices]
+    assert more == [{"cluster.nodes": "128", "parallel.data": "256"}]
+
+
+def test_a_schedule_of_a_file_keeps_its_size(tmp_path: Path) -> None:
+    for folder in ("models", "clusters"):
+        copies.copytree(SPECS / folder, tmp_path / folder)
+    text = (SPECS / "llama3-8b.dsc").read_text("utf-8").replace("name = 1f1b", 'file = "mine.schedule"')
+    (tmp_path / "a.dsc").write_text(text, "utf-8")
+    (tmp_path / "mine.schedule").write_text(SCHEDULES["1f1b"].generate(4, 8).to_text(), "utf-8")
+    overrides = [f"{MEMORY}=40GiB"]
+    resolved = resolve(tmp_path / "a.dsc", None, overrides)
+    found = timed(with_files(resolved.spec, resolved.origins, tmp_path))
+    legal = variants(tmp_path / "a.dsc", None, overrides)
+    found_ways = ways_to_fit(found, memories(found), legal, resolved.origins).fit
+    assert found_ways
+    for way in found_ways:
+        spec = legal(way.overrides)
+        assert spec is not None and spec.schedule.file == "mine.schedule"
+        assert predict(with_files(spec, {}, tmp_path)).fits
+
+
+# ---------------------------------------------------------------- shown
+
+
+def test_the_edits_of_the_document_can_be_made_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies.copytree(SPECS, tmp_path / "specs")
+    monkeypatch.chdir(tmp_path / "specs")
+    cluster = Path("clusters/h100.dsc")
+    cluster.write_text(cluster.read_text("utf-8").replace("79.1GiB", "24GiB"), "utf-8")
+    spec = Path("moe-8gpu.dsc")  # in FP32, so that less precise values are an edit, too
+    spec.write_text(spec.read_text("utf-8").replace("precision = bf16", "precision = fp32"), "utf-8")
+    assert main(["plan", "moe-8gpu.dsc", "--format", "json"]) == 0
+    edits = parsed(capsys.readouterr().out, "plan")["edits"]
+    assert [edit["settings"][0]["key"] for edit in edits] == ["train.micro_batch", "precision"]
+    assert [edit["exact"] for edit in edits] == [True, False]
+    source = Source("moe-8gpu.dsc", Path("moe-8gpu.dsc").read_text("utf-8"))
+    for edit in edits:
+        (place,) = edit["settings"]
+        assert place["replaces"] and place["file"] == "moe-8gpu.dsc"
+        start, end = (
+            source.line_starts[place[line] - 1] + place[column] - 1
+            for line, column in (("line", "column"), ("end_line", "end_column"))
+        )
+        Path("other.dsc").write_text(apply(source.text, [Edit(Span(source, start, end), place["value"])]), "utf-8")
+        after = predict(resolve("other.dsc").spec)
+        assert after.fits and after.step.seconds == pytest.approx(edit["step_s"])
+
+
+def test_the_text_says_where_to_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = str(SPECS / "llama3-8b.dsc")
+    assert main(["plan", spec, "-s", f"{MEMORY}=40GiB", "--width", "100"]) == 0
+    shown = capsys.readouterr().out
+    assert "why it does not fit" in shown and "pipeline rank 0 holds 42.6 GiB at B0.0, 2.6 GiB more than" in shown
+    assert "1. recompute = [rmsnorm]" in shown
+    line = next(at for at, line in enumerate(Path(spec).read_text("utf-8").splitlines(), 1) if line.startswith("run "))
+    assert f"add `recompute = [rmsnorm]` at {spec}:{line}:" in " ".join(shown.split())
+    assert main(["plan", spec]) == 0
+    assert "why it does not fit" not in capsys.readouterr().out
+
+
+def test_no_edit_is_said_to_be_none() -> None:
+    resolved = resolve(SPECS / "llama3-8b.dsc", None, [f"{MEMORY}=40GiB"])
+    found = timed(resolved.spec)
+    ranks = memories(found)
+    nothing = ways_to_fit(found, ranks, lambda more: None, resolved.origins)
+    assert nothing == Ways()
+    lines = list(lines_of(why_of(found, ranks, nothing, resolved.origins), 60))
+    assert lines[-1] == ("no edit of one key or more that was tried makes it fit", False)
+    assert max(len(line) for line, _ in lines) <= 60
+
+
+def test_what_comes_nearest_is_said_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Planned with it, so much is lacking, on that rank; and it is less than without it."""
+    sizes = ["train.sequence=65536", "train.micro_batch=1", "train.batch=16"]
+    spec, given = str(SPECS / "moe-8gpu.dsc"), [*sizes, "precision=fp32", f"{MEMORY}=11GiB"]
+    words = [spec, *(word for override in given for word in ("-s", override))]
+    assert main(["plan", *words, "--format", "json"]) == 0
+    shown = parsed(capsys.readouterr().out, "plan")
+    assert shown["edits"] == [] and len(shown["nearest"]["settings"]) > 1, "one upon another"
+    near = Nearest(
+        tuple((each["key"], each["value"]) for each in shown["nearest"]["settings"]),
+        shown["nearest"]["lacking_bytes"],
+        shown["nearest"]["pp_rank"],
+        shown["nearest"]["devices"],
+    )
+    after = predict(resolve(spec, None, [*given, *(f"{key}={value}" for key, value in near.settings)]).spec)
+    lacking = [rank.peak_bytes - rank.capacity_bytes for rank in after.ranks]
+    assert near.lacking_bytes == max(lacking) == lacking[near.pp_rank] > 0 and near.num_devices == after.num_devices
+    before = max(rank["peak_bytes"] - rank["capacity_bytes"] for rank in shown["memory"]["ranks"])
+    assert near.lacking_bytes < before
+    assert main(["plan", *words]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{near.lacking_bytes:,} bytes, on pipeline rank {near.pp_rank}" in text
+    assert all(f"{key} = {value}" in text for key, value in near.settings)
+
+
+@pytest.mark.parametrize(("num_devices", "more"), [(2, ""), (16, " on 16 devices")])
+def test_the_nearest_edit_says_what_still_lacks(num_devices: int, more: str) -> None:
+    settings = (("parallel.pipeline", "8"), ("train.micro_batch", "1"))
+    found, nearest = timed(resolve(SPECS / "laptop-gqa.dsc").spec), Nearest(settings, 3 * 2**29, 5, num_devices)
+    assert found.spec.cluster.world == 2
+    last, before = reversed(why_of(found, memories(found), Ways((), nearest), {}).lines[-2:])
+    assert before == "no edit of one key or more that was tried makes it fit"
+    lacking = f"the nearest still lacks 1.5 GiB, 1,610,612,736 bytes, on pipeline rank 5{more}: "
+    assert last == lacking + "parallel.pipeline = 8, train.micro_batch = 1"

@@ -1,0 +1,191 @@
+"""Orders of jobs over two lanes: legal, never slower than one chain after the other, the same each time, and good."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations_with_replacement, permutations
+from random import Random
+
+import pytest
+
+from compiler.plan.actions.lanes import Jobs, Run, best_order, end_of, least_end, run_of
+from compiler.plan.actions.order import jobs_of
+from tests.compiler.program.lower.stages import chain, deepseek_v3, small
+
+PAIRS = ["".join(pair) for pair in combinations_with_replacement("FBIW", 2)]
+
+
+def random_jobs(seed: int, lengths: tuple[int, ...]) -> Jobs:
+    """Chains in which each job comes after some of those before it, half of them exchanges."""
+    draw = Random(seed)
+    time, exchange, slot, after, awaits = [], [], [], [], []
+    for number, length in enumerate(lengths):
+        first = len(time)
+        for index in range(length):
+            earlier = [
+                job for job in range(first, first + index) if draw.random() < (0.8 if job == len(time) - 1 else 0.2)
+            ]
+            time.append(draw.randint(1, 20))
+            exchange.append(draw.random() < 0.5)
+            slot.append(number)
+            after.append(tuple(earlier))
+            awaits.append(tuple(job for job in earlier if exchange[job]))
+    early = tuple(draw.random() < 0.3 for _ in time)
+    return Jobs(tuple(time), tuple(exchange), tuple(slot), early, tuple(after), tuple(awaits))
+
+
+def assert_legal(jobs: Jobs, order: tuple[int, ...]) -> None:
+    place = {job: at for at, job in enumerate(order)}
+    assert sorted(order) == list(range(len(jobs)))
+    assert all(place[earlier] < place[job] for job in range(len(jobs)) for earlier in jobs.after[job])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_orders_of_few_jobs_are_the_best_there_are(seed: int) -> None:
+    jobs = random_jobs(seed, (4, 3))
+    legal = [
+        order
+        for order in permutations(range(len(jobs)))
+        if all(order.index(earlier) < order.index(job) for job in order for earlier in jobs.after[job])
+    ]
+    best = min(end_of(jobs, order) for order in legal)
+    assert least_end(jobs) <= best
+    assert_legal(jobs, best_order(jobs))
+    assert end_of(jobs, best_order(jobs)) == best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_pair_is_never_slower_than_its_chains_in_turn(seed: int) -> None:
+    lengths = (5 + seed, 15 - seed)
+    jobs = random_jobs(seed, lengths)
+    order = best_order(jobs)
+    assert_legal(jobs, order)
+    alone = [random_jobs(seed, lengths[: k + 1]) for k in range(2)]
+    first = end_of(alone[0], best_order(alone[0]))
+    tail = Jobs(
+        *(column[lengths[0] :] for column in (jobs.time, jobs.exchange, jobs.slot, jobs.early)),
+        *(
+            tuple(tuple(j - lengths[0] for j in row) for row in rows[lengths[0] :])
+            for rows in (jobs.after, jobs.awaits)
+        ),
+    )
+    assert least_end(jobs) <= end_of(jobs, order) <= first + end_of(tail, best_order(tail))
+
+
+def test_waiting_holds_compute_up() -> None:
+    """An exchange of 10 that job 2 reads, beside compute of 3; another exchange queues behind it."""
+    jobs = Jobs(
+        time=(10, 3, 2, 4),
+        exchange=(True, False, False, True),
+        slot=(0, 0, 0, 0),
+        early=(False,) * 4,
+        after=((), (), (0,), (1,)),
+        awaits=((), (), (0,), ()),
+    )
+    assert end_of(jobs, (0, 1, 3, 2)) == 14  # 10 + 4 on the link; compute ends at 12
+    assert end_of(jobs, (0, 2, 1, 3)) == 10 + 2 + 3 + 4
+    assert end_of(jobs, (1, 3, 0, 2)) == 3 + 4 + 10 + 2
+
+
+@pytest.mark.parametrize("kinds", PAIRS)
+def test_every_pair_of_four_layers_of_deepseek_v3(kinds: str) -> None:
+    planned = deepseek_v3()
+    chains = [chain(planned, 5, kind) for kind in kinds]
+    jobs = jobs_of(chains)
+    order = best_order(jobs)
+    assert_legal(jobs, order)
+    apart = sum(end_of(one, best_order(one)) for one in map(jobs_of, ([c] for c in chains)))
+    assert least_end(jobs) <= end_of(jobs, order) <= apart
+    if set(kinds) & set("FBI"):
+        assert end_of(jobs, order) < 0.95 * apart, "some of each one's exchanges is hidden under the other"
+
+
+def test_an_order_is_the_same_each_time() -> None:
+    jobs = jobs_of([chain(small(), 0, "F"), chain(small(), 1, "B")])
+    first = best_order(jobs)
+    best_order.cache_clear()
+    assert best_order(jobs) == first
+
+
+def test_a_lone_backward_fills_its_exchanges() -> None:
+    """A lone B hides its exchanges behind weight gradients and the shared expert: it takes hardly more than I."""
+    planned = deepseek_v3()
+    B, I, W = (jobs_of([chain(planned, 5, kind)]) for kind in "BIW")
+    apart = end_of(I, best_order(I)) + end_of(W, best_order(W))
+    end = end_of(B, best_order(B))
+    assert end < 0.82 * apart  # W alone has all SMs; behind exchanges it has those that they leave
+    assert 1 - (end - B.total(exchange=False)) / B.total(exchange=True) > 0.6  # of the exchanges is hidden
+
+
+def test_gradients_are_added_in_base_order_whatever_the_rates() -> None:
+    """Two weight gradients of one stage add to one buffer: slot 0 first, each in its chain's order."""
+    chains = [chain(small(), 0, "B"), chain(small(), 0, "B")]
+    jobs = jobs_of(chains)
+    held = [node for nodes in chains for node in nodes if node.ordered]
+    for tensor in {p for node in held if node.instruction.phase == "W" for p in node.instruction.params}:
+        adding = [
+            j for j in best_order(jobs) if held[j].instruction.phase == "W" and tensor in held[j].instruction.params
+        ]
+        assert adding == sorted(adding)
+        assert {jobs.slot[job] for job in adding} == {0, 1}
+
+
+def with_paces(jobs: Jobs, seed: int) -> Jobs:
+    """The jobs, faster by half at most while there is no exchange."""
+    draw = Random(seed)
+    between = (t if x else t - draw.randint(0, t // 2) for t, x in zip(jobs.time, jobs.exchange, strict=True))
+    return replace(jobs, between=tuple(between))
+
+
+def by_moments(jobs: Jobs, order: tuple[int, ...], sends: dict[int, int]) -> tuple[Fraction, Fraction]:
+    """End of an order and the time it computes, moment by moment: at every event it is asked anew who runs how fast."""
+    now, left, link, ends = Fraction(0), list(order), list[tuple[int | None, Fraction]](), set[int]()
+    job, open_, computed = -1, Fraction(0), Fraction(0)  # the job that computes, and the share of it that is left
+    while left or link or open_:
+        while not open_ and left and all(other in ends for other in jobs.awaits[left[0]]):
+            first = left.pop(0)
+            if jobs.exchange[first]:
+                link.append((first, Fraction(jobs.time[first])))
+            else:
+                job, open_ = first, Fraction(1)
+        pace = (jobs.time if link else jobs.between or jobs.time)[job]
+        step = min([time for _, time in link[:1]] + [open_ * pace] * bool(open_))
+        now += step
+        if open_:
+            computed, open_ = computed + step, open_ - step / pace
+            if not open_ and job in sends:
+                link.append((None, Fraction(sends[job]) + (0 if link else step)))
+        if link:
+            (what, time), *rest = link
+            link = [(what, time - step), *rest] if time > step else rest
+            ends |= {what} - {None} if time == step and what is not None else set()
+    return now, computed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_compute_is_slower_beside_an_exchange(seed: int) -> None:
+    """Orders take what they take moment by moment, to the rounding of a job; and none takes less than the least."""
+    jobs = with_paces(random_jobs(seed, (4, 3)), seed)
+    makers = [job for job in range(len(jobs)) if not jobs.exchange[job]]
+    sends = {job: 5 for job in makers[-1:]} if seed % 2 else {}
+    order = best_order(jobs)
+    assert_legal(jobs, order)
+    found, (end, busy) = run_of(jobs, order, sends), by_moments(jobs, order, sends)
+    assert abs(found.end - end) <= len(jobs) and abs(found.compute - busy) <= len(jobs)
+    assert least_end(jobs, sends) <= found.end and (sends or found.end == end_of(jobs, order))
+
+
+def test_a_message_goes_behind_the_exchanges_before_it() -> None:
+    """A job of 4, behind it a message of 10; the exchange after it queues, and the order ends when both are there."""
+    jobs = Jobs(
+        time=(4, 3, 6),
+        exchange=(False, True, False),
+        slot=(0, 0, 0),
+        early=(False,) * 3,
+        after=((), (0,), (0,)),
+        awaits=((), (), ()),
+    )
+    assert run_of(jobs, (0, 1, 2), {0: 10}) == Run(end=4 + 10 + 3, compute=10, exchange=13)
+    assert run_of(jobs, (0, 2, 1), {2: 10}) == Run(end=4 + 6 + 10 + 3, compute=10, exchange=13)
+    assert run_of(jobs, (0, 1, 2), {2: 0}).end == end_of(jobs, (0, 1, 2)) == 10

@@ -1,0 +1,329 @@
+"""Mutants of a program: one thing dropped, doubled, swapped, moved, or changed for another of its kind.
+
+Left out are two that never change a result, so that they say nothing about the proof: a release dropped (the send is
+drained in the end) and two reductions swapped (in the one order that all ranks share).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from compiler.ir import Body, Instruction, Invocation, Message, Program, Reduction
+from compiler.plan.actions.node import EXCHANGES
+
+T = TypeVar("T")
+Posting = tuple[int, Message]
+Mutation = Callable[[Program, random.Random], Program]
+
+LISTS = ("drop", "double", "swap", "move")
+
+
+class NothingToEditError(Exception):
+    """The program has nothing of the kind that a mutation changes."""
+
+
+def mutant(program: Program, generator: random.Random) -> tuple[str, Program]:
+    """One random mutant, and the name of what was done to the program."""
+    while True:
+        name = generator.choice(sorted(MUTATIONS))
+        try:
+            changed = MUTATIONS[name](program, generator)
+        except NothingToEditError:
+            continue
+        if changed != program:
+            return name, changed
+
+
+def edited(items: Sequence[T], how: str, generator: random.Random, able: Sequence[int] | None = None) -> tuple[T, ...]:
+    """`items` with one dropped, doubled somewhere, moved, or swapped with another (near, half of the time).
+
+    `able`: the places that the one, and with "swap" the other, may be of.
+    """
+    able = range(len(items)) if able is None else able
+    result, index = list(items), _chosen(able, generator)
+    if how == "drop":
+        del result[index]
+    elif how == "double":
+        result.insert(generator.choice([index + 1, generator.randrange(len(items) + 1)]), items[index])
+    elif how == "move":
+        result.insert(_other(index, len(items), generator), result.pop(index))
+    else:
+        other = able[_other(able.index(index), len(able), generator)]
+        result[index], result[other] = result[other], result[index]
+    return tuple(result)
+
+
+def _other(index: int, count: int, generator: random.Random) -> int:
+    """Another place in a list, next to `index` in half of the cases."""
+    near = [other for other in (index - 1, index + 1) if 0 <= other < count]
+    others = near if generator.random() < 0.5 else [other for other in range(count) if other != index]
+    if not others:
+        raise NothingToEditError
+    return generator.choice(others)
+
+
+def _chosen(items: Sequence[T], generator: random.Random) -> T:
+    if not items:
+        raise NothingToEditError
+    return generator.choice(items)
+
+
+def _another(item: T, items: Sequence[T], generator: random.Random) -> T:
+    return _chosen([other for other in dict.fromkeys(items) if other != item], generator)
+
+
+# ---------------------------------------------------------------- invocations
+
+
+def edit_invocations(program: Program, generator: random.Random, how: str) -> Program:
+    """Posts and releases go with their invocation."""
+    rank = generator.randrange(len(program.invocations))
+    return with_row(program, rank, edited(program.invocations[rank], how, generator))
+
+
+def exchange_actions(program: Program, generator: random.Random) -> Program:
+    """Two invocations of one rank take each other's body and micro-batches; posts and releases stay."""
+    rank = generator.randrange(len(program.invocations))
+    row = list(program.invocations[rank])
+    if len(row) < 2:
+        raise NothingToEditError
+    a = generator.randrange(len(row))
+    b = _other(a, len(row), generator)
+    for here, there in ((a, row[b]), (b, row[a])):
+        row[here] = row[here]._replace(body=there.body, micro_batches=there.micro_batches)
+    return with_row(program, rank, tuple(row))
+
+
+def change_micro_batch(program: Program, generator: random.Random) -> Program:
+    """An invocation runs on another micro-batch."""
+
+    def change(invocation: Invocation) -> Invocation:
+        numbers, slot = list(invocation.micro_batches), generator.randrange(len(invocation.micro_batches))
+        numbers[slot] = _another(numbers[slot], range(program.num_micro_batches), generator)
+        return invocation._replace(micro_batches=tuple(numbers))
+
+    return _with_one_invocation(program, generator, change)
+
+
+def change_body(program: Program, generator: random.Random) -> Program:
+    """An invocation runs another body of its rank."""
+    rank = generator.randrange(len(program.invocations))
+    row = list(program.invocations[rank])
+    at = generator.randrange(len(row))
+    names = [body.name for body in program.bodies[rank]]
+    row[at] = row[at]._replace(body=_another(row[at].body, names, generator))
+    return with_row(program, rank, tuple(row))
+
+
+def _with_one_invocation(
+    program: Program, generator: random.Random, change: Callable[[Invocation], Invocation]
+) -> Program:
+    rank = generator.randrange(len(program.invocations))
+    row = list(program.invocations[rank])
+    at = generator.randrange(len(row))
+    row[at] = change(row[at])
+    return with_row(program, rank, tuple(row))
+
+
+def with_row(program: Program, rank: int, row: tuple[Invocation, ...]) -> Program:
+    return replace(program, invocations=(*program.invocations[:rank], row, *program.invocations[rank + 1 :]))
+
+
+# ---------------------------------------------------------------- posts and releases
+
+
+def edit_messages(program: Program, generator: random.Random, field: str, how: str) -> Program:
+    """One post or release of a rank is dropped, doubled, moved to another invocation, swapped with its neighbour, or is
+    of another rank, micro-batch or stage."""
+    ranks = [rank for rank, row in enumerate(program.invocations) if any(getattr(i, field) for i in row)]
+    rank = _chosen(ranks, generator)
+    row = program.invocations[rank]
+    flat: list[tuple[int, Posting]] = [(at, each) for at, i in enumerate(row) for each in getattr(i, field)]
+    index = generator.randrange(len(flat))
+    at, (peer, message) = flat[index]
+    if how == "drop":
+        del flat[index]
+    elif how == "double":
+        flat.insert(index + 1, (generator.choice([at, min(at + 1, len(row) - 1)]), (peer, message)))
+    elif how == "swap":
+        other = _other(index, len(flat), generator)
+        flat[index], flat[other] = (at, flat[other][1]), (flat[other][0], (peer, message))
+    elif how == "move":
+        flat[index] = (min(max(at + generator.choice([-2, -1, 1, 2]), 0), len(row) - 1), (peer, message))
+    elif how == "re-peer":
+        flat[index] = (at, (_another(peer, range(len(program.bodies)), generator), message))
+    elif generator.random() < 0.5:
+        micro_batch = _another(message.micro_batch, range(program.num_micro_batches), generator)
+        flat[index] = (at, (peer, message._replace(micro_batch=micro_batch)))
+    else:
+        actions = [each.action for _, (_, each) in flat]
+        flat[index] = (at, (peer, message._replace(action=_another(message.action, actions, generator))))
+    listed = [tuple(entry for where, entry in flat if where == at) for at in range(len(row))]
+    return with_row(program, rank, tuple(i._replace(**{field: new}) for i, new in zip(row, listed, strict=True)))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- instructions
+
+
+def edit_instructions(program: Program, generator: random.Random, how: str, kinds: Sequence[str] = ()) -> Program:
+    """One instruction of a body, of one of `kinds` if there are any."""
+
+    def change(body: Body) -> tuple[Instruction, ...]:
+        able = [at for at, i in enumerate(body.instructions) if not kinds or i.kind in kinds]
+        return edited(body.instructions, how, generator, able)
+
+    return _with_one_body(program, generator, change)
+
+
+def change_instruction(program: Program, generator: random.Random, what: str) -> Program:
+    """One instruction of a body gets another peer, operand, result, parameter, slot or phase."""
+
+    def change(body: Body) -> tuple[Instruction, ...]:
+        items = list(body.instructions)
+        able = [k for k, i in enumerate(items) if CHANGES[what][0](i)]
+        at = _chosen(able, generator)
+        items[at] = CHANGES[what][1](items[at], body, program, generator)
+        return tuple(items)
+
+    return _with_one_body(program, generator, change)
+
+
+def _with_one_body(
+    program: Program, generator: random.Random, change: Callable[[Body], tuple[Instruction, ...]]
+) -> Program:
+    places = [(rank, at) for rank, bodies in enumerate(program.bodies) for at in range(len(bodies))]
+    for rank, at in generator.sample(places, len(places)):
+        bodies = list(program.bodies[rank])
+        try:
+            bodies[at] = replace(bodies[at], instructions=change(bodies[at]))
+        except NothingToEditError:
+            continue
+        return replace(program, bodies=(*program.bodies[:rank], tuple(bodies), *program.bodies[rank + 1 :]))
+    raise NothingToEditError
+
+
+def _peer(i: Instruction, _: Body, program: Program, generator: random.Random) -> Instruction:
+    return replace(i, peer=_another(i.peer, range(len(program.bodies)), generator))
+
+
+def _read(i: Instruction, body: Body, _: Program, generator: random.Random) -> Instruction:
+    """The instruction reads another value of its slot instead of one of its own."""
+    values = [name for other in body.instructions if other.slot == i.slot for name in other.reads]
+    reads, at = list(i.reads), generator.randrange(len(i.reads))
+    reads[at] = _another(reads[at], values, generator)
+    return replace(i, reads=tuple(reads))
+
+
+def _reads_swapped(i: Instruction, _: Body, __: Program, generator: random.Random) -> Instruction:
+    return replace(i, reads=edited(i.reads, "swap", generator))
+
+
+def _write(i: Instruction, body: Body, _: Program, generator: random.Random) -> Instruction:
+    """The instruction writes its result under another value's name."""
+    names = [b.name for other in body.instructions if other.slot == i.slot for b in other.writes]
+    writes, at = list(i.writes), generator.randrange(len(i.writes))
+    writes[at] = replace(writes[at], name=_another(writes[at].name, names, generator))
+    return replace(i, writes=tuple(writes))
+
+
+def _params(i: Instruction, _: Body, __: Program, generator: random.Random) -> Instruction:
+    return replace(i, params=edited(i.params, generator.choice(["drop", "double"]), generator))
+
+
+def _place(i: Instruction, _: Body, __: Program, generator: random.Random) -> Instruction:
+    """A tensor is taken from the rank's own, or from the value that another tensor is in."""
+    places, at = list(i.params_in), generator.randrange(len(i.params_in))
+    places[at] = _another(places[at], ["", *i.params_in, *i.reads], generator)
+    return replace(i, params_in=tuple(places))
+
+
+def _slot(i: Instruction, body: Body, _: Program, __: random.Random) -> Instruction:
+    return replace(i, slot=1 - i.slot, action=body.actions[(1 - i.slot) % len(body.actions)])
+
+
+def _phase(i: Instruction, _: Body, __: Program, generator: random.Random) -> Instruction:
+    return replace(i, phase=_another(i.phase, "FIW", generator))
+
+
+CHANGES: dict[
+    str,
+    tuple[Callable[[Instruction], object], Callable[[Instruction, Body, Program, random.Random], Instruction]],
+] = {
+    "peer": (lambda i: i.peer >= 0, _peer),
+    "operand": (lambda i: i.reads, _read),
+    "operands' order": (lambda i: len(i.reads) > 1 and i.kind != "free", _reads_swapped),
+    "result": (lambda i: i.writes, _write),
+    "parameters": (lambda i: i.params, _params),
+    "place of a tensor": (lambda i: i.params_in, _place),
+    "slot": (lambda i: True, _slot),
+    "phase": (lambda i: i.kind != "free", _phase),
+}
+
+# ---------------------------------------------------------------- reductions
+
+
+def edit_reduces(program: Program, generator: random.Random, how: str) -> Program:
+    able = [at for at, each in enumerate(program.epilogue) if each.kind == "reduce"]
+    return replace(program, epilogue=edited(program.epilogue, how, generator, able))
+
+
+def change_reduce(program: Program, generator: random.Random) -> Program:
+    """A reduction without one of its holders or parameters."""
+    collectives = list(program.epilogue)
+    at = _chosen([at for at, each in enumerate(collectives) if each.bucket], generator)
+    bucket, field = collectives[at].bucket, generator.choice(["holders", "replicas"])
+    shorter = edited(getattr(bucket, field), "drop", generator)
+    collectives[at] = replace(collectives[at], bucket=replace(bucket, **{field: shorter}))  # type: ignore[type-var]
+    return replace(program, epilogue=tuple(collectives))
+
+
+def edit_starts(program: Program, generator: random.Random, how: str) -> Program:
+    """A start of a rank's reductions dropped, doubled, earlier, later, or of other stages; stages of two swapped."""
+    rank = _chosen([rank for rank, row in enumerate(program.reductions) if row], generator)
+    row = list(program.reductions[rank])
+    if how == "swap":
+        stages = edited([each.stages for each in row], how, generator)
+        row = [Reduction(each.after, of) for each, of in zip(row, stages, strict=True)]
+    elif how in LISTS:
+        row = list(edited(row, how, generator))
+    else:
+        at = generator.randrange(len(row))
+        after, stages = row[at]
+        if how == "shift":
+            row[at] = Reduction(max(0, after + generator.choice([-2, -1, 1])), stages)
+        else:
+            row[at] = Reduction(after, (max(0, stages[0] + generator.choice([-1, 1])), *stages[1:]))
+    rows = list(program.reductions)
+    rows[rank] = tuple(row)
+    return replace(program, reductions=tuple(rows))
+
+
+def _named(edit: Callable[..., Program], *rest: object) -> Mutation:
+    return lambda program, generator: edit(program, generator, *rest)
+
+
+TALK, EXCHANGED = ("send", "receive"), (*EXCHANGES, "zeros")
+
+MUTATIONS: dict[str, Mutation] = {
+    **{f"{how} an invocation": _named(edit_invocations, how) for how in LISTS},
+    **{f"{how} an instruction": _named(edit_instructions, how) for how in LISTS},
+    **{f"{how} a send or receive": _named(edit_instructions, how, TALK) for how in LISTS},
+    **{f"{how} an exchange": _named(edit_instructions, how, EXCHANGED) for how in LISTS},
+    **{f"{how} a wait": _named(edit_instructions, how, ("wait",)) for how in LISTS},
+    **{f"{how} a free": _named(edit_instructions, how, ("free",)) for how in LISTS},
+    **{f"change an instruction's {what}": _named(change_instruction, what) for what in CHANGES},
+    **{f"{how} a reduction": _named(edit_reduces, how) for how in ("drop", "double")},
+    "shorten a reduction": change_reduce,
+    **{
+        f"{how} the start of a reduction": _named(edit_starts, how)
+        for how in ("drop", "double", "swap", "shift", "change")
+    },
+    **{f"{how} a post": _named(edit_messages, "posts", how) for how in (*LISTS, "re-peer", "rename")},
+    **{f"{how} a release": _named(edit_messages, "releases", how) for how in (*LISTS[1:], "re-peer", "rename")},
+    "exchange two actions": exchange_actions,
+    "change a micro-batch": change_micro_batch,
+    "change a body": change_body,
+}

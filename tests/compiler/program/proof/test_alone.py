@@ -1,0 +1,79 @@
+"""Nothing moves with one expert rank: an exchange returns what it was given, and no byte of it counts twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compiler.emit.segment_cache import Segments
+from compiler.ir import Body, Plan, Program
+from compiler.pipeline import lower_spec
+from compiler.plan.row_counts import held_rows
+from compiler.program.proof import ProofError, prove
+from dsl.schema import Moe, Spec
+from tests.compiler.program.proof.ledger import peak_bytes
+from tests.runtime.step.specs import spec
+from tests.runtime.step.test_memory import measured_peaks
+
+
+def with_many_rows(chosen: Spec) -> Spec:
+    """Every token goes to all experts, so that the peak of a rank is at an exchange."""
+    of = {"top_k": 8, "groups": 1, "top_groups": 1}
+    layers = tuple(
+        each.model_copy(update={"ffn": each.ffn.model_copy(update=of)}) if isinstance(each.ffn, Moe) else each
+        for each in chosen.model.layers
+    )
+    return chosen.model_copy(update={"model": chosen.model.model_copy(update={"layers": layers})})
+
+
+def moved(plan: Plan) -> Plan:
+    """The plan as if rows came as tensors of their own, as they do where several ranks exchange them."""
+
+    def of(step):  # type: ignore[no-untyped-def]
+        outputs = getattr(step, "sizes", None) and tuple(replace(each, alias="") for each in step.outputs)
+        return replace(step, outputs=outputs) if outputs else step
+
+    stages = tuple(replace(stage, steps=tuple(map(of, stage.steps))) for stage in plan.stages)
+    return replace(plan, stages=stages)
+
+
+@pytest.mark.parametrize(("schedule", "before"), [("zbv", (213504, 344896)), ("dualpipev", (213504, 403616))])
+def test_the_peak_is_the_measured_one(
+    tmp_path: Path, segments: Segments, schedule: str, before: tuple[int, int]
+) -> None:
+    """The proven peak is the measured one to the byte, and less than when rows counted as sent and as received."""
+    chosen = with_many_rows(spec(2, 1, 1, 4, schedule=schedule))
+    peaks = measured_peaks(tmp_path, segments, chosen)
+    assert all(peak <= most for peak, most in zip(peaks, before, strict=True)) and tuple(peaks) != before
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe"])
+def test_a_ledger_by_hand(schedule: str) -> None:
+    chosen = with_many_rows(spec(2, 1, 2, 6, schedule=schedule))
+    lowered, rows = lower_spec(chosen), held_rows(chosen)
+    program, proven = lowered.programs["train_6"], lowered.certificates["train_6"]
+    assert [peak_bytes(program, rank, rows) for rank in range(2)] == list(proven.peak_bytes)
+    assert sum(step.outputs[0].alias != "" for s in lowered.plan.stages for step in s.steps if hasattr(step, "sizes"))
+
+
+def test_a_program_that_says_otherwise_is_refused() -> None:
+    """What shares a storage is the plan's to say, whichever of the two is wrong."""
+    lowered = lower_spec(spec(2, 1, 1, 2, schedule="1f1b"))
+    program = lowered.programs["train_2"]
+
+    def body(one: Body) -> Body:
+        return replace(
+            one,
+            instructions=tuple(
+                replace(i, writes=tuple(replace(b, alias="") for b in i.writes)) if i.wait else i
+                for i in one.instructions
+            ),
+        )
+
+    other: Program = replace(program, bodies=tuple(tuple(map(body, row)) for row in program.bodies))
+    with pytest.raises(ProofError):
+        prove(other, lowered.plan)
+    with pytest.raises(ProofError):
+        prove(program, moved(lowered.plan))

@@ -1,0 +1,66 @@
+"""Programs that are proven together: by one prover, from shared bodies, the same programs and certificates as alone."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+from compiler.ir import Program
+from compiler.ir.stage_placement import BIDIRECTIONAL
+from compiler.program.lower import Lowering
+from compiler.program.proof import ProofError, Prover, prove
+from compiler.schedule.dualpipe import dualpipe
+from compiler.schedule.forward import forward_only
+from compiler.schedule.one_f_one_b import one_f_one_b
+from tests.compiler.program.proof.mutants import MUTATIONS, NothingToEditError
+from tests.compiler.program.proof.programs import lowered, small_plan
+
+RANKS, ROWS = 4, 7
+SCHEDULES = [
+    *(dualpipe(RANKS, size) for size in (8, 10, 16)),
+    *(one_f_one_b(RANKS, size) for size in (3, 6)),
+    forward_only(BIDIRECTIONAL, RANKS, 8),
+]
+
+
+@cache
+def together() -> list[Program]:
+    lowering = Lowering(small_plan(RANKS))
+    return [lowering.program(each, evaluate=each.name == "evaluate") for each in SCHEDULES]
+
+
+def test_bodies_made_for_another_program() -> None:
+    assert together() == [lowered(schedule) for schedule in SCHEDULES]
+
+
+def test_certificates_are_those_of_lone_proofs() -> None:
+    plan = small_plan(RANKS)
+    prover = Prover(plan, ROWS)
+    for program in together():
+        assert prover.prove(program) == prove(program, plan, ROWS)
+
+
+@pytest.mark.parametrize("name", sorted(MUTATIONS))
+def test_programs_proven_before_hide_no_fault(name: str) -> None:
+    """A program that is refused alone is refused in the same words after right ones have been proven."""
+    plan, programs, generator = small_plan(RANKS), together(), random.Random(name)
+    prover = Prover(plan, ROWS)
+    for program in programs:
+        prover.prove(program)
+    for _ in range(8):
+        try:
+            faulty = MUTATIONS[name](programs[0], generator)
+        except NothingToEditError:
+            assert "place of a tensor" in name, "a program has all else that is mutated"
+            break
+        assert fault(faulty, prover) == fault(faulty, Prover(plan, ROWS))
+
+
+def fault(program: Program, prover: Prover) -> str:
+    try:
+        prover.prove(program)
+    except ProofError as error:
+        return str(error)
+    return ""

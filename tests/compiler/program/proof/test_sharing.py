@@ -1,0 +1,39 @@
+"""Which columns hold the same of a parameter: against the mesh, rank by rank."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from compiler.ir import Mesh
+from compiler.ir.holders import Holders
+
+MESHES = [
+    Mesh(2, dp, ep, tp, etp=etp)
+    for dp, ep, tp, etp in product((1, 2, 4, 8), (1, 2, 4), (1, 2), (1, 2, 4))
+    if dp * tp % (ep * etp) == 0
+]
+
+
+def test_columns_that_share_are_those_at_one_place() -> None:
+    """A slice of an expert is at one place of the groups, what is whole of it at all places of its slices."""
+    for mesh in MESHES:
+        every = range(mesh.columns)
+        for first in every:
+            place, later = first % mesh.expert_group, every[first:]
+            of_slice = [c for c in later if c % mesh.expert_group == place]
+            assert [*mesh.sharing(True, True, first)] == of_slice
+            assert [*mesh.sharing(False, True, first)] == [c for c in later if (c - first) % mesh.tp == 0]
+            assert [*mesh.sharing(False, False, first)] == [*later]
+            if place % mesh.etp == 0:
+                same = [c for c in later if c % mesh.expert_group // mesh.etp == place // mesh.etp]
+                columns = mesh.sharing(True, False, first)
+                assert [*columns] == same == [c for c in every if c in columns], mesh
+                assert columns.start == first and columns[-1] == same[-1] and [*columns[1:]] == same[1:]
+
+
+def test_equal_holders_are_one_value() -> None:
+    """Neighbours without a gap are those of a range, so their buckets and channels are found as its are."""
+    mesh = Mesh(1, 4, 1, etp=2)
+    assert mesh.sharing(True, False) == mesh.sharing(False, False) == range(4)
+    assert Mesh(1, 4, 2, etp=2).sharing(True, False) == range(2)
+    assert [*Holders((0, 2), Mesh(1, 8, 2, etp=2).sharing(True, False, 2), 8)] == [2, 3, 6, 7, 18, 19, 22, 23]

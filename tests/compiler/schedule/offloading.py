@@ -1,0 +1,23 @@
+"""Named schedules with copies to the host, so that ranks hold less than without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from compiler.schedule import schedule_of
+from compiler.schedule.costs import Costs
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.simulate import held_at_most
+from compiler.schedule.solver.copies import with_copies
+
+
+def offloading(name: str, ranks: int, micro_batches: int, share: Fraction) -> Schedule:
+    """The schedule of which each rank holds a share of what it would."""
+    plain = schedule_of(name, ranks, micro_batches, 2)
+    held = held_at_most(plain, Fraction(1))
+    caps = [max(Fraction(1), Fraction(int(most * share))) for most in held]
+    found = with_copies(plain, replace(Costs(), O=Fraction(1), R=Fraction(1)), caps)
+    assert found is not None and sum(held_at_most(found[0], Fraction(1))) < sum(held)
+    found[0].check()
+    return found[0]

@@ -1,0 +1,70 @@
+"""Rows whose W fill pauses: legal, under the cap, and timed as the judge times them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
+from compiler.schedule.costs import Costs, parse_costs
+from compiler.schedule.simulate import simulate
+from compiler.schedule.solver.core import _named_starts
+from compiler.schedule.solver.filled import anneal_filled, filled, fills_pauses
+from compiler.schedule.solver.line import FIXED
+from compiler.schedule.solver.periods import makespan_of
+from compiler.schedule.solver.problem import make_problem, schedule_of_slots
+from compiler.schedule.solver.tokens import W
+from tests.compiler.schedule.solver.cases import costs
+
+TENS = parse_costs("F=10,I=10,W=10")
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_walk_stays_legal_and_times_what_it_finds(data: st.DataObject) -> None:
+    ranks, count = data.draw(st.sampled_from([2, 3, 4])), data.draw(st.integers(1, 9))
+    placement = data.draw(st.sampled_from([V, ONE_STAGE, loop(3), *[BIDIRECTIONAL] * (ranks % 2 == 0)]))
+    table = replace(data.draw(costs(ranks)), pairs=(), stages=(), ranks=())
+    table = replace(table, keeps=data.draw(st.sampled_from([Fraction(1), Fraction(1), Fraction(1, 3), Fraction(0)])))
+    cap = data.draw(st.integers(placement.stages_per_rank, 9))
+    problem = make_problem(placement, ranks, count, table, cap)
+    assert fills_pauses(problem)
+    for periodic in (False, True):
+        for core in _named_starts(problem, periodic, 1.0):
+            walk = anneal_filled(core.problem, core.slots, 3000, (0.4, 0.04), data.draw(st.integers(0, 9)), 0)
+            for slots in (walk.slots, filled(core.problem, core.slots)):
+                if slots is None:
+                    continue
+                makespan = makespan_of(core.problem, slots)
+                assert makespan is not None
+                marks = [[slot for slot in row if slot >= FIXED] for row in core.slots]
+                assert [[slot for slot in row if slot >= FIXED] for row in slots] == marks
+                plain = tuple(tuple(slot % FIXED for slot in row) for row in slots)
+                schedule = schedule_of_slots(core.problem, plain)
+                schedule.check()
+                timeline = simulate(schedule, table)
+                assert max(timeline.peak_activations) <= cap
+                if not table.latency:  # the judge hands over to the same rank at once
+                    assert timeline.makespan == makespan * core.problem.unit
+            assert walk.makespan == makespan_of(core.problem, walk.slots)
+
+
+def test_pauses_are_filled() -> None:
+    """V-Half takes 840, and 815 where its W run in its pauses."""
+    problem = make_problem(V, 8, 24, TENS.recut(8, 16), 10)
+    start = next(iter(_named_starts(problem, False, 1.0)))
+    slots = filled(problem, start.slots)
+    assert slots is not None and [makespan_of(problem, each) for each in (start.slots, slots)] == [840, 815]
+    assert all(row.count(W) == 48 for row in slots)
+
+
+@pytest.mark.parametrize("text", ["F=1,I=1,W=1,FB=1.8", "FI=1.5", "WW=1.5"])
+def test_where_a_pair_gains_w_are_searched_like_all_else(text: str) -> None:
+    assert fills_pauses(make_problem(V, 2, 4, Costs(), 4))
+    assert not fills_pauses(make_problem(V, 2, 4, parse_costs(text), 4))
+    uneven = parse_costs("F=1")
+    assert not fills_pauses(make_problem(V, 2, 4, replace(uneven, stages=(1, 1, 1, 2)), 4))  # type: ignore[arg-type]

@@ -1,0 +1,203 @@
+"""The search's own times are those of `simulate`, from the start and from any mark; its lines are legal schedules."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
+from compiler.schedule.costs import Costs, parse_costs
+from compiler.schedule.dualpipe import dualpipe
+from compiler.schedule.simulate import peak_activations, simulate
+from compiler.schedule.solver.greedy import greedy
+from compiler.schedule.solver.line import Line, changed, line_of
+from compiler.schedule.solver.moves import change
+from compiler.schedule.solver.periods import makespan_of, stretched, with_periods
+from compiler.schedule.solver.problem import Problem, make_problem, resized, schedule_of_slots, slots_of_schedule
+from compiler.schedule.solver.timing import Timing, is_longer, retimed, starts_of, timing_of
+from compiler.schedule.solver.tokens import F, I, Slots, W, pair
+from tests.compiler.schedule.solver.cases import costs
+
+
+def caps_of_ranks(problem: Problem) -> list[int]:
+    return [problem.caps[problem.row_of(rank)] for rank in range(problem.num_ranks)]
+
+
+def judged(problem: Problem, slots: Slots, table: Costs) -> int:
+    """The makespan that `simulate` finds, of a schedule that `check` passes and the cap holds."""
+    schedule = schedule_of_slots(problem, slots)
+    schedule.check()
+    assert all(held <= cap for held, cap in zip(peak_activations(schedule), caps_of_ranks(problem), strict=True))
+    assert schedule.num_micro_batches == problem.num_micro_batches
+    makespan = simulate(schedule, table).makespan / problem.unit
+    assert makespan.denominator == 1
+    return int(makespan)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Problem, Costs]:
+    placement = draw(st.sampled_from([V, BIDIRECTIONAL, ONE_STAGE, loop(2), loop(3)]))
+    num_ranks = 2 * draw(st.integers(1, 3)) if placement == BIDIRECTIONAL else draw(st.integers(1, 4))
+    table, folded = draw(costs(placement.num_stages(num_ranks))), placement == BIDIRECTIONAL and draw(st.booleans())
+    table = replace(table, ranks=() if folded else table.ranks[:num_ranks])
+    if placement == V or num_ranks == 1:  # of a message that stays on its rank the search does not know
+        table = replace(table, latency=Fraction(0))
+    N, cap = draw(st.integers(2, 8)), st.integers(3, 7)
+    caps = draw(cap | st.lists(cap, min_size=num_ranks, max_size=num_ranks))
+    return make_problem(placement, num_ranks, N + N % 2 * folded, table, caps, folded), table
+
+
+@settings(max_examples=80)
+@given(problems(), st.integers(0, 1000))
+def test_a_walk_is_timed_as_the_judge_does(case: tuple[Problem, Costs], seed: int) -> None:
+    problem, table = case
+    start = greedy(problem, seed)
+    if start is None:
+        return
+    lines = [line for row, slots in enumerate(start) if (line := line_of(problem, row, slots))]
+    timing = timing_of(problem, lines)
+    assert timing is not None and timing.makespan == judged(problem, start, table)
+    draw = random.Random(seed).random
+    for _ in range(60):
+        row = int(draw() * problem.num_rows)
+        new = change(lines[row].slots, int(draw() * len(lines[row].slots)), draw, problem.offered[row])
+        if new is None:
+            continue
+        slots, first, kept = new
+        assert slots[:first] == lines[row].slots[:first]
+        assert slots[len(slots) - kept :] == lines[row].slots[len(lines[row].slots) - kept :]
+        line = changed(problem, row, lines[row], slots, first, kept)
+        whole = line_of(problem, row, slots)
+        assert line == whole or (line and whole and _same(line, whole))
+        if line is None:
+            continue
+        candidate = [*lines[:row], line, *lines[row + 1 :]]
+        mark = max(at for at, each in enumerate(timing.marks) if each.at[row] <= first)
+        timed = retimed(problem, timing, candidate, mark, None)
+        anew = timing_of(problem, candidate)
+        assert (timed and timed.ends) == (anew and anew.ends)
+        if timed is not None:
+            lines, timing = candidate, timed
+    assert timing.makespan == judged(problem, tuple(tuple(line.slots) for line in lines), table)
+
+
+@pytest.mark.parametrize("placement", [ONE_STAGE, loop(2)], ids=str)
+def test_slots_start_so_that_rows_end_when_the_judge_says(placement: StagePlacement) -> None:
+    """Pairs, too, both of whose messages take a while."""
+    table = replace(parse_costs("FB=2.5"), latency=Fraction(2))
+    problem = make_problem(placement, 4, 8, table, 6)
+    slots = greedy(problem, 1)
+    assert slots is not None
+    lines = [line for row, of_row in enumerate(slots) if (line := line_of(problem, row, of_row))]
+    timing = timing_of(problem, lines)
+    assert timing is not None
+    starts = starts_of(problem, timing, lines)
+    ends = [row[-1] + line.steps[len(row) - 1][0] for row, line in zip(starts, lines, strict=True)]
+    assert ends == timing.ends and max(ends) == judged(problem, slots, table)
+
+
+def test_a_pair_frees_what_its_backward_frees() -> None:
+    """An I frees all of its activation where a W keeps nothing of it: a rank that may hold two then goes on."""
+    table = replace(parse_costs("FI=1.5"), keeps=Fraction(0))
+    problem = make_problem(ONE_STAGE, 1, 4, table, 2)
+    both = pair(F, I)
+    assert line_of(problem, 0, (F, both, both, both, I, W, W, W, W)) is not None
+    assert line_of(problem, 0, (F, F, both, both, I, I, W, W, W, W)) is None, "three at once"
+
+
+def _same(line: Line, whole: Line) -> bool:
+    """Alike in all that is read: the I before a slot are counted only where the chunk of a W matters."""
+    states = [[(*state[:-2], state[-1]) for state in each.states] for each in (line, whole)]
+    return (line.slots, line.steps, line.work, states[0]) == (whole.slots, whole.steps, whole.work, states[1])
+
+
+def _told(problem: Problem, timing: Timing, lines: list[Line], seed: int) -> Iterator[tuple[list[Line], float, bool]]:
+    """Random legal changes of a row: lines, their makespan (infinite for a deadlock), and the answer of `is_longer`.
+
+    Changes in which an action waits for a later one of its row are left out: their answer is always yes.
+    """
+    draw = random.Random(seed).random
+    for _ in range(100):
+        row = int(draw() * problem.num_rows)
+        old = lines[row]
+        new = change(old.slots, int(draw() * len(old.slots)), draw, problem.offered[row])
+        line = new and changed(problem, row, old, *new)
+        if not new or not line or (not problem.one_w and line.chunks is not old.chunks):
+            continue
+        end = len(old.slots) - new[2]
+        last = next((at for at, mark in enumerate(timing.marks) if mark.at[row] >= end), None)
+        if last is None:
+            continue
+        first = max(at for at, mark in enumerate(timing.marks) if mark.at[row] <= new[1])
+        candidate = [*lines[:row], line, *lines[row + 1 :]]
+        anew = timing_of(problem, candidate)
+        more = {row: len(line.slots) - len(old.slots)}
+        limit = timing.makespan
+        if anew is None or not is_longer(problem, timing, candidate, first, last, more, 100 * limit):
+            told = is_longer(problem, timing, candidate, first, last, more, limit)
+            yield candidate, anew.makespan if anew else math.inf, told
+
+
+@settings(max_examples=60)
+@given(problems(), st.integers(0, 1000))
+def test_what_is_told_to_be_longer_is(case: tuple[Problem, Costs], seed: int) -> None:
+    problem, _ = case
+    start = greedy(problem, seed)
+    lines = [line for row, slots in enumerate(start or ()) if (line := line_of(problem, row, slots))]
+    timing = timing_of(problem, lines) if lines else None
+    while timing is not None:  # walk on from each change that is no longer
+        before, seed = timing.makespan, seed + 1
+        better = None
+        for candidate, makespan, told in _told(problem, timing, lines, seed):
+            assert not told or makespan > before
+            better = candidate if makespan < before else better
+        lines, timing = better or lines, timing_of(problem, better) if better else None
+
+
+def test_nearly_all_that_is_longer_is_told() -> None:
+    problem = make_problem(BIDIRECTIONAL, 8, 20, Costs(pairs=(("BF", Fraction(9, 5)),)), 9, folded=True)
+    slots = slots_of_schedule(problem, dualpipe(8, 20))
+    lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
+    timing = timing_of(problem, lines)
+    assert timing is not None
+    cases = [case for seed in range(10) for case in _told(problem, timing, lines, seed)]
+    longer = [told for _, makespan, told in cases if makespan > timing.makespan]
+    assert len(longer) > 100 and sum(longer) > 0.9 * len(longer)
+
+
+def test_a_limit_stops_only_what_is_over_it() -> None:
+    problem = make_problem(BIDIRECTIONAL, 4, 8, Costs(), 5, folded=True)
+    slots = slots_of_schedule(problem, dualpipe(4, 8))
+    lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
+    timing = timing_of(problem, lines)
+    assert timing is not None
+    assert retimed(problem, timing, lines, 0, timing.makespan) == timing
+    assert retimed(problem, timing, lines, 0, timing.makespan - 1) is None
+
+
+@settings(max_examples=30)
+@given(problems())
+def test_a_period_more_is_one_micro_batch_more_of_each_chunk(case: tuple[Problem, Costs]) -> None:
+    problem, table = case
+    start = greedy(problem, 0)
+    marked = start and with_periods(problem, start)
+    if not marked:
+        return
+    for count in (marked[0].count, marked[0].count + 3):
+        size = resized(problem, count).num_micro_batches
+        longer = make_problem(problem.placement, problem.num_ranks, size, table, caps_of_ranks(problem), problem.folded)
+        slots = stretched(*marked, count)
+        assert makespan_of(longer, slots) == judged(longer, slots, table)
+
+
+def test_dualpipe_folds_and_unfolds() -> None:
+    problem = make_problem(BIDIRECTIONAL, 8, 20, Costs(pairs=(("BF", Costs().two("BF") / 2),)), 9, folded=True)
+    schedule = dualpipe(8, 20)
+    assert schedule_of_slots(problem, slots_of_schedule(problem, schedule)).actions == schedule.actions

@@ -1,0 +1,169 @@
+"""The lower bound beside the least makespans of random small cases, and faults of the bound that these show."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property
+
+import pytest
+
+from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
+from compiler.schedule.bound import lower_bound
+from compiler.schedule.costs import Costs, parse_costs, shipped
+from compiler.schedule.one_copy_bound import one_copy_bound
+from compiler.schedule.waits import Waits
+from tests.compiler.schedule.optima import STORED, Case, case, stored
+from tests.compiler.schedule.test_simulate import random_costs
+from tests.compiler.schedule.tiny import best_makespan
+
+SOLVED = list(stored())
+
+
+def bound_of(case: Case, cap: int | None = None) -> Fraction:
+    return lower_bound(case.placement, case.num_ranks, case.num_micro_batches, case.costs, cap or case.cap)
+
+
+def test_the_bound_is_near_and_never_above() -> None:
+    bounds = [(bound_of(case), least) for case, least in SOLVED]
+    assert all(bound <= least for bound, least in bounds)
+    gaps = [least / bound - 1 for bound, least in bounds]
+    assert len(gaps) >= 190 and sum(gaps) / len(gaps) < Fraction(1, 1000) and max(gaps) < Fraction(3, 100)
+
+
+@pytest.mark.parametrize("number", range(0, 40))
+def test_stored_makespans_are_the_least(number: int) -> None:
+    """Two models that share nothing: one tries every order, the other never lists any. Small cases alone."""
+    optimal = pytest.importorskip("tests.compiler.schedule.optimal", exc_type=ImportError)
+    asked = case(number)
+    P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs
+    kept = json.loads(STORED.read_text("utf-8"))[str(number)][1]
+    least = optimal.optimum(asked.placement, P, N, costs, asked.cap, work=0.3)
+    assert least is None or kept == str(least)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_model_agrees_with_all_orders(seed: int) -> None:
+    optimal = pytest.importorskip("tests.compiler.schedule.optimal", exc_type=ImportError)
+    rng = random.Random(seed)
+    placement, ranks, count = ((BIDIRECTIONAL, 2, 2), (ONE_STAGE, 2, 2), (V, 1, 2), (loop(2), 1, 2))[seed % 4]
+    costs, cap = random_costs(rng, placement.num_stages(ranks), ranks), rng.randint(2, 4)
+    best = best_makespan(placement, ranks, count, costs, cap)
+    for in_order in (False, True):  # that stages keep to the order of micro-batches costs nothing
+        assert optimal.optimum(placement, ranks, count, costs, cap, in_order=in_order) == best
+
+
+# ---------------------------------------------------------------- faults
+
+
+def room_one_early(waits: Waits) -> object:
+    return [(slot, other, max(1, lag - 1), time) for slot, other, lag, time in ROOM.func(waits)]
+
+
+def room_until_w(waits: Waits) -> object:
+    w = max(waits.quickest["W", slot] for slot in waits.rank)
+    return [(slot, other, lag, time + w) for slot, other, lag, time in ROOM.func(waits)]
+
+
+def no_pairs(waits: Waits) -> object:
+    return [[(items, time) for items, time in steps if len(items) == 1] for steps in STEPS.func(waits)]
+
+
+def whole_backwards(waits: Waits) -> object:
+    return {slot: waits.quickest["B", slot] for slot in waits.rank}
+
+
+def messages_at_home(waits: Waits) -> object:
+    return {slot: int(waits.costs.latency / waits.unit) for slot in waits.rank if slot[1] < waits.last}
+
+
+ROOM, STEPS = (vars(Waits)[name] for name in ("room", "_steps"))
+FAULTS: dict[str, tuple[str, Callable[[Waits], object]]] = {
+    "a forward finds room too late": ("room", room_one_early),
+    "a forward waits for a W that others run": ("room", room_until_w),
+    "no pair is known": ("_steps", no_pairs),
+    "a backward is never split": ("back", whole_backwards),
+    "a message to the own rank takes time": ("hop", messages_at_home),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, wrong = FAULTS[fault]
+    changed = cached_property(wrong)
+    changed.__set_name__(Waits, name)
+    monkeypatch.setattr(Waits, name, changed)
+    assert any(bound_of(case) > least for case, least in SOLVED)
+
+
+def test_a_percent_too_much_is_seen() -> None:
+    assert any(bound_of(case) * Fraction(101, 100) > least for case, least in SOLVED)
+
+
+def test_one_activation_too_few_is_seen() -> None:
+    tight = [(each, least) for each, least in SOLVED if each.cap > each.placement.stages_per_rank]
+    assert any(bound_of(each, each.cap - 1) > least for each, least in tight)
+
+
+# ---------------------------------------------------------------- one copy
+
+
+def one_copy(case: Case, cap: Fraction | None = None) -> Fraction:
+    stages, P = case.placement.num_stages(case.num_ranks), case.num_ranks
+    cap = case.cap if cap is None else cap * case.placement.stages_per_rank
+    return one_copy_bound(P, case.num_micro_batches, stages, case.costs, cap)
+
+
+def test_the_one_copy_bound_is_below_all_with_one_copy() -> None:
+    bounds = [(one_copy(case), least) for case, least in SOLVED if case.placement.copies == 1]
+    assert len(bounds) > 100 and all(bound <= least for bound, least in bounds)
+    assert any(bound * Fraction(101, 100) > least for bound, least in bounds)  # it is reached
+
+
+@pytest.mark.parametrize("costs", [Costs(), parse_costs("F=2,I=3,W=1,FB=4"), shipped("deepseek-v3-low")])
+def test_the_one_copy_bound_is_below_that_of_every_placement(costs: Costs) -> None:
+    for P, N, cap in ((4, 8, 4), (4, 6, 1), (8, 24, 5), (3, 5, 2)):
+        least = one_copy_bound(P, N, P, costs, cap)
+        assert least >= N * (costs.F + costs.I + costs.W) * (costs.two("BF") / (costs.F + costs.one("B")))
+        for placement in (V, *(loop(v) for v in (1, 2, 3))):
+            v = placement.stages_per_rank
+            if v <= cap * v:
+                assert least <= lower_bound(placement, P, N, costs.recut(P, v * P), cap * v, work=0)
+
+
+def test_what_the_cap_costs_one_copy() -> None:
+    """A rank with room for 2 of 4 waits for the first backward; with room for 1, memory takes more than work."""
+    bounds = [one_copy_bound(4, 8, 4, Costs(), cap) for cap in (4, 2, 1)]
+    assert bounds[0] < bounds[1] < bounds[2] and bounds[2] >= Fraction(8 * 4, 2) * 2
+
+
+# ---------------------------------------------------------------- memory and time
+
+
+def test_all_in_turn() -> None:
+    """One activation: a micro-batch has to be back before the next one starts."""
+    assert lower_bound(ONE_STAGE, 4, 4, Costs(), 1) == 36  # the optimum
+    slow = replace(Costs(), latency=Fraction(1))
+    assert lower_bound(ONE_STAGE, 4, 40, slow, 1) == 40 * (9 + 6)
+    assert lower_bound(BIDIRECTIONAL, 4, 2, Costs(), 1) == 6 + 9  # the second starts where the first has turned
+
+
+def test_two_at_a_time() -> None:
+    assert lower_bound(ONE_STAGE, 4, 40, Costs(), 2) >= 20 * 9  # lives of 9, two at a time
+
+
+def test_times_of_any_precision() -> None:
+    """A fine unit makes large numbers; the bound is that of the same times in a coarse one."""
+    fine = Fraction(1, 10**20 + 39)
+    costs = Costs(F=1 + fine, I=1 + fine, W=1 + fine, stages=(Fraction(1), Fraction(10**9, 10**9 + 7)) * 2)
+    bounds = [lower_bound(V, 2, 3, each, 4) for each in (costs, Costs())]
+    assert abs(bounds[0] - bounds[1]) < Fraction(1, 10**6)
+
+
+def test_caps_by_rank() -> None:
+    bounds = [lower_bound(ONE_STAGE, 4, 6, Costs(), caps) for caps in ((4, 4, 4, 4), (4, 4, 2, 1), (2, 4, 4, 4))]
+    assert bounds[0] == lower_bound(ONE_STAGE, 4, 6, Costs(), 4) <= bounds[1] < bounds[2]
+    assert bounds[2] <= lower_bound(ONE_STAGE, 4, 6, Costs(), 2)

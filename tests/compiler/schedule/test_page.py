@@ -1,0 +1,67 @@
+"""docs/schedules.md says what is: its example, its tables of costs, and of the tables the smallest rows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from benchmarks.schedules import BEGIN, CASES, COLUMNS, END, PAGE, Case, row, with_column
+from compiler.cli.main import main
+from compiler.schedule.costs import costs_of_json, shipped
+
+TEXT = PAGE.read_text("utf-8")
+TABLES = TEXT.split(BEGIN)[1].split(END)[0]
+PLAIN, LANES, BYTES = sorted(
+    re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL), key=lambda table: ("bytes" in table, "lanes" in table)
+)
+SHOWN = re.findall(r"```\n\$ dsc (.*)\n(schedule .*\n(?:.*\n)*?)```", TEXT)
+
+
+@pytest.mark.parametrize(("command", "table"), SHOWN)
+def test_tables_are_what_is_printed(
+    command: str, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "memory.json").write_text(BYTES)
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == table
+
+
+def test_the_tables_of_costs_are_read() -> None:
+    assert costs_of_json(PLAIN).two("FF") == costs_of_json(json.dumps(json.loads(PLAIN))).two("FF")
+    assert costs_of_json(LANES) == shipped("deepseek-v3-low")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if (4, 8, 5) in case.sizes], ids=lambda case: case.title)
+def test_the_smallest_rows_are_current(case: Case) -> None:
+    _, _, rest = TABLES.partition(f"### {case.title}\n")
+    assert row(case, (4, 8, 5)) in rest.partition("###")[0], "python -m benchmarks.schedules"
+
+
+def test_every_row_is_there() -> None:
+    """A table of every case, with its sizes in order; none was left out or is of yesterday."""
+    titles = re.findall(r"^### (.*)$", TABLES, re.MULTILINE)
+    assert titles == [case.title for case in CASES]
+    for case, part in zip(CASES, TABLES.split("### ")[1:], strict=True):
+        sizes = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \|", part, re.MULTILINE)
+        assert [tuple(map(int, size)) for size in sizes] == list(case.sizes)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zbv"])
+def test_one_column_is_computed_alone(name: str) -> None:
+    """The column of a named schedule is written again where it is wrong, and added where it is not there."""
+    place = COLUMNS.index(name) + 1  # a row begins with `|`
+    without, wrong = [], []
+    for line in TABLES.split("\n"):
+        cells = line.split("|")
+        is_row = len(cells) == len(COLUMNS) + 2
+        without.append("|".join(cells[:place] + cells[place + 1 :]) if is_row else line)
+        is_value = is_row and cells[1].strip().isdigit()
+        wrong.append("|".join([*cells[:place], " 1 ", *cells[place + 1 :]]) if is_value else line)
+    assert "\n".join(without) != TABLES != "\n".join(wrong)
+    assert with_column("\n".join(without), name) == TABLES
+    assert with_column("\n".join(wrong), name) == TABLES

@@ -1,0 +1,155 @@
+"""Definitions, references, the outline; and the edits that mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.tools.editor.actions import actions
+from compiler.tools.editor.navigation import Symbol, definition, references, symbols
+from dsl import load
+from dsl.messages.source import Span
+from dsl.resolve.files import over
+from dsl.text.edits import apply
+from tests.compiler.tools.editor.texts import HERE, QUICKSTART, ROOT, cursor, documented, in_quickstart
+
+
+def defined(marked: str, **others: str) -> tuple[str, str, int] | None:
+    """File, text and line of what is under the cursor."""
+    found = definition(*cursor(marked, **others))
+    return None if found is None else (Path(found.source.name).name, found.text, found.line)
+
+
+LIBRARY = "let base = 64\n\nmodel deep {\n  hidden = 7168\n}\n"
+
+
+@pytest.mark.parametrize(
+    ("marked", "wanted"),
+    [
+        ('import "lib.dsc"\nrun a { model = de|ep }', ("lib.dsc", "deep", 3)),
+        ('import "lib.dsc"\nmodel b extends de|ep { }', ("lib.dsc", "deep", 3)),
+        ('import "lib.dsc"\nmodel b { vocab = ba|se }', ("lib.dsc", "base", 1)),
+        ('import "lib.dsc"\nmodel deep { }\nrun a { model = de|ep }', ("spec.dsc", "deep", 2)),
+        ('import "li|b.dsc"', ("lib.dsc", "", 1)),
+        ('import "nothing|.dsc"', None),
+        ("model a { hidden = 4, vocab = hid|den * 2 }", ("spec.dsc", "hidden", 1)),
+        ("model a { hidden = 4, vocab = model.hid|den * 2 }", ("spec.dsc", "hidden", 1)),
+        ("model a {\n  let w = 4\n  hidden = |w\n}", ("spec.dsc", "w", 2)),
+        ("model a {\n hidden = 4\n vocab = hid|den } } {", ("spec.dsc", "hidden", 2)),
+        ("model |a { }", ("spec.dsc", "a", 1)),
+        ("mod|el a { }", None),
+        ("model a { hid|den = 4 }", None),
+        ("# model |a\n", None),
+        ("|", None),
+    ],
+)
+def test_definition(marked: str, wanted: tuple[str, str, int] | None) -> None:
+    assert defined(marked, lib=LIBRARY) == wanted
+
+
+def test_a_reference_through_the_run_to_an_imported_model() -> None:
+    text = in_quickstart("sequence    = 1|28").replace("sequence    = 1|28", "sequence    = model.hid|den")
+    start = text.index("model quick {")
+    assert defined('import "lib.dsc"\n' + text[:start], lib=text[start:].replace("|", "")) == ("lib.dsc", "hidden", 2)
+
+
+def test_references_in_the_file_and_its_imports() -> None:
+    text = 'import "lib.dsc"\nrun a { model = deep }\nmodel b extends deep { vocab = base, hidden = base }\n'
+    found = documented(text, lib=LIBRARY)
+    deep = definition(found, text.index("deep"))
+    assert deep is not None
+    assert [(Path(each.source.name).name, each.line) for each in references([found], deep)] == [
+        ("lib.dsc", 3), ("spec.dsc", 2), ("spec.dsc", 3)
+    ]  # fmt: skip
+
+
+def test_references_of_values() -> None:
+    text = "let base = 64\nmodel b { vocab = base, hidden = base * 2, init_std = 0.1 }\n"
+    found = documented(text)
+    base = definition(found, text.index("base,"))
+    assert base is not None and base.line == 1
+    assert [each.start for each in references([found], base)] == [4, text.index("base,"), text.index("base *")]
+
+
+def test_outline() -> None:
+    found = symbols(documented('import "x.dsc"\nlet w = 4\nmodel m {\n  layers 0..3 { ffn moe { top_k = 2 } }\n').file)
+    assert [(each.name, each.kind) for each in found] == [("x.dsc", "import"), ("w", "let"), ("model m", "model")]
+    (layers,) = found[2].children
+    assert layers.name == "layers 0..3" and layers.children[0].children[0].detail == "2"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "specs").rglob("*.dsc")), ids=lambda path: path.stem)
+def test_entries_of_the_outline_lie_within_each_other(path: Path) -> None:
+    def within(symbol: Symbol) -> None:
+        assert symbol.start < symbol.head_end <= symbol.end
+        for child in symbol.children:
+            assert symbol.start < child.start and child.end <= symbol.end
+            within(child)
+
+    for each in symbols(documented(path.read_text("utf-8"), str(path)).file):
+        within(each)
+
+
+# ---------------------------------------------------------------- edits
+
+
+def mended(text: str) -> list[str]:
+    """The text after each of the actions that are offered on all of it."""
+    found = documented(text)
+    offered = actions([found], Span(found.source, 0, len(text)))
+    return [apply(text, action.edits) for action in offered]
+
+
+def test_a_spelling_is_mended() -> None:
+    assert mended(QUICKSTART.replace("pipeline = 2", "pipelin = 2")) == [
+        QUICKSTART.replace("pipeline = 2", "pipeline = 2")
+    ]
+
+
+def test_only_what_is_asked_about_is_offered() -> None:
+    found, offset = cursor(in_quickstart("hid|den = 192").replace("kv_rank", "kv_rnk"))
+    assert actions([found], Span(found.source, offset, offset)) == ()
+
+
+def test_each_way_out_of_a_conflict_mends_it() -> None:
+    """Every resolution that is offered, made on its own, leaves nothing wrong."""
+    text = QUICKSTART.replace("pipeline = 2 ", "pipeline = 3 ")
+    found = documented(text)
+    assert found.diagnostics
+    offered = actions([found], Span(found.source, 0, len(text)))
+    ways = [action for action in offered if action.mends.conflict is not None]
+    assert ways and sum(action.preferred for action in ways) <= 1
+    for action in ways:
+        new = apply(text, action.edits)
+        assert not load.analyse(HERE, reader=over({HERE: new})).diagnostics, action.title
+
+
+def test_an_edit_of_another_file_names_it() -> None:
+    library = "cluster four { nodes = 1, node { devices = 4, device cpu { memory = 4GB } } }\n"
+    text = QUICKSTART.replace("cluster   = laptop", "cluster   = four").replace("pipeline = 2 ", "pipeline = 3 ")
+    found = documented(f'import "lib.dsc"\n{text}', lib=library)
+    titles = [action.title for action in actions([found], Span(found.source, 0, len(found.source.text)))]
+    assert "write `pipeline = 2`" in titles and "write `name = 1f1b` and write `devices = 6` in lib.dsc" in titles
+
+
+def test_what_would_bring_another_mistake_is_not_preferred() -> None:
+    """A misspelt key hides what is wrong with its value: the edit is offered, but not made without asking."""
+    for wrong, preferred in (("pipelin = 2", True), ("pipelin = x", False)):
+        found = documented(QUICKSTART.replace("pipeline = 2", wrong))
+        (action,) = (
+            each
+            for each in actions([found], Span(found.source, 0, len(found.source.text)))
+            if each.edits[0].text == "pipeline"
+        )
+        assert action.preferred == preferred, wrong
+
+
+def test_a_missing_brace_is_put_where_the_indentation_says() -> None:
+    """The edit puts the brace where the indentation says; until then, the rest of the file is still checked."""
+    text = QUICKSTART.replace("  }\n  schedule", "  schedule").replace("beta1", "betta1")
+    assert text != QUICKSTART.replace("beta1", "betta1")
+    found = documented(text)
+    assert sorted(item.code for item in found.diagnostics) == ["E0107", "E0201"]
+    right = text.replace("  schedule", "  }\n  schedule")
+    assert right in mended(text)

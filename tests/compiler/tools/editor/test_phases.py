@@ -1,0 +1,93 @@
+"""The editor in `phase` blocks of a run: what is proposed, what is said of a word, where a name leads."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.tools.editor.hover import hover
+from compiler.tools.editor.navigation import definition, references, symbols
+from dsl.messages.source import Source
+from dsl.text.formatter import formatted
+from tests.compiler.tools.editor.test_completion import items, labels
+from tests.compiler.tools.editor.texts import ROOT, cursor, documented
+
+LONG = (ROOT / "specs" / "laptop-long.dsc").read_text("utf-8")
+
+
+def in_long(marked: str) -> str:
+    """The shipped spec with `|` put where a marked part of it says."""
+    part = marked.replace("|", "")
+    assert LONG.count(part) == 1, part
+    return LONG.replace(part, marked)
+
+
+def about(marked: str) -> str:
+    found = hover(*cursor(in_long(marked)))
+    return found.text if found is not None else ""
+
+
+@pytest.mark.parametrize(
+    ("marked", "has", "lacks"),
+    [
+        ("run a {\n  phase b { }\n  |", ["train", "phase"], []),
+        ("run a {\n  phase b {\n    |", ["model", "parallel", "train", "recompute"], ["phase", "data", "adapter"]),
+        (
+            "run a {\n  phase b { train { |",
+            ["sequence", "batch", "steps", "rate"],
+            ["optimizer", "seed", "ema", "within"],
+        ),
+        ("run a {\n  phase b { parallel { zero = 1, |", ["pipeline", "context"], ["zero"]),
+        ("run a {\n  phase b { train { rate { |", ["warmup", "constant"], []),
+        ("run a {\n  phase b { schedule { name = |", ["1f1b", "dualpipe"], []),
+        ("run a {\n  phase b { model = |\n}\n}\nmodel m { }\nmodel n extends m { }", ["m", "n"], []),
+        ("run a {\n  phase b { phase c { |", [], ["model", "train"]),
+        ("model a {\n  |", ["hidden"], ["phase"]),
+    ],
+)
+def test_what_is_proposed(marked: str, has: list[str], lacks: list[str]) -> None:
+    found = labels(marked)
+    assert {*has} <= {*found} and not {*lacks} & {*found}
+
+
+def test_nothing_is_required_of_a_phase() -> None:
+    assert not any(item.detail for item in items("run a { phase b { train { |"))
+
+
+@pytest.mark.parametrize(
+    ("marked", "wanted"),
+    [
+        ("pha|se to_128", "what is otherwise from where the phase before has ended"),
+        ("phase to_1|28", "`long.to_128`, phase 2 of 3, begins behind 90 steps, 184,320 tokens"),
+        ("phase to_2|56", "`long.to_256`, phase 3 of 3, begins behind 110 steps, 225,280 tokens"),
+        ("sequence = 128, batch = 16, st|eps = 20", "= 40,960 tokens = 20 steps"),
+        ("recomp|ute = [rmsnorm, swiglu]", "computed again"),
+        ("model = stret|ched", "4 layers (1 dense, 3 moe)"),
+    ],
+)
+def test_what_is_said_of_a_word(marked: str, wanted: str) -> None:
+    assert wanted in about(marked)
+
+
+def test_a_name_in_a_phase_leads_to_its_block_and_back() -> None:
+    found, offset = cursor(in_long("model = stret|ched"))
+    at = definition(found, offset)
+    assert at is not None and at.text == "stretched" and found.source.text[: at.start].endswith("\nmodel ")
+    assert [each.start for each in references([found], at)] == [at.start, found.source.text.index("stretched")]
+
+
+def test_a_mistake_in_a_phase_is_shown_where_it_is() -> None:
+    found = documented(LONG.replace("sequence = 128, batch = 16", "sequence = 128, batch = 18"))
+    assert found.diagnostics and {each.span.text for each in found.diagnostics if each.span} <= {"18", "20"}
+    assert not documented(LONG).diagnostics
+
+
+def test_the_outline_has_phases() -> None:
+    run = next(each for each in symbols(documented(LONG).file) if each.name == "run long")
+    phases = [each for each in run.children if each.name.startswith("phase ")]
+    assert [each.name for each in phases] == ["phase to_128", "phase to_256"]
+    assert [each.name for each in phases[0].children] == ["model", "train"]
+
+
+def test_a_phase_is_formatted_as_other_blocks_are() -> None:
+    ragged = LONG.replace("  phase to_128 {\n    model = stretched", "  phase   to_128   {\n model=stretched")
+    assert ragged != LONG and formatted(Source("spec.dsc", ragged)) == LONG

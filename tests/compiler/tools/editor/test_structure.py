@@ -1,0 +1,144 @@
+"""The tolerant reader against the parser, on texts that parse and on every beginning of one; places in the text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compiler.cli.commands.check import examine
+from compiler.schedule import SCHEDULES
+from compiler.tools.editor import outline
+from compiler.tools.editor.completion import complete
+from compiler.tools.editor.hover import hover
+from compiler.tools.editor.navigation import definition, symbols
+from compiler.tools.editor.positions import Lines
+from dsl.messages.source import Source
+from dsl.text.parser import parse
+from dsl.text.syntax import Attribute, Block, Import, Let, Line, Statement
+from tests.compiler.tools.editor.texts import QUICKSTART, ROOT, documented
+
+SPECS = sorted((ROOT / "specs").rglob("*.dsc"))
+Shape = tuple[str, str, tuple["Shape", ...]]  # type: ignore[misc]
+
+
+def test_of_a_long_text_only_the_beginning_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outline, "MAX_WORDS", 5)
+    assert [token.text for token in outline.tokens("a = 1\nb = 2\nc = 3\n")] == ["a", "=", "1", "\n", "b"]
+
+
+def parsed(statement: Statement) -> Shape:
+    """Key, value and body of a statement, without blanks."""
+    if isinstance(statement, Block):
+        return statement.head.text.replace(" ", ""), "", tuple(parsed(each) for each in statement.body)
+    if isinstance(statement, Attribute):
+        return statement.key.text, "".join(statement.phrase.span.text.split()), ()
+    if isinstance(statement, Let):
+        return f"let{statement.name.text}", "".join(statement.phrase.span.text.split()), ()
+    assert isinstance(statement, (Line, Import))
+    return statement.span.text.replace(" ", ""), "", ()
+
+
+def read(node: outline.Node) -> Shape:
+    head, value = ("".join(token.text for token in tokens) for tokens in (node.head, node.value))
+    return head, value, tuple(read(each) for each in node.body)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_the_structure_is_that_of_the_parser(path: Path) -> None:
+    source = Source(str(path), path.read_text("utf-8"))
+    assert [read(node) for node in outline.read(source.text).body] == [
+        parsed(each) for each in parse(source).document.body
+    ]
+
+
+def test_words_as_one_types_them() -> None:
+    found = outline.tokens('a = model. + train(4) # x\nb = "no end\n0..2')
+    assert [(token.kind, token.text) for token in found] == [
+        ("word", "a"), ("sign", "="), ("word", "model."), ("sign", "+"), ("word", "train"), ("sign", "("),
+        ("number", "4"), ("sign", ")"), ("comment", "# x"), ("newline", "\n"), ("word", "b"), ("sign", "="),
+        ("string", '"no end'), ("newline", "\n"), ("number", "0"), ("sign", ".."), ("number", "2"),
+    ]  # fmt: skip
+
+
+def test_blocks_are_found_in_every_beginning_of_a_text() -> None:
+    """Cut anywhere, the cursor at the end stands in the block whose brace is open there."""
+    for end in range(len(QUICKSTART)):
+        text = QUICKSTART[:end]
+        opened: list[int] = []
+        for token in outline.tokens(text):
+            if token.kind == "sign" and token.text == "{":
+                opened.append(token.start)
+            elif token.kind == "sign" and token.text == "}":
+                opened.pop()
+        place = outline.place(text, outline.read(text), end)
+        assert [node.opened for node in place.block.path()] == opened, text[-60:]
+
+
+def test_a_block_of_the_file_begins_whatever_is_open() -> None:
+    file = outline.read("run a {\n  train {\n    rate {\nmodel b {\n  hidden = 1\n}\ncluster c extends d {\n}\n")
+    assert [node.key for node in file.body] == ["run", "model", "cluster"]
+    assert [node.key for node in file.body[1].body] == ["hidden"]
+
+
+@given(st.text(alphabet='ab =,{}[]()"#\n.|0T%-run model extends import let', max_size=120), st.integers(0, 120))
+def test_no_text_breaks_a_feature(text: str, offset: int) -> None:
+    found = documented(text)
+    offset = min(offset, len(found.source.text))
+    for item in complete(found, offset, lambda folder: ["x.dsc", "y/"]):
+        assert 0 <= item.start <= offset <= item.end <= len(text)
+    about = hover(found, offset)
+    assert about is None or about.start <= offset <= about.end
+    definition(found, offset)
+    symbols(found.file)
+
+
+def test_no_mutation_of_a_spec_breaks_a_feature() -> None:
+    """Each of its lines left out, doubled, and cut in half."""
+    lines = QUICKSTART.splitlines(keepends=True)
+    for index, line in enumerate(lines):
+        for new in ("", line * 2, line[: len(line) // 2]):
+            text = "".join([*lines[:index], new, *lines[index + 1 :]])
+            found, offset = documented(text), len("".join(lines[:index])) + len(new)
+            complete(found, offset, lambda folder: [])
+            hover(found, offset)
+            definition(found, offset)
+            symbols(found.file)
+
+
+TEXTS = st.text(alphabet=st.sampled_from("aé😀\n\r\t𝔘漢 "), max_size=40)
+
+
+@given(TEXTS, st.sampled_from(["utf-8", "utf-16", "utf-32"]))
+def test_positions_come_back(text: str, encoding: str) -> None:
+    lines = Lines(text, encoding)
+    for offset in range(len(text) + 1):
+        line, column = lines.position(offset)
+        inside_crlf = text[offset - 1 : offset + 1] == "\r\n"
+        assert lines.offset(line, column) == (offset - 1 if inside_crlf else offset)
+        start = lines.starts[line]
+        units = {"utf-8": 1, "utf-16": 2, "utf-32": 4}[encoding]
+        codec = {"utf-8": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}[encoding]
+        assert column == len(text[start:offset].encode(codec)) // units
+
+
+def test_a_place_beyond_the_text_is_its_end() -> None:
+    assert Lines("ab\ncd").offset(0, 99) == 2
+    assert Lines("ab\ncd").offset(9, 0) == 5
+    assert Lines("ab\r\ncd").offset(0, 99) == 2
+
+
+def test_files_that_a_spec_names_are_read_as_dsc_check_reads_them(tmp_path: Path) -> None:
+    """What is wrong with a schedule's file is said where the spec names it; with the right file nothing is."""
+    assert QUICKSTART.count("name = dualpipe") == 1
+    text = QUICKSTART.replace("name = dualpipe", 'file = "mine.schedule"')
+    path = tmp_path / "spec.dsc"
+    path.write_text(text, "utf-8")
+    (found,) = documented(text, str(path)).diagnostics
+    assert found == examine(str(path), ()).diagnostics[0]
+    assert found.code == "S0101" and "there is no file" in found.message
+    assert found.span is not None and found.span.text == '"mine.schedule"'
+    (tmp_path / "mine.schedule").write_text(SCHEDULES["dualpipe"].generate(2, 4).to_text(), "utf-8")
+    assert documented(text, str(path)).diagnostics == ()

@@ -1,0 +1,367 @@
+"""`dsc export torchtitan` and `dsc export megatron-bridge`: what is set, by the names of the released packages."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.cli.main import main
+from compiler.tools.exporters import megatron_bridge, megatron_model, torchtitan
+from compiler.tools.exporters.ledger import Ledger, plain
+from compiler.tools.exporters.planned import ExportError, layers_of
+from compiler.tools.exporters.python_text import Call, free_name, rendered
+from dsl.leaves import leaves
+from dsl.load import load as load_spec
+from dsl.schema.precision import Tile
+from dsl.schema.rope import LinearScaling, YarnScaling
+from tests import copies
+from tests.compiler.cli.forms import parsed
+from tests.compiler.tools.exchange.stubs import FIELDS, Recorded, calls, load, standing_in
+
+ROOT = Path(__file__).parents[4]
+V3 = str(ROOT / "specs" / "deepseek-v3.dsc")
+BENCH = str(ROOT / "specs" / "bench-4.dsc")
+TITAN, BRIDGE = FIELDS["torchtitan 0.3.0"], FIELDS["megatron-bridge 0.3.1, megatron-core 0.16.1"]
+Capture = pytest.CaptureFixture[str]
+
+
+def exported(out: Path, system: str, spec: str, *options: str) -> Path:
+    assert main(["export", system, spec, "-o", str(out), *options]) == 0
+    return out
+
+
+def stages_of(layout: str, ranks: int) -> list[list[str]]:
+    """The layers of each stage, by Megatron-Core's rules for a layout: repeated groups first, then repeated letters;
+    as many stages as the ranks divide; E and L once, at the ends."""
+    text = layout.replace(",", "")
+    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    stages = [list(stage) for stage in text.split("|")]
+    flat = [letter for stage in stages for letter in stage]
+    assert len(stages) % ranks == 0 and {*flat} <= set("EtmL")
+    assert (flat[0], flat[-1], flat.count("E"), flat.count("L")) == ("E", "L", 1, 1)
+    assert "m" not in flat or "t" not in flat[flat.index("m") :]
+    return stages
+
+
+# ---------------------------------------------------------------- torchtitan
+
+
+def test_torchtitan_is_told_in_its_own_names(tmp_path: Path) -> None:
+    out = exported(tmp_path / "out", "torchtitan", V3, "-s", "schedule.name=dualpipev", "--lossy")
+    with standing_in("torchtitan"):
+        module = load(out / "config_registry.py")
+        config = module.pretrain()
+    seen = {}
+    for call in calls([config, module.model_spec()]):
+        if call._name in TITAN:
+            assert {*call._arguments} <= {*TITAN[call._name], "0"}, call._name
+            seen[call._name] = call._arguments
+    training, parallel = seen["TrainingConfig"], seen["ParallelismConfig"]
+    assert (training["seq_len"], training["global_batch_size"], training["local_batch_size"]) == (4096, 15360, 120)
+    assert parallel["pipeline_parallel_schedule_csv"] == str(out / "schedule.csv")
+    assert parallel["pipeline_parallel_schedule"] == "DualPipeV"  # which places stages as a V
+    names = [name for stage in parallel["module_fqns_per_model_part"] for name in stage]
+    assert names == ["tok_embeddings", *(f"layers.{index}" for index in range(61)), "norm", "lm_head"]
+    assert seen["Trainer.Config"]["model_spec"]._name == "ModelSpec"
+
+
+def rate_of_torchtitan(config: dict[str, Any], step: int) -> float:
+    """The factor of the rate at a step, from 0, as torchtitan 0.3.0 computes it."""
+    import math
+
+    total, warmup = config["total_steps"], config["warmup_steps"]
+    decay = min(round(total * config["decay_ratio"]), total - warmup)
+    stable = total + 1 - warmup - decay
+    if step < warmup:
+        return (step + 1) / warmup
+    if step < warmup + stable:
+        return 1.0
+    progress = (step + 1 - warmup - stable) / decay
+    falls = 0.5 * (1 + math.cos(math.pi * progress)) if config["decay_type"] == "cosine" else 1 - progress
+    least: float = config["min_lr_factor"]
+    return least + (1 - least) * falls
+
+
+@pytest.mark.parametrize(
+    ("rate", "peak"),
+    [
+        ("constant at 1e-3", 1e-3),
+        ("warmup 20 steps to 1e-3, constant", 1e-3),
+        ("warmup 20 steps to 1e-3, constant until 100 steps, cosine to 1e-4", 1e-3),
+        ("warmup 30 steps to 2e-3, constant until 31 steps, linear to 0", 2e-3),
+    ],
+)
+def test_rates_are_those_of_a_run(rate: str, peak: float, tmp_path: Path) -> None:
+    from runtime.contract.rate import learning_rate
+
+    options = ["-s", f"train.rate={rate}"]
+    out = exported(tmp_path / "out", "torchtitan", BENCH, *options)
+    with standing_in("torchtitan"):
+        config = load(out / "config_registry.py").bench_4()
+    scheduler = next(c._arguments for c in calls(config) if c._name == "LRSchedulersContainer.Config")
+    spec = load_spec(BENCH, overrides=[options[1]])
+    tokens = spec.train.batch.end * spec.train.sequence
+    for step in range(200):
+        expected = learning_rate(spec.train.rate, (step + 1) * tokens)  # type: ignore[arg-type]
+        assert peak * rate_of_torchtitan(scheduler, step) == pytest.approx(expected, rel=1e-9, abs=1e-15), step
+
+
+# ---------------------------------------------------------------- Megatron-Bridge
+
+
+def test_megatron_bridge_is_told_in_its_own_names(tmp_path: Path) -> None:
+    out = exported(tmp_path / "out", "megatron-bridge", V3, "--lossy")
+    with standing_in("megatron"):
+        config = load(out / "recipe.py").pretrain()
+    model = config.model._arguments
+    assert {*model} <= {*BRIDGE["MLAModelProvider"]}
+    assert {*config.mixed_precision._arguments} <= {*BRIDGE["MixedPrecisionConfig"]}
+    for part in ("train", "optimizer", "scheduler", "ddp", "rng", "dataset", "checkpoint"):
+        assert {*config._set[part]._set} <= {*BRIDGE[part]}, part
+    assert (model["num_layers"], model["hidden_size"], model["num_moe_experts"]) == (61, 7168, 256)
+    assert model["moe_layer_freq"] == [0] * 3 + [1] * 58
+    layout = (out / "layout.txt").read_text().strip()
+    assert model["pipeline_model_parallel_layout"] == layout
+    stages = stages_of(layout, 16)
+    assert len(stages) == 16 and sum(stage.count("t") for stage in stages) == 61 and stages[-1][-2:] == ["m", "L"]
+
+
+def test_interleaved_stages_are_virtual_stages_of_megatron(tmp_path: Path) -> None:
+    options = ["-s", "schedule.name=interleaved", "-s", "schedule.chunks=2", "--lossy"]
+    out = exported(tmp_path / "out", "megatron-bridge", V3, *options)
+    with standing_in("megatron"):
+        model = load(out / "recipe.py").pretrain().model._arguments
+    assert model["virtual_pipeline_model_parallel_size"] == 2
+    assert len(stages_of(model["pipeline_model_parallel_layout"], 16)) == 32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "lost"),
+    [
+        ((), {}, []),
+        (("recompute=[layer]",), {"granularity": "full", "method": "uniform", "num_layers": 1}, []),
+        (("recompute=[layer]", "recompute_layers=2"), {"granularity": "full", "method": "block", "num_layers": 2}, []),
+        (("recompute=[rmsnorm, swiglu]",), {"granularity": "selective", "modules": ["layernorm", "moe_act"]}, []),
+        (("recompute=[rmsnorm, router]",), {"granularity": "selective", "modules": ["layernorm"]}, ["recompute"]),
+        (("recompute=[router]",), {}, ["recompute"]),
+    ],
+)
+def test_what_megatron_computes_again(overrides: tuple[str, ...], said: dict[str, Any], lost: list[str]) -> None:
+    spec = load_spec(BENCH, overrides=["recompute=[]", *overrides])
+    ledger = Ledger(spec)
+    assert megatron_bridge._recompute(spec, ledger) == {f"recompute_{key}": value for key, value in said.items()}
+    assert [loss.path for loss in ledger.losses("Megatron") if loss.path.startswith("recompute")] == lost
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "lost"),
+    [
+        ((), None, []),
+        (("recompute=[layer]",), "FullAC.Config", []),
+        (("recompute=[layer]", "recompute_layers=2"), "SelectiveAC.Config", ["recompute", "recompute_layers"]),
+        (("recompute=[rmsnorm, swiglu]",), "SelectiveAC.Config", ["recompute"]),
+    ],
+)
+def test_what_torchtitan_computes_again(overrides: tuple[str, ...], said: str | None, lost: list[str]) -> None:
+    spec = load_spec(BENCH, overrides=["recompute=[]", *overrides])
+    ledger = Ledger(spec)
+    found = torchtitan._recompute(spec, ledger)
+    assert (found and found.function) == said
+    losses = [loss for loss in ledger.losses("it") if loss.path.startswith("recompute")]
+    assert [loss.path for loss in losses] == lost and not any(loss.changes for loss in losses)
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_said"),
+    [
+        ({}, True),
+        ({"weight_tile": Tile(rows=1, columns=128)}, False),
+        ({"hadamard": True}, False),
+        ({"scale": "pow2"}, False),
+    ],
+)
+def test_megatron_is_told_of_blocks_in_fp8_if_they_are_its_own(changed: dict[str, Any], is_said: bool) -> None:
+    spec = load_spec(V3)
+    precision = spec.precision.model_copy(update={"scale": "fp32", **changed})
+    spec = spec.model_copy(update={"precision": precision})
+    ledger = Ledger(spec)
+    said, _ = megatron_bridge._precision(spec, ledger)
+    assert (said.get("fp8"), said.get("fp8_recipe")) == (("e4m3", "blockwise") if is_said else (None, None))
+    assert ("precision.linear" in {loss.path for loss in ledger.losses("Megatron")}) != is_said
+
+
+def test_layers_are_dense_ones_and_then_ones_with_experts(tmp_path: Path) -> None:
+    tiny = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")
+    found = layers_of(load_spec(ROOT / "specs" / "tiny.dsc"), "it")
+    assert (found.dense, found.total) == (1, 2)
+    assert found.dense_ffn is not None and found.dense_ffn.inner == 32 and found.moe is not None
+    dense = "  layers 0..0 { ffn dense { inner = 32 } }\n"
+    (tmp_path / "all.dsc").write_text(tiny.replace(dense, "").replace("layers 1..1", "layers 0..1"), "utf-8")
+    found = layers_of(load_spec(tmp_path / "all.dsc"), "it")
+    assert (found.dense, found.total, found.dense_ffn) == (0, 2, None) and found.moe is not None
+    other = dense + dense.replace("0..0", "1..1").replace("32", "64")
+    (tmp_path / "two.dsc").write_text(tiny.replace(dense, other).replace("layers 1..1 {\n", "layers 2..2 {\n"), "utf-8")
+    with pytest.raises(ExportError, match="it has one kind of dense layer"):
+        layers_of(load_spec(tmp_path / "two.dsc"), "it")
+
+
+# ---------------------------------------------------------------- what is lost
+
+
+def test_a_plan_that_becomes_another_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "out"
+    assert main(["export", "megatron-bridge", V3, "-o", str(out), "--format", "json"]) == 2
+    printed = capsys.readouterr()
+    document = parsed(printed.out, "export")
+    assert document["folder"] is None and not out.exists()
+    changed = {loss["path"] for loss in document["losses"] if loss["changes"]}
+    assert {"schedule.name", "train.rate", "precision.dispatch", "train.batch"} <= changed
+    assert "--lossy" in printed.err
+    assert main(["export", "megatron-bridge", V3, "-o", str(out), "--format", "json", "--lossy"]) == 0
+    document = parsed(capsys.readouterr().out, "export")
+    text = (out / "recipe.py").read_text()
+    for loss in document["losses"]:  # all that is lost is in the file too
+        assert plain(f"{loss['path']} = {loss['value']}: {loss['why']}") in text
+
+
+@pytest.mark.parametrize(
+    ("system", "more"), [("torchtitan", {"parallel.zero", "parallel.overlap_reduce"}), ("megatron-bridge", set())]
+)
+def test_what_the_other_system_has_is_no_loss(system: str, more: set[str], tmp_path: Path, capsys: Capture) -> None:
+    """The other system can do all that this spec asks for, and reads other data."""
+    assert main(["export", system, BENCH, "-o", str(tmp_path / "out"), "--format", "json"]) == 0
+    losses = parsed(capsys.readouterr().out, "export")["losses"]
+    data = {"data.source", "data.tokenizer", "data.validation", "data.documents"}
+    assert {loss["path"] for loss in losses} == data | more and not any(loss["changes"] for loss in losses)
+
+
+YARN = YarnScaling(factor=4, original=64)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "titan", "megatron"),
+    [
+        (None, None, None),
+        (LinearScaling(factor=4), "has YaRN alone", "has YaRN alone"),
+        (YARN, "multiplies no sines", None),
+        (YARN.model_copy(update={"attention_factor": 1.0}), None, "in Megatron sines have the factor"),
+        (YARN.model_copy(update={"mscale": 0.7, "mscale_all_dim": 0.7}), None, None),
+        (YARN.model_copy(update={"mscale": 0.7, "mscale_all_dim": 1.0}), "multiplies no sines", None),
+        (YARN.model_copy(update={"mscale_all_dim": 0.7}), "multiplies no sines", "in Megatron sines have the factor"),
+        (YARN.model_copy(update={"truncate": False}), "multiplies no sines", "the ramp ends at whole pairs"),
+    ],
+)
+def test_a_scaled_rotation_is_lost_where_the_other_has_another(
+    scaling: LinearScaling | YarnScaling | None, titan: str | None, megatron: str | None
+) -> None:
+    spec = load_spec(BENCH)
+    rope = spec.model.attention.rope.model_copy(update={"scaling": scaling})  # type: ignore[union-attr]
+    attention = spec.model.attention.model_copy(update={"rope": rope})
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"attention": attention})})
+    for wanted, told in (
+        (titan, lambda ledger: torchtitan._rope(spec, rope, ledger)),
+        (megatron, lambda ledger: megatron_model._rope(rope, ledger)),
+    ):
+        ledger = Ledger(spec)
+        told(ledger)
+        lost = [loss for loss in ledger.losses("it") if loss.path.startswith("model.attention.rope.")]
+        assert bool(lost) == (wanted is not None)
+        assert all(loss.changes and wanted is not None and wanted in loss.why for loss in lost)
+
+
+@pytest.mark.parametrize("system", ["torchtitan", "megatron-bridge"])
+def test_every_value_of_a_spec_is_said_or_lost(system: str, capsys: Capture) -> None:
+    """What no exporter knows, such as a key that is new, counts as lost and as a change."""
+    spec = load_spec(BENCH)
+    ledger = Ledger(spec)
+    assert {loss.path for loss in ledger.losses(system)} == {leaf.path for leaf in leaves(spec)}
+    ledger.say("model.*", "train.*")
+    left = ledger.losses(system)
+    assert left and all(not loss.path.startswith(("model.", "train.")) for loss in left)
+    assert all(loss.changes for loss in left if loss.path.startswith(("precision", "parallel")))
+
+
+@pytest.mark.parametrize("system", ["torchtitan", "megatron-bridge"])
+def test_a_model_that_the_other_has_not_is_refused(system: str, tmp_path: Path, capsys: Capture) -> None:
+    of_latents = [(name, "latent attention") for name in ("llama3-8b", "qwen3-30b-a3b")]
+    for name, why in (*of_latents, ("laptop-v32", "small_v32 has an indexer")):
+        assert main(["export", system, str(ROOT / "specs" / f"{name}.dsc"), "-o", str(tmp_path / "out")]) == 2
+        assert why in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------- hostile
+
+
+def test_spec_text_never_becomes_code(tmp_path: Path) -> None:
+    copies.copy(BENCH, tmp_path / "bench-4.dsc")
+    spec = tmp_path / "odd.dsc"
+    source = '\\"\\"\\"\\\\n__import__(\'os\')'
+    spec.write_text(f'import "bench-4.dsc"\nrun partial extends bench_4 {{ data {{ source = "{source}" }} }}\n')
+    for system, file in (("torchtitan", "config_registry.py"), ("megatron-bridge", "recipe.py")):
+        out = tmp_path / system
+        code = main(["export", system, f"{spec}:partial", "-o", str(out), "--lossy"])
+        if code:  # the language may refuse such a path itself
+            continue
+        tree = ast.parse((out / file).read_text())
+        assert not any(isinstance(node, ast.Name) and node.id == "__import__" for node in ast.walk(tree))
+        assert "partial_" in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_values_are_written_as_literals() -> None:
+    assert rendered({"a": [1, 2.5, None, True, "it's\n"]}) == "{'a': [1, 2.5, None, True, \"it's\\n\"]}"
+    assert rendered(("x",)) == "('x',)" and rendered(Call("f", {"a": 1})) == "f(a=1)"
+    long = rendered(("x" * 90,))
+    assert ast.literal_eval(long) == ("x" * 90,)
+    for value in (float("inf"), float("nan"), object(), {1}, b"x"):
+        with pytest.raises(TypeError):
+            rendered(value)
+    assert free_name("class", "") == "class_" and free_name("print", "") == "print_" and free_name("x", "x x_") == "x__"
+    for name in ("a b", "1", "é", "a.b", ""):
+        with pytest.raises(ValueError):
+            free_name(name, "")
+
+
+@pytest.mark.parametrize("system", ["torchtitan", "megatron-bridge"])
+def test_folders_that_cannot_be_written(system: str, tmp_path: Path, capsys: Capture) -> None:
+    file, full = tmp_path / "file", tmp_path / "full"
+    file.write_text("mine")
+    full.mkdir()
+    (full / "mine").write_text("mine")
+    for out in (file, full, file / "below"):
+        assert main(["export", system, BENCH, "-o", str(out), "--lossy"]) == 2
+        assert "error: " in capsys.readouterr().err
+    assert file.read_text() == "mine" and [p.name for p in full.iterdir()] == ["mine"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]
+
+
+def test_a_folder_on_a_full_disk_is_not_there(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_bytes(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "write_bytes", write_bytes)
+        assert main(["export", "torchtitan", BENCH, "-o", str(tmp_path / "out")]) == 75
+    assert f"error: {tmp_path / 'out'} cannot be written: No space left on device\n" in capsys.readouterr().err
+    assert main(["export", "torchtitan", BENCH, "-o", str(tmp_path / "a\0b")]) == 2
+    assert "cannot be written: the path is not valid" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_of_the_other_kind(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["export", "torchtitan", BENCH, "-o", str(tmp_path / "x"), "--dtype", "fp8"]) == 2
+    assert "--dtype is an option of hf" in capsys.readouterr().err
+    assert main(["export", "hf", "run", "-o", str(tmp_path / "x"), "--lossy"]) == 2
+    assert json.dumps("--lossy")[1:-1] in capsys.readouterr().err
+
+
+def test_stand_ins_record() -> None:
+    value = Recorded("f")(a=Recorded("g")(b=1))
+    assert [call._name for call in calls(value)] == ["f", "g"]

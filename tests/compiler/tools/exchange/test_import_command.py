@@ -1,0 +1,71 @@
+"""`dsc import` of a plan from the outside: exit codes, files, and errors of a spec that is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compiler.cli.main import main
+from dsl.load import check
+from tests.compiler.cli.forms import parsed
+from tests.compiler.tools.exchange.test_import_plans import SCRIPT
+from tests.compiler.tools.exchange.test_import_torchtitan import JOB
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_a_spec_with_errors_is_written_with_them(tmp_path: Path, capsys: Capture) -> None:
+    """The fewest devices that the degrees allow do not hold 671B parameters; the cluster is one to be edited."""
+    file, out = tmp_path / "job.toml", tmp_path / "mine.dsc"
+    file.write_text(JOB)
+    assert main(["import", "torchtitan", str(file), "--lossy", "-o", str(out)]) == 1
+    said = capsys.readouterr().err
+    errors = [item for item in check(out) if item.severity == "error"]
+    assert errors and all(item.message in said and f"{out}:{item.span.line}" in said for item in errors if item.span)
+    assert said.endswith(
+        f"{len(errors)} error{'s' * (len(errors) > 1)} in the spec, which is written: edit it, and run `dsc check`\n"
+    )
+    out.write_text(out.read_text().replace("memory = 80GB", "memory = 1000GB"))
+    assert not [item for item in check(out) if item.severity == "error"]
+
+
+def test_a_spec_with_errors_on_standard_output(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(JOB)
+    assert main(["import", "torchtitan", str(file), "--lossy"]) == 1
+    written = capsys.readouterr().out
+    assert main(["import", "torchtitan", str(file), "--lossy", "--format", "json"]) == 1
+    assert parsed(capsys.readouterr().out, "import")["spec"] == written
+
+
+@pytest.mark.parametrize("system", ["megatron-bridge", "torchtitan"])
+def test_what_cannot_be_read_is_said_as_json(system: str, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "bad.py").write_text("def f(:\n")
+    (tmp_path / "bad.yaml").write_text("a: [1\n")
+    (tmp_path / "bad.toml").write_text("[a\n")
+    names = {"megatron-bridge": ["bad.py", "bad.yaml", "none.sh"], "torchtitan": ["bad.py", "bad.toml", "none.toml"]}
+    for name in names[system]:
+        assert main(["import", system, str(tmp_path / name), "--format", "json"]) == 2
+        out, said = capsys.readouterr()
+        (item,) = json.loads(out)["diagnostics"]
+        assert item["message"] in said
+
+
+def test_only_modules_have_functions_to_choose(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "pretrain.sh"
+    file.write_text(SCRIPT)
+    assert main(["import", "megatron-bridge", str(file), "--config", "a"]) == 2
+    assert "--config is of a module in Python" in capsys.readouterr().err
+
+
+def test_a_text_that_is_no_string_of_a_spec_is_said(tmp_path: Path, capsys: Capture) -> None:
+    """A string ends with its line: what cannot be seen in a layout is `?`, which is an error at its place."""
+    file, out = tmp_path / "args.yaml", tmp_path / "mine.dsc"
+    sizes = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 64, "num_attention_heads": 2, "vocab_size": 512}
+    run = {"seq_length": 64, "global_batch_size": 8, "train_iters": 9, "lr": 1e-3, "pipeline_model_parallel_size": 2}
+    file.write_text(json.dumps(sizes | run | {"pipeline_model_parallel_layout": 'Et|t\n"L'}))
+    assert main(["import", "megatron-bridge", str(file), "--lossy", "-o", str(out)]) == 1
+    assert r'layout = "Et|t?\"L"' in out.read_text()
+    assert f"{out}:" in capsys.readouterr().err

@@ -1,0 +1,222 @@
+"""`dsc import megatron-bridge`: what was exported comes back, and every key of a configuration is accounted for."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from compiler.cli.commands.export_plan import _planned
+from compiler.cli.commands.schedule_spec import run_of
+from compiler.cli.main import main
+from compiler.tools.exporters import megatron_bridge
+from compiler.tools.exporters.ledger import Loss
+from compiler.tools.importers.command_lines import script
+from compiler.tools.importers.key_files import yaml_keys
+from compiler.tools.importers.literal_python import NotLiteralError, list_of
+from compiler.tools.importers.megatron import CONFIG, from_recipe, imported
+from compiler.tools.importers.plan_text import Imported
+from compiler.tools.importers.python_calls import returned
+from dsl.leaves import leaves
+from dsl.load import load
+from dsl.messages.diagnostics import SpecError
+from dsl.messages.source import Source
+from dsl.schema import Spec
+from dsl.text.formatter import formatted
+from tests.compiler.cli.forms import parsed
+
+ROOT = Path(__file__).parents[4]
+BENCH = str(ROOT / "specs" / "bench-4.dsc")
+QUICK = str(ROOT / "specs" / "quickstart.dsc")
+Capture = pytest.CaptureFixture[str]
+# What a recipe leaves to the launcher and to the data, names, and what follows from a layout that is written out.
+ELSEWHERE = ("cluster*", "data*", "name", "model", "precision", "parallel.layout", "sm*", "unfused", "offload")
+SCRIPT = """\
+#!/bin/bash
+TP=1
+PP=${PP:-2}
+MODEL_ARGS=(
+    --use-mcore-models
+    --num-layers 4 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 4
+    --kv-channels 32 --seq-length 256 # tokens
+    --rotary-base 10000 --norm-epsilon 1e-6 --swiglu --untie-embeddings-and-output-weights
+    --multi-latent-attention --q-lora-rank 128 --kv-lora-rank 64 --qk-head-dim 32 --qk-pos-emb-head-dim 16
+    --v-head-dim 32 --qk-layernorm --position-embedding-type rope
+    --normalization RMSNorm --disable-bias-linear --hidden-dropout 0.0 --attention-dropout 0
+    --num-experts 16 --moe-layer-freq '([0]*1+[1]*3)' --moe-ffn-hidden-size 128 --moe-router-topk 4
+    --moe-shared-expert-intermediate-size 128 --moe-router-num-groups 4 --moe-router-group-topk 2
+    --moe-router-dtype fp32 --moe-router-score-function sigmoid --moe-router-topk-scaling-factor 2.5
+    --moe-router-enable-expert-bias --moe-router-bias-update-rate 1e-3
+)
+torchrun pretrain_gpt.py ${MODEL_ARGS[@]} \\
+    --tensor-model-parallel-size $TP --pipeline-model-parallel-size ${PP} --use-distributed-optimizer \\
+    --overlap-grad-reduce --micro-batch-size=4 --global-batch-size 8 --train-iters 200 --lr 1e-3 --min-lr 1e-4 \\
+    --lr-decay-style cosine --lr-warmup-iters 20 --weight-decay 0.1 --adam-beta2 0.95 --seed 1 --bf16 \\
+    --vocab-size 4096 --log-interval 1 --some-new-option 3 --data-path $DATA
+"""
+
+
+def read_back(text: str) -> Spec:
+    """The spec of a text; asserts that nothing is wrong with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "imported.dsc"
+        path.write_text(text)
+        return load(path)
+
+
+def of_recipe(text: str, devices: int | None = 2) -> Imported:
+    """The import of a recipe in which nothing is computed."""
+    name, members, computed = returned(Source("recipe.py", text), CONFIG, None)
+    assert not computed
+    return imported(from_recipe(members), name, devices, None)
+
+
+def of_script(text: str, devices: int | None = 2) -> Imported:
+    return imported(script(Source("pretrain.sh", text), {"DATA": "a"})[0], "mine", devices, None)
+
+
+@st.composite
+def overrides(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """A spec that can be exported, and what is changed of it."""
+    given_of = {
+        "train.sequence": st.sampled_from([64, 128, 512]),
+        "train.steps": st.integers(40, 10**6),
+        "train.seed": st.integers(0, 2**31),
+        "train.optimizer.beta1": st.sampled_from([0.8, 0.9]),
+        "train.optimizer.eps": st.sampled_from([1e-8, 1e-15]),
+        "train.optimizer.clip": st.sampled_from(["none", 0.5, 2]),
+        "train.optimizer.weight_decay": st.sampled_from([0, 0.01, 0.1]),
+        "train.rate": st.sampled_from(
+            ["constant at 1e-3", "warmup 20 steps to 2e-3, constant", "warmup 9 steps to 1e-3, cosine to 1e-4",
+             "warmup 5 steps to 1e-3, constant until 30 steps, linear to 0"]
+        ),
+        "model.init_std": st.sampled_from([0.006, 0.02]),
+        "model.norm_eps": st.sampled_from([1e-5, 1e-6]),
+        "model.hidden": st.sampled_from([128, 320]),
+        "model.attention.query_rank": st.sampled_from(["none", 96]),
+        "model.attention.head_dim.value": st.sampled_from([16, 48]),
+        "model.attention.rope.theta": st.sampled_from([5000, 1_000_000]),
+        "recompute": st.sampled_from(["[]", "[layer]", "[rmsnorm, swiglu]"]),
+        "precision": st.sampled_from(["bf16", "fp32"]),
+        "parallel.zero": st.sampled_from([0, 1]),
+        "parallel.overlap_reduce": st.sampled_from(["true", "false"]),
+    }  # fmt: skip
+    chosen = draw(st.sets(st.sampled_from(sorted(given_of)), max_size=8))
+    values = [f"{key}={draw(given_of[key])}" for key in sorted(chosen)]
+    spec = draw(st.sampled_from([BENCH, QUICK]))
+    return spec, [*values, *(["schedule.name=1f1b"] if spec == QUICK else [])]
+
+
+@settings(max_examples=20, derandomize=True, deadline=None)
+@given(overrides())
+def test_what_was_exported_comes_back(case: tuple[str, list[str]]) -> None:
+    path, changes = case
+    try:
+        spec = load(path, overrides=changes)
+    except SpecError:  # the values do not fit together
+        reject()
+    exported = megatron_bridge.export(_planned(run_of(spec)))
+    found = of_recipe(exported.files["recipe.py"].decode(), spec.cluster.world)
+    assert_comes_back(spec, found, exported.losses, ELSEWHERE)
+
+
+def assert_comes_back(spec: Spec, found: Imported, losses: Sequence[Loss], elsewhere: Sequence[str]) -> Spec:
+    """The spec that was imported of an export of `spec`, with its keys, but for those that were lost, and those that
+    are written `elsewhere` (patterns)."""
+    assert not found.mistakes
+    assert not [e for e in found.ledger if e.kind in ("unknown", "not expressible", "approximated")]
+    again = read_back(found.text)
+    assert again.name == spec.name
+    before, after = ({leaf.path: leaf.text for leaf in leaves(each)} for each in (spec, again))
+    lost = [*elsewhere, *(loss.path for loss in losses), *(f"{loss.path}.*" for loss in losses)]
+    differ = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    differ = {key for key in differ if not any(fnmatchcase(key, each) for each in lost)}
+    assert not differ, {key: (before.get(key), after.get(key)) for key in differ}
+    return again
+
+
+def test_every_argument_of_a_script_is_in_the_ledger() -> None:
+    members, computed = script(Source("pretrain.sh", SCRIPT), {})
+    written = {name.replace("-", "_") for name in re.findall(r"--([\w-]+)", SCRIPT)}
+    assert [item.code for item in computed] == ["I0104"] and "$DATA" in computed[0].message
+    found = imported(members, "mine", 2, None)
+    assert not found.mistakes
+    told = {entry.key: entry for entry in found.ledger}
+    assert written <= told.keys()
+    assert {key for key in written & told.keys() if told[key].kind == "unknown"} == {"some_new_option"}
+    place = told["num_experts"].place
+    assert place is not None and place.text == "--num-experts"
+    again, bench = read_back(found.text), load(BENCH)
+    assert again.model.layers == bench.model.layers
+    assert again.model.attention == bench.model.attention
+    assert (again.parallel.pipeline, again.parallel.zero, again.train.batch.end) == (2, 1, 8)
+    assert again.precision.compute == "bf16"
+    for entry in found.ledger:
+        assert entry.key in found.text
+
+
+def test_yaml_says_what_a_script_says() -> None:
+    members, _ = script(Source("pretrain.sh", SCRIPT), {"PP": "1", "DATA": "a"})
+    lines = "".join(
+        f"  --{name.replace('_', '-')}: {json.dumps(each.value)}\n" for name, found in members.items() for each in found
+    )
+    of_yaml, computed = yaml_keys(Source("args.yaml", f"ENV_VARS: {{}}\nMODEL_ARGS:\n{lines}"), {})
+    assert not computed
+    one, other = imported(members, "mine", 2, None), imported(of_yaml, "mine", 2, None)
+    assert read_back(one.text) == read_back(other.text)
+    assert [str(entry) for entry in one.ledger] == [str(entry) for entry in other.ledger]
+
+
+def test_nothing_is_executed(tmp_path: Path, capsys: Capture) -> None:
+    recipe, mark = tmp_path / "recipe.py", tmp_path / "mark"
+    recipe.write_text(
+        f"open({str(mark)!r}, 'w')\ndef run():\n    cfg.model = MLAModelProvider(\n"
+        f"        num_layers=[open({str(mark)!r}, 'w')][0],\n        hidden_size=64)\n    return cfg\n"
+    )
+    assert main(["import", "megatron-bridge", str(recipe), "--vocab", "100"]) == 2
+    printed = capsys.readouterr().err
+    assert not mark.exists()
+    assert "I0104" in printed and f"{recipe}:4:20" in printed and "`num_layers` is not known" in printed
+    for text in ("f(1)[0]", "1 if x else 2", "[0] * 10**9", "x +"):
+        with pytest.raises(NotLiteralError):
+            list_of(text)
+
+
+def test_the_command(tmp_path: Path, capsys: Capture) -> None:
+    file, out = tmp_path / "pretrain.sh", tmp_path / "mine.dsc"
+    file.write_text(SCRIPT.replace("--adam-beta2", "--moe-z-loss-coeff 1e-3 --adam-beta2"))
+    command = ["import", "megatron-bridge", str(file), "--devices", "2", "-D", "PP=1", "-o", str(out)]
+    assert main([*command, "--format", "json"]) == 2
+    document = parsed(capsys.readouterr().out, "import")
+    assert document["spec"] is None and not out.exists()
+    assert [each["key"] for each in document["keys"] if each["kind"] == "not expressible"] == ["moe_z_loss_coeff"]
+    assert main([*command, "--format", "json", "--lossy"]) == 0
+    assert parsed(capsys.readouterr().out, "import")["spec"] == out.read_text()
+    assert load(str(out)).parallel.pipeline == 1
+    assert main(["fmt", "--check", str(out)]) == 0
+    assert main(["import", "hf", str(file), "--vocab", "3"]) == 2
+    for name, text in (("bad.py", "def f(:\n"), ("bad.yaml", "a: [1\n")):
+        (tmp_path / name).write_text(text)
+        assert main(["import", "megatron-bridge", str(tmp_path / name)]) == 2
+        assert "I0103" in capsys.readouterr().err
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_value_gives_a_spec_or_a_message(data: st.DataObject) -> None:
+    """Whatever a script has for its values, an import ends with a text and a ledger."""
+    names = re.findall(r"--([\w-]+)", SCRIPT)
+    odd = ["0", "-1", "1e400", "nan", "9" * 5000, "true", "none", "x }", '"', "[0]*10**9", "[[1]]", "1e15", "0.5", ""]
+    words = data.draw(st.lists(st.tuples(st.sampled_from(names), st.sampled_from(odd)), min_size=1, max_size=4))
+    members, _ = script(Source("pretrain.sh", SCRIPT), {"DATA": "a"})
+    changed, _ = script(Source("odd.sh", "\n".join(f"--{name} {value}" for name, value in words)), {})
+    found = imported({**members, **changed}, "mine", data.draw(st.sampled_from([None, 8])), None)
+    assert {*members, *changed} <= {entry.key for entry in found.ledger} or found.mistakes
+    formatted(Source("mine.dsc", found.text))

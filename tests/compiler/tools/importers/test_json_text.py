@@ -1,0 +1,115 @@
+"""The JSON reader accepts what the json module of Python accepts, less what RFC 8259 does not have."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from compiler.tools.importers.json_text import MAX_DEPTH, Json, parse
+from dsl.messages.diagnostics import SpecError
+from dsl.messages.source import Source
+
+NUMBERS = st.integers(-(10**38), 10**38) | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+PIECES = st.sampled_from(
+    [*'{}[]:,"\\ \n\t', "1", "-", "0", ".5", "e9", "true", "null", "NaN", '"a"', "\\u00e9", "é", "/"]
+)
+
+
+def plain(value: Json) -> Any:
+    if isinstance(value.value, Mapping):
+        return {key: plain(each) for key, each in value.value.items()}
+    return [plain(each) for each in value.value] if isinstance(value.value, tuple) else value.value
+
+
+def strict(text: str) -> Any:
+    """json.loads without NaN, infinity (`1e999` too) and repeated keys. Raises ValueError."""
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) < len(pairs):
+            raise ValueError("twice")
+        return dict(pairs)
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    def finite(digits: str) -> float:
+        if math.isinf(float(digits)):
+            raise ValueError(digits)
+        return float(digits)
+
+    return json.loads(text, object_pairs_hook=members, parse_constant=refuse, parse_float=finite)
+
+
+@given(VALUES, st.sampled_from([None, 2]), st.booleans())
+def test_what_is_written_is_read(value: Any, indent: int | None, ascii_only: bool) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
+    found = parse(Source("c.json", text))
+    assert plain(found) == value
+    assert found.span.text == text
+
+
+@given(st.lists(PIECES, max_size=14).map("".join))
+@example('{"a": 1, "a": 1}')
+@example('["\\ud800"]')
+@example("[1,]")
+@example("01")
+@example("1.")
+@example("-")
+@example("1e999")
+@example("")
+@example("\ufeff1")
+@example('"\x7f"')
+@settings(max_examples=1000)
+def test_it_accepts_what_is_json_and_nothing_else(text: str) -> None:
+    try:
+        expected = strict(text)
+    except ValueError:
+        with pytest.raises(SpecError) as error:
+            parse(Source("c.json", text))
+        (item,) = error.value.diagnostics
+        assert item.span is not None and 0 <= item.span.start <= len(text)
+        assert re.match(r"error\[I010[12]\]", str(item))
+    else:
+        if "ud8" not in text:  # half a character becomes a replacement character
+            assert plain(parse(Source("c.json", text))) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        ("[" * MAX_DEPTH + "]" * MAX_DEPTH, 0, ""),
+        ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), MAX_DEPTH + 1, "nested more than 32 deep"),
+        ("[" * 100_000, MAX_DEPTH + 1, "nested more than 32 deep"),
+        ("1" * 40, 0, ""),
+        ("1" * 41, 1, "a number of at most 40 characters"),
+        ("1" * 5000, 1, "a number of at most 40 characters"),
+        ("[1e309]", 2, "a number of at most 40 characters"),
+        ('{"a": 1, "b": 2, "a": 3}', 18, "`a` is given twice"),
+        ('{"a": 1,}', 9, "a key in double quotes should be here"),
+        ('["\n"]', 2, "this string is not closed on its line"),
+        ("{'a': 1}", 2, "a key in double quotes should be here"),
+        ('{"a": Infinity}', 7, "`Infinity` is not JSON"),
+        ("{} {}", 4, "the JSON value ends before this"),
+    ],
+)
+def test_limits_and_places(text: str, column: int, message: str) -> None:
+    if not message:
+        parse(Source("c.json", text))
+        return
+    with pytest.raises(SpecError) as error:
+        parse(Source("c.json", text))
+    (item,) = error.value.diagnostics
+    assert item.span is not None and item.span.column == column
+    assert message in item.message

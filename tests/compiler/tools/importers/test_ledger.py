@@ -1,0 +1,50 @@
+"""The ledger of a plan: a key that is written is said, lost or not known, and null is as if it were absent."""
+
+from __future__ import annotations
+
+from compiler.tools.importers.json_text import Json
+from compiler.tools.importers.plan_ledger import Keys
+from compiler.tools.importers.typed_text import Computed
+from dsl.messages.source import Source, Span
+
+SPAN = Span(Source("a.yaml", "x: 1"), 0, 1)
+
+
+def keys_of(**values: object) -> Keys:
+    return Keys({name: [Json(value, SPAN, SPAN)] for name, value in values.items()})
+
+
+def told(keys: Keys) -> dict[str, tuple[str, str]]:
+    """The kind and the value that the ledger has of each key."""
+    keys.rest()
+    return {entry.key: (entry.kind, entry.value) for entry in keys.ledger()}
+
+
+def test_null_is_the_default() -> None:
+    keys = keys_of(a=None, b=None, c=None, d=None)
+    assert not keys.has("a") and not keys.has("absent")
+    assert keys.take("a", "train.seed", 1234) == 1234
+    assert keys.take("b", "model.attention.query_rank", None, int) is None
+    keys.lose("c", "there is none")
+    assert told(keys) == {
+        "a": ("default", "1234"), "b": ("said", "None"), "c": ("no effect", "None"), "d": ("no effect", "None"),
+    }  # fmt: skip
+    assert not keys.mistakes
+
+
+def test_what_is_computed_is_in_the_ledger() -> None:
+    keys = keys_of(a=Computed("f(x)"), b=Computed("g()"), c=Computed("h"), d=Computed("$X"))
+    assert keys.peek("a", 3) == 3 and keys.take("a", "train.seed", 1234) == 1234 and keys.take("b", "", 1) == 1
+    keys.lose("c", "name the text in `data`", kind="assumed")
+    assert told(keys) == {
+        "a": ("computed", "f(x)"), "b": ("no effect", "g()"), "c": ("assumed", "h"), "d": ("unknown", "$X"),
+    }  # fmt: skip
+
+
+def test_a_size_is_never_assumed() -> None:
+    keys = keys_of(null=None, computed=Computed("2 ** 4"), good=7)
+    assert [keys.size(name, "model.hidden") for name in ("absent", "null", "computed", "good")] == [1, 1, 1, 7]
+    assert [(item.code, item.message) for item in keys.mistakes] == [
+        ("I0202", "`absent` is missing"), ("I0202", "`null` is not known"), ("I0202", "`computed` is not known"),
+    ]  # fmt: skip
+    assert told(keys)["good"] == ("said", "7")

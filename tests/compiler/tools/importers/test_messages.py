@@ -1,0 +1,76 @@
+"""What an import says and writes, pinned. `pytest tests/compiler/tools/importers/test_messages.py --bless` writes it
+anew.
+
+bad/NAME.json → NAME.txt: the messages of `dsc import hf`, then, if that gives a spec, those and the spec of `--lossy`.
+bad/NAME.sh, bad/NAME.yaml → NAME.txt: those of `dsc import megatron-bridge`; bad/NAME.toml: of `dsc import torchtitan`.
+configs/NAME.json → specs/NAME.dsc: the specs of published models.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from compiler.cli.main import main
+from compiler.tools.importers.import_codes import CODES, MORE
+
+HERE = Path(__file__).parent
+BAD = sorted(path.stem for path in (HERE / "bad").glob("*.json"))
+PLANS = sorted(path.name for kind in ("sh", "yaml", "toml") for path in (HERE / "bad").glob(f"*.{kind}"))
+GOOD = sorted(path.stem for path in (HERE / "configs").glob("*.json"))
+
+
+def compare(path: Path, text: str, bless: bool) -> None:
+    if bless:
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_messages(name: str, bless: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(HERE / "bad")
+    text = ""
+    for options in ([], ["--lossy", "--model-only"]):
+        code = main(["import", "hf", f"{name}.json", *options])
+        written, said = capfd.readouterr()
+        text += f"$ dsc import hf {' '.join([f'{name}.json', *options])}\n{said}[exit {code}]\n"
+        assert code in (0, 2) and bool(written) == (code == 0)
+        if options or code == 0:
+            text += written
+        if code == 0 or "`--lossy`" not in said:
+            break
+        text += "\n"
+    compare(HERE / "bad" / f"{name}.txt", text, bless)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_messages_of_plans(
+    name: str, bless: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(HERE / "bad")
+    system = "torchtitan" if name.endswith(".toml") else "megatron-bridge"
+    code = main(["import", system, name])
+    written, said = capfd.readouterr()
+    assert code == 2 and not written
+    text = f"$ dsc import {system} {name}\n{said}[exit {code}]\n"
+    compare(HERE / "bad" / f"{Path(name).stem}.txt", text, bless)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_specs(name: str, bless: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(HERE / "configs")
+    assert main(["import", "hf", f"{name}.json"]) == 0
+    compare(HERE / "specs" / f"{name}.dsc", capfd.readouterr().out, bless)
+
+
+def test_every_code_is_shown() -> None:
+    said = "".join((HERE / "bad" / f"{Path(name).stem}.txt").read_text("utf-8") for name in (*BAD, *PLANS))
+    assert set(re.findall(r"(?:error|warning)\[(I\d+)\]", said)) == set(CODES)
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_codes_are_explained(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", code.lower()]) == 0
+    assert capsys.readouterr().out.startswith(f"{code}: {CODES[code]}\n\n{MORE[code][:40]}")

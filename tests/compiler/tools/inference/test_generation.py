@@ -1,0 +1,147 @@
+"""Generated tokens: with a cache as without one, with drafts as without them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiler.tools.inference.generation import Drafts, drafted, plain
+from compiler.tools.inference.language_model import Cache, LanguageModel
+from compiler.tools.inference.sampling import Sampler
+from tests.compiler.tools.inference.models import DRAFTING, KINDS, Pair, pair, reference_logits, tokens_of
+
+COUNT = 20
+
+
+def by_reference(both: Pair, prompt: list[int]) -> Iterator[int]:
+    """The likeliest tokens, each from the whole text before it, by the reference."""
+    text = list(prompt)
+    while True:
+        text.append(int(reference_logits(both, torch.tensor(text))[-1].argmax()))
+        yield text[-1]
+
+
+def first(tokens: Iterator[int]) -> list[int]:
+    return list(islice(tokens, COUNT))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_those_of_the_whole_text(kind: str) -> None:
+    """Without drafts, and with those of a model that drafts."""
+    words: set[int] = set()
+    for seed in range(4):
+        both, drafts = pair(kind, seed), Drafts()
+        prompt = tokens_of(both, 1 + 3 * seed, seed).tolist()
+        expected = first(by_reference(both, prompt))
+        assert first(plain(both.ours, prompt, Sampler())) == expected
+        if both.ours.drafts:
+            assert first(drafted(both.ours, prompt, Sampler(), drafts)) == expected
+            assert COUNT / 2 - 1 <= drafts.drafted <= COUNT and 0 <= drafts.taken <= drafts.drafted
+        words.update(expected)
+    assert len(words) > 3, "models that say one word would agree with anything"
+
+
+class Oracle(LanguageModel):
+    """A model whose drafts are always right, or always wrong."""
+
+    def __init__(self, of: LanguageModel, right: bool) -> None:
+        self.__dict__.update(of.__dict__)
+        self.right = right
+
+    def draft(self, next_T: Tensor, h_TD: Tensor, cache: Cache) -> Tensor:
+        """Logits of what follows the text so far, which is all that was given here."""
+        self.text = [*getattr(self, "text", self.prompt[:1]), *next_T.tolist()]
+        logits_V = reference_logits(self.both, torch.tensor(self.text))[-1]
+        return logits_V if self.right else -logits_V
+
+    both: Pair
+    prompt: list[int]
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("kind", [kind for kind in DRAFTING if "," not in kind])
+def test_drafts_that_are_right_or_wrong(kind: str, right: bool) -> None:
+    both, drafts = pair(kind), Drafts()
+    prompt = tokens_of(both, 5).tolist()
+    oracle = Oracle(both.ours, right)
+    oracle.both, oracle.prompt = both, prompt
+    assert first(drafted(oracle, prompt, Sampler(), drafts)) == first(by_reference(both, prompt))
+    assert drafts.taken == (drafts.drafted if right else 0)
+    assert drafts.drafted == (COUNT // 2 if right else COUNT - 1)
+
+
+class Markov:
+    """A model of three words, in which the last two decide on the next; its drafts have other probabilities."""
+
+    def __init__(self) -> None:
+        random = torch.Generator().manual_seed(0)
+        self.table_VVV, self.draft_VV = (torch.randn(*(3,) * n, generator=random, dtype=torch.float64) for n in (3, 2))
+
+    def cache(self) -> SimpleNamespace:
+        return SimpleNamespace(length=0, text=[])
+
+    draft_cache = cache
+
+    def extend(self, tokens_T: Tensor, cache: SimpleNamespace) -> Tensor:
+        cache.text[cache.length :] = tokens_T.tolist()
+        pairs = [cache.text[i - 1 : i + 1] for i in range(cache.length, len(cache.text))]
+        cache.length = len(cache.text)
+        return torch.tensor([pair or [0, 0] for pair in pairs])
+
+    def logits(self, h_TD: Tensor) -> Tensor:
+        return self.table_VVV[h_TD[:, 0], h_TD[:, 1]]
+
+    def draft(self, next_T: Tensor, h_TD: Tensor, cache: SimpleNamespace) -> Tensor:
+        return self.draft_VV[next_T[-1]]
+
+    def probabilities(self, prompt: list[int], sampler: Sampler) -> dict[tuple[int, ...], float]:
+        """Those of three words that follow."""
+        found = {(): 1.0}
+        for _ in range(3):
+            found = {
+                (*words, word): share * p
+                for words, share in found.items()
+                for word, p in enumerate(sampler.probabilities(self.table_VVV[*[*prompt, *words][-2:]]).tolist())
+                if p > 0
+            }
+        return found
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_sampled_drafts_keep_the_probabilities(top_p: float) -> None:
+    """Three words, of which one or two come from drafts, are as frequent as without drafts, by a χ² test of fixed
+    seeds with p = 0.001; and are not if one of them is drawn otherwise."""
+    model, prompt, count, drafts = Markov(), [0, 1], 1200, Drafts()
+    expected = model.probabilities(prompt, Sampler(0.9, top_p))
+    assert len(expected) > 4 and abs(sum(expected.values()) - 1) < 1e-9
+    found: dict[bool, Counter[tuple[int, ...]]] = {True: Counter(), False: Counter()}
+    for seed in range(count):
+        whole: LanguageModel = model  # type: ignore[assignment]
+        found[False][tuple(islice(plain(whole, prompt, Sampler(0.9, top_p, seed)), 3))] += 1
+        found[True][tuple(islice(drafted(whole, prompt, Sampler(0.9, top_p, seed), drafts), 3))] += 1
+    assert 0.2 < drafts.taken / drafts.drafted < 0.9
+    for counts in found.values():
+        assert counts.keys() <= expected.keys(), "what has no probability was drawn"
+        assert chi_square_is_likely(counts, expected, count)
+    others = model.probabilities(prompt, Sampler(0.7, top_p))
+    assert not chi_square_is_likely(found[True], others, count), "the test sees a temperature of 0.7 instead of 0.9"
+
+
+def chi_square_is_likely(found: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float], count: int) -> bool:
+    """Whether counts are likely under probabilities. Rare outcomes are one class, so that each is expected 5 times."""
+    often = {outcome: p for outcome, p in expected.items() if p * count >= 5}
+    rest = 1 - sum(often.values())
+    terms = [(found[outcome] - count * p) ** 2 / (count * p) for outcome, p in often.items()]
+    if rest * count >= 5:
+        others = count - sum(found[outcome] for outcome in often)
+        terms.append((others - count * rest) ** 2 / (count * rest))
+    degrees = len(terms) - 1
+    # Wilson and Hilferty, 1931: the cube root of χ²/degrees is nearly normal; 3.09 deviations are p = 0.001
+    deviation = ((sum(terms) / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / (2 / (9 * degrees)) ** 0.5
+    return deviation < 3.09

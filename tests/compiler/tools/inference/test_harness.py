@@ -1,0 +1,154 @@
+"""The interface of lm-evaluation-harness, called as the harness calls it, against sums over the reference's logits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compiler.tools.inference.harness import DscModel
+from runtime.data import tokenizer
+from tests.compiler.tools.inference.test_commands import config, logical
+from tests.reference.model import Reference
+
+LENGTH = 16  # tokens that a prediction sees at most
+
+
+@dataclass
+class Instance:
+    """The harness's own class has more, which no model reads."""
+
+    args: tuple[Any, ...]
+
+
+@dataclass
+class Judge:
+    """What is expected: by the reference, one prediction after the other."""
+
+    reference: Reference
+    bpe: Any
+
+    def encode(self, text: str) -> list[int]:
+        return tokenizer.encode(self.bpe, [text])[0]
+
+    @torch.no_grad()
+    def logprobs(self, seen: list[int]) -> torch.Tensor:
+        tokens = torch.tensor([seen[-LENGTH:]])
+        return self.reference(tokens, tokens).logits_BSV[0, -1].log_softmax(dim=0)
+
+
+@pytest.fixture(scope="module")
+def model(trained: Path) -> DscModel:
+    return DscModel(str(trained), dtype="fp64")
+
+
+@pytest.fixture(scope="module")
+def judge(trained: Path) -> Judge:
+    reference = Reference(config(trained))
+    reference.load_state_dict({name: tensor.double() for name, tensor in logical(trained).items()})
+    (path,) = (trained / "data").glob("*/tokenizer.json")
+    return Judge(reference, tokenizer.parse(path.read_bytes()))
+
+
+PAIRS = [
+    ("import", " os"),
+    ("", "def"),
+    ("def f(x): ", "return x"),  # the space belongs to the continuation
+    ("class A:\n    def __init__(self, a, b, c):\n        self.a =", " a"),  # more than the model sees
+    ("x", ""),
+]
+
+
+def test_loglikelihood(model: DscModel, judge: Judge) -> None:
+    found = model.loglikelihood([Instance(pair) for pair in PAIRS])
+    for (context, continuation), (value, is_greedy) in zip(PAIRS, found, strict=True):
+        ids, before = judge.encode(context + continuation), judge.encode(context.rstrip())
+        kept = [model.eot_token_id, *ids][-(LENGTH + 1) :]  # the last tokens of both together
+        expected, greedy = 0.0, True
+        for index in range(len(kept) - (len(ids) - len(before)), len(kept)):
+            logprobs_V = judge.logprobs(kept[:index])
+            expected += float(logprobs_V[kept[index]])
+            greedy &= int(logprobs_V.argmax()) == kept[index]
+        assert math.isclose(value, expected, abs_tol=1e-9) and is_greedy == greedy, (context, continuation)
+
+
+def test_the_likeliest_continuation_is_greedy(model: DscModel) -> None:
+    (text,) = model.generate_until([Instance(("import", {"until": [], "max_gen_toks": 4, "do_sample": False}))])
+    ((_, is_greedy), (_, other)) = model.loglikelihood([Instance(("import", text)), Instance(("import", "$$"))])
+    assert is_greedy and not other
+
+
+@pytest.mark.parametrize(
+    "text", ["def f(x):\n    return x\n", "import os\nimport sys\n\n\nclass Tree:\n    pass\n" * 4, "x", ""]
+)
+def test_loglikelihood_rolling(model: DscModel, judge: Judge, text: str) -> None:
+    """Every token once; in the windows of the harness, of which the last sees as much as it can."""
+    (found,) = model.loglikelihood_rolling([Instance((text,))])
+    ids = judge.encode(text)
+    whole, expected = [model.eot_token_id, *ids], 0.0
+    for index in range(1, len(whole)):
+        start = (index - 1) // LENGTH * LENGTH
+        if start + LENGTH >= len(whole):
+            start = max(0, len(whole) - 1 - LENGTH)
+        expected += float(judge.logprobs(whole[start:index])[whole[index]])
+    assert math.isclose(found, expected, abs_tol=1e-9)
+    assert len(ids) <= LENGTH or len(text) > 20
+
+
+def test_generate_until(model: DscModel) -> None:
+    def written(**settings: Any) -> str:
+        return model.generate_until([Instance(("import os", {"do_sample": False, "max_gen_toks": 12, **settings}))])[0]
+
+    whole = written(until=[])
+    assert len(whole) > 3
+    for word in (whole[2:4], whole[-2:]):
+        assert written(until=[word]) == written(until=word) == whole[: whole.index(word)]
+    assert written(until=["\0nothing"]) == whole
+    drawn = {written(until=[], do_sample=True, temperature=1.0, seed=seed) for seed in range(4)}
+    assert len(drawn) > 1
+
+
+def test_results_go_to_the_cache_of_the_harness(model: DscModel) -> None:
+    kept: list[tuple[str, Any, Any]] = []
+
+    class Hook:
+        def add_partial(self, *row: Any) -> None:
+            kept.append(row)
+
+    model.set_cache_hook(Hook())
+    found = model.loglikelihood([Instance(pair) for pair in PAIRS[:2]])
+    assert kept == [("loglikelihood", pair, result) for pair, result in zip(PAIRS[:2], found, strict=True)]
+    model.set_cache_hook(None)
+
+
+def test_a_class_of_the_harness_can_be_joined(trained: Path) -> None:
+    """The harness wants an instance of its own abstract class: its methods are found in ours."""
+    import abc
+
+    class LM(abc.ABC):
+        def __init__(self) -> None:
+            raise AssertionError("not called")
+
+        @abc.abstractmethod
+        def loglikelihood(self, requests: Any) -> Any: ...
+
+        @abc.abstractmethod
+        def loglikelihood_rolling(self, requests: Any) -> Any: ...
+
+        @abc.abstractmethod
+        def generate_until(self, requests: Any) -> Any: ...
+
+        @property
+        def rank(self) -> int:
+            raise AssertionError("not called")
+
+    class Model(DscModel, LM):
+        """A model of dsc."""
+
+    found = Model(str(trained))
+    assert isinstance(found, LM) and (found.rank, found.world_size) == (0, 1)
+    assert found.loglikelihood([Instance(("import", " os"))])[0][0] < 0

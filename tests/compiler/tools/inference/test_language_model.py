@@ -1,0 +1,175 @@
+"""A model in one process against the reference in float64, whole and token by token."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiler.tools.inference.loaded import SMALL, divide_work
+from compiler.tools.inference.op_tables import Continued, Forward
+from tests.compiler.tools.inference.models import DRAFTING, KINDS, Pair, pair, reference_logits, tokens_of
+from tests.reference.cases import EXACT, close
+
+TOKENS = 24
+SPLITS = ([1] * TOKENS, [TOKENS], [7, 1, 1, 5, 2, 8], [1, 23], [23, 1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_reference(kind: str) -> None:
+    for seed in range(3):
+        both = pair(kind, seed)
+        tokens_T = tokens_of(both, TOKENS, seed)
+        expected = reference_logits(both, tokens_T)
+        assert expected.std() > 0.1, "logits near zero would agree with anything"
+        assert close(both.ours.logits(both.ours.hidden(tokens_T, TOKENS)), expected, 10 * EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_do_not_see_one_another(kind: str) -> None:
+    both = pair(kind)
+    tokens_T = tokens_of(both, TOKENS)
+    expected = torch.cat([reference_logits(both, part) for part in tokens_T.split(8)])
+    assert close(both.ours.logits(both.ours.hidden(tokens_T, 8)), expected, 10 * EXACT)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_changes_nothing(kind: str, split: list[int]) -> None:
+    both = pair(kind)
+    tokens_T = tokens_of(both, TOKENS)
+    cache = both.ours.cache()
+    found = torch.cat([both.ours.extend(part, cache) for part in tokens_T.split(split)])
+    assert cache.length == TOKENS
+    assert close(found, both.ours.hidden(tokens_T, TOKENS), 10 * EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_forgets(kind: str) -> None:
+    """Tokens that are taken back leave nothing behind, however many came."""
+    both = pair(kind)
+    tokens_T, others_T = tokens_of(both, TOKENS, 0), tokens_of(both, 200, 1)
+    cache = both.ours.cache()
+    both.ours.extend(tokens_T[:5], cache)
+    for part in others_T.split(40):
+        both.ours.extend(part, cache)
+    cache.length = 5
+    found = both.ours.extend(tokens_T[5:], cache)
+    assert close(found, both.ours.hidden(tokens_T, TOKENS)[5:], 10 * EXACT)
+    cache.length = 0
+    assert close(both.ours.extend(tokens_T, cache), both.ours.hidden(tokens_T, TOKENS), 10 * EXACT)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("kind", DRAFTING)
+def test_drafts_are_those_of_the_reference(kind: str, split: list[int]) -> None:
+    both = pair(kind)
+    tokens_Z = tokens_of(both, TOKENS + 1)
+    with torch.no_grad():
+        output = both.reference(tokens_Z[None, :-1], tokens_Z[None, 1:])
+    h_TD, cache = both.ours.hidden(tokens_Z[:-1], TOKENS), both.ours.draft_cache()
+    end = 0
+    for next_T, h_tD in zip(tokens_Z[1:].split(split), h_TD.split(split), strict=True):
+        end += len(next_T)
+        expected = output.mtp_logits_BSV[0, end - 1]
+        assert close(both.ours.draft(next_T, h_tD, cache), expected, 10 * EXACT)
+
+
+class Again(Continued):
+    """A table for which attention has no form of its own."""
+
+    def __init__(self, table: Continued) -> None:
+        super().__init__([], None)
+        self._weights = table._weights
+        for op in ("gqa_attention", "bounded_attention", "mla_attention", "rotate"):
+            whole = Forward.__getattr__(self, op)
+            setattr(self, op, partial(self._attention, op, whole))
+
+    def _attention(self, op: str, whole: object, *args: object) -> Tensor:
+        return self._again(op, whole, args)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+# Entries of DeepSeek-V4's attention are no rows of tokens; attention over chosen keys has a form of its own.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(("v4", "v32"))])
+def test_attention_without_a_form_is_computed_again(kind: str, split: list[int]) -> None:
+    both = pair(kind)
+    tokens_T = tokens_of(both, TOKENS)
+    cache = both.ours.cache()
+    cache._tables = {site: Again(table) for site, table in cache._tables.items()}
+    found = torch.cat([both.ours.extend(part, cache) for part in tokens_T.split(split)])
+    assert close(found, both.ours.hidden(tokens_T, TOKENS), 10 * EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_cache_holds(kind: str) -> None:
+    """Numbers of a token in one layer: the latent, the rope key and the key of an indexer, or keys and values of
+    all groups. Of compressed attention also what entries are made of, and the entries, of many tokens each."""
+    both = pair(kind)
+    cache = both.ours.cache()
+    both.ours.extend(tokens_of(both, TOKENS), cache)
+    both.ours.extend(tokens_of(both, 1), cache)
+    rows = cache._tables["L1.attention"]._kept.values()
+    attention = both.ours.spec.model.attention_of(1)
+    if attention.kind == "mla":
+        numbers = attention.kv_rank + attention.head_dim.rope
+        numbers += attention.indexer.head_dim if attention.indexer else 0
+    elif attention.kind == "compressed":
+        numbers = (1 + 2 + 1) * attention.head_dim
+    else:
+        numbers = 2 * attention.kv_heads * attention.head_dim
+    assert sum(each._rows.shape[1] for each in rows) == numbers  # type: ignore[union-attr]
+
+
+def scored(both: Pair, tokens_BZ: Tensor) -> tuple[Tensor, Tensor]:
+    """The reference's cross entropy of each target, and whether it is the likeliest."""
+    logits_BSV = torch.stack([reference_logits(both, row[:-1]) for row in tokens_BZ])
+    nats = torch.nn.functional.cross_entropy(logits_BSV.transpose(1, 2), tokens_BZ[:, 1:], reduction="none")
+    return nats, logits_BSV.argmax(dim=2) == tokens_BZ[:, 1:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_those_of_the_reference(kind: str) -> None:
+    both = pair(kind)
+    tokens_BZ = tokens_of(both, 3 * 13).view(3, 13)
+    nats, best = scored(both, tokens_BZ)
+    found, is_best = both.ours.score(tokens_BZ[:, :-1], tokens_BZ[:, 1:])
+    assert close(found, nats, 10 * EXACT) and found.dtype == torch.float64
+    assert torch.equal(is_best, best)
+    greedy = torch.stack([reference_logits(both, row[:-1]).argmax(1) for row in tokens_BZ])
+    assert both.ours.score(tokens_BZ[:, :-1], greedy)[1].all()
+    masked = tokens_BZ[:, 1:].masked_fill(torch.arange(12) % 3 == 0, -1)
+    assert close(both.ours.score(tokens_BZ[:, :-1], masked)[0], nats.masked_fill(masked < 0, 0), 10 * EXACT)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("bf16", 0.1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dtypes_are_near(kind: str, dtype: str, tolerance: float) -> None:
+    """Whole and with a cache. In BF16 a choice of experts may be another, so the median of a few tokens is compared."""
+    both, exact = pair(kind, dtype=dtype), pair(kind)
+    tokens_T = tokens_of(both, TOKENS)
+    cache = both.ours.cache()
+    expected = exact.ours.logits(exact.ours.hidden(tokens_T, TOKENS))
+    cached = torch.cat([both.ours.extend(part, cache) for part in tokens_T.split([10, 1, 3, 10])])
+    for h_TD in (both.ours.hidden(tokens_T, TOKENS), cached):
+        difference_T = (both.ours.logits(h_TD).double() - expected).abs().amax(dim=1) / expected.abs().max()
+        assert difference_T.median() < tolerance
+
+
+@pytest.mark.parametrize(
+    ("weights", "said", "threads"), [(SMALL - 1, None, [1]), (SMALL, None, []), (1, "2", [])], ids=str
+)
+def test_one_thread_computes_a_small_model(
+    weights: int, said: str | None, threads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user said how many are to."""
+    chosen = list[int]()
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    divide_work(SimpleNamespace(num_weights=weights))  # type: ignore[arg-type]
+    assert chosen == threads

@@ -1,0 +1,132 @@
+"""The parts of the time of steps: as shares in a picture, beside the plan, and as the numbers of a run."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from compiler.emit.watch_file import watch_json
+from compiler.predict.failures import Goodput
+from compiler.predict.planned_step import Planned
+from compiler.predict.prediction import Flops, Generation
+from compiler.tools.report import Report, report_html
+from compiler.tools.report.diagrams import view_of
+from compiler.tools.report.lost_time import LostTime
+from compiler.tools.report.step_parts import BOTTOM, MOST_BARS, PARTS, TOP, parts_chart, planned_parts, spent
+from compiler.tools.report.summary import summary_of
+from dsl.load import load
+from runtime.step.step_time import PARTS as RUN_PARTS
+from tests.compiler.cli.forms import FORMS, faults
+from tests.compiler.tools.report.conftest import SPECS
+
+HALF = {"compute": 0.5, "message": 0.2, "exchange": 0.1, "sum": 0.15, "data": 0.05}
+
+
+def rows(num_steps: int, parts: dict[str, float] | None = None) -> tuple[dict[str, object], ...]:
+    draw = random.Random(3)
+    found = parts or {part: draw.random() for part in RUN_PARTS}
+    return tuple(
+        {"step": step, "tokens": step * 2048, "tokens_per_s": 2048.0, "step_s": 1.0, "spent_s": found}
+        for step in range(1, num_steps + 1)
+    )
+
+
+def test_every_part_of_a_row_is_drawn_and_named() -> None:
+    assert {*RUN_PARTS} == {part for part, *_ in PARTS} - {"lost"}
+
+
+@pytest.mark.parametrize("num_steps", [1, 7, MOST_BARS, MOST_BARS + 1, 1234])
+def test_bars_have_the_shares_of_their_steps(num_steps: int, quickstart_plan: Planned) -> None:
+    """All bars are as high, no two parts overlap, and each part has its share of the height."""
+    measured = rows(num_steps)
+    chart = parts_chart(measured, {}, quickstart_plan)
+    assert chart is not None and chart.has_plan
+    bars: dict[float, list[float]] = {}
+    for block in chart.blocks:
+        bars.setdefault(round(block.x, 3), []).append(block.height)
+    assert 2 <= len(bars) <= MOST_BARS + 1
+    for heights in bars.values():
+        assert sum(heights) == pytest.approx(BOTTOM - TOP, abs=0.2)
+    first = [block for block in chart.blocks if block.x == chart.blocks[0].x]
+    whole = sum(measured[0]["spent_s"].values())  # type: ignore[attr-defined]
+    expected = [measured[0]["spent_s"][part] / whole for part in RUN_PARTS]  # type: ignore[index]
+    assert [block.height / (BOTTOM - TOP) for block in first] == pytest.approx(expected, abs=1e-3)
+    for below, above in pairwise(first):
+        assert above.y + above.height == pytest.approx(below.y)
+
+
+def test_time_lost_by_failures_stands_at_its_step() -> None:
+    chart = parts_chart(rows(4, {"compute": 1.0}), {3: 3.0}, None)
+    assert chart is not None and not chart.has_plan
+    (lost,) = (block for block in chart.blocks if "lost by failures" in block.title)
+    assert lost.title.startswith("step 3, ") and lost.title.endswith("75.0%")
+    assert [name for _, name in chart.legend] == ["compute", "lost by failures"]
+
+
+def test_rows_without_parts_or_with_damaged_ones_are_left_out() -> None:
+    assert parts_chart(({"step": 1},), {}, None) is None
+    damaged = ({"step": 1, "spent_s": 3}, {"step": 2, "spent_s": {"compute": "long", "data": -1, "sum": 1e300}})
+    assert spent(damaged) == {"compute": 0.0, "sum": 0.0, "data": 0.0}
+    assert parts_chart(damaged, {}, None) is not None
+
+
+def test_planned_parts_sum_to_the_planned_step(quickstart_plan: Planned) -> None:
+    step = quickstart_plan.step
+    found = planned_parts(quickstart_plan)
+    assert sum(found.values()) == pytest.approx(step.seconds)
+    idle = replace(step, mean=replace(step.mean, bubble_s=0.25))
+    assert planned_parts(replace(quickstart_plan, step=idle)) == found | {"message": 0.25}
+    assert found["compute"] > found["exchange"] >= 0
+
+
+def test_completions_are_a_part_of_the_planned_step(quickstart_plan: Planned) -> None:
+    """A run that learns from rewards spends time on completions, in each step and in the planned one."""
+    writing = Generation(seconds=3.0, rounds=24, round_s=0.1, slots=8, tokens=192, cache_bytes=1, fits=True)
+    planned = replace(quickstart_plan, generation=writing)
+    assert planned_parts(planned) == planned_parts(quickstart_plan) | {"generation": 3.0}
+    assert planned.seconds == pytest.approx(sum(planned_parts(planned).values()))
+    chart = parts_chart(rows(1, {"compute": 1.0, "generation": 3.0}), {}, planned)
+    assert chart is not None
+    (block,) = (block for block in chart.blocks if block.title.startswith("planned, generation"))
+    assert block.height == pytest.approx((BOTTOM - TOP) * 3 / planned.seconds)
+    view, told = view_of(planned), watch_json(load(SPECS / "quickstart.dsc"), planned)
+    assert view.generation_s == "3.000 s" and json.loads(told)["step_s"] == pytest.approx(planned.seconds, rel=1e-5)
+
+
+def summarised(report: Report, planned: Planned) -> Report:
+    assert report.run is not None
+    lost = LostTime(10.0, 8.0, 0.0, 1.5, 0.5)
+    goodput = Goodput(1e5, 1.0, 2.0, 600.0, 100, 0.98, 50, 0.97, 10**9)
+    plan = replace(planned, goodput=goodput, mfu=Flops(causal=0.4, full=0.5))
+    return replace(report, planned=plan, run=replace(report.run, metrics=rows(8, HALF), lost=lost))
+
+
+def test_numbers_of_a_run_have_their_form_and_their_words(report_of_run: Report, quickstart_plan: Planned) -> None:
+    report = summarised(report_of_run, quickstart_plan)
+    summary = summary_of(report)
+    assert summary is not None
+    document = {"version": 1, "run": "r", "report": "r/report.html", **summary.to_json()}
+    assert faults(document, FORMS["report"]) == []
+    assert document["goodput"] == 0.8 and document["lost_s"]["checkpoint"] == 1.5
+    assert document["mfu"] == pytest.approx(0.4 * 2048 / quickstart_plan.step.tokens_per_second)
+    assert document["spent_s"] == pytest.approx({part: 8 * value for part, value in HALF.items()})
+    assert list(summary.lines()) == [
+        f"speed: 8 steps, 2,048 tokens/s, MFU {document['mfu']:.1%}",
+        "time: compute 50.0%, exposed communication 45.0% (messages 20.0%, exchanges 10.0%, sums 15.0%), data 5.0%",
+        "goodput: 80.0% of 10.0 s; 97.0% planned beside failures",
+        "time lost: checkpoints 1.5 s, restarts 0.5 s",
+    ]
+
+
+def test_the_page_has_the_picture(report_of_run: Report, quickstart_plan: Planned) -> None:
+    page = report_html(summarised(report_of_run, quickstart_plan))
+    assert "Where the time went" in page and "97.0% planned beside failures" in page
+    assert "steps 1, compute" not in page and "step 1, compute: 500" in page
+    assert "Where the time went" not in report_html(report_of_run)
+    empty = replace(report_of_run, run=replace(report_of_run.run, metrics=()))  # type: ignore[type-var]
+    nothing = summary_of(empty)
+    assert nothing is not None and list(nothing.lines()) == [] and faults(nothing.to_json()["spent_s"], {}) == []

@@ -1,0 +1,136 @@
+"""Files of rewards that a spec names: they are looked at and not run, and a build has them beside its spec."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from compiler.model.modules import named
+from compiler.plan.read_files import load_with_files, mistakes_of, with_files
+from compiler.plan.spec_files import standing_alone, texts_of_files
+from dsl.canonical import canonical
+from dsl.load import analyse, resolve
+from dsl.messages.diagnostics import SpecError
+from dsl.schema import Spec
+from tests import copies
+
+SPECS = Path(__file__).parents[4] / "specs"
+SPEC = """import "tiny.dsc"
+model small extends tiny { mtp = none }
+run mine extends tiny {
+  model = small
+  train {
+    grpo {
+      group = 4, prompt = 8, completion = 8
+      rewards {
+        own  { check = python, file = "own.py" }
+        more { check = python, file = "own.py", function = "other", weight = 0.5 }
+      }
+    }
+  }
+  data { source = "prompts.jsonl", tokenizer = "tokenizer.json", prompts { } }
+}
+"""
+OWN = "def reward(prompts, **columns):\n    return [0.0] * len(prompts)\n\n\nother = reward\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A spec, and beside it the file of its rewards."""
+    copies.copy(SPECS / "tiny.dsc", tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "spec.dsc").write_text(SPEC)
+    return tmp_path / "spec.dsc"
+
+
+def read(path: Path, *overrides: str) -> Spec:
+    found = resolve(str(path), None, overrides)
+    return with_files(found.spec, found.origins, path.parent)
+
+
+def mistakes(path: Path, *overrides: str) -> list[tuple[str, str, str]]:
+    """(place, message, hint) of what is wrong, as planning and checking say alike."""
+    with pytest.raises(SpecError) as raised:
+        read(path, *overrides)
+    assert raised.value.diagnostics == mistakes_of(analyse(str(path), None, overrides), str(path))
+    assert {each.code for each in raised.value.diagnostics} == {"M0102"}
+    return [
+        (f"{each.span.line}:{each.span.text}", each.message, each.hint)
+        for each in raised.value.diagnostics
+        if each.span is not None
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (None, "there is no file own.py", "write function {} into own.py"),
+        ("def reward(\n", "own.py:1 is no Python: '(' was never closed", "correct the file"),
+        ("def mine(): ...\n", "own.py has no function {}", 'write `function = "mine"`'),
+        ("class Mine: ...\n", "own.py has no function {}", "write `def {}(…): …` into own.py"),
+        ("-" * 90_000 + "1", "own.py is no Python: it is nested too deep", "correct the file"),
+        ("1" + "+1" * 6_000, "own.py is no Python: it is nested too deep", "correct the file"),
+        ("a = 1\0", "own.py is no Python: source code string cannot contain null bytes", "correct the file"),
+        ("#" * (named.MAX_BYTES + 1), "own.py is larger than 4 MiB", "write function {} into own.py"),
+        (Path("/dev/null"), "own.py is no regular file", "write function {} into own.py"),
+    ],
+    ids=["missing", "open", "other", "class", "signs", "sum", "nul", "large", "device"],
+)
+def test_each_reward_without_its_function_is_told(text: str | Path | None, message: str, hint: str, path: Path) -> None:
+    own = path.parent / "own.py"
+    own.unlink()
+    if isinstance(text, Path):
+        own.symlink_to(text)
+    elif text is not None:
+        own.write_text(text)
+    places = {"reward": '9:"own.py"', "other": '10:"own.py"'}
+    assert mistakes(path) == [(at, message.format(name), hint.format(name)) for name, at in places.items()]
+
+
+def test_a_function_has_a_name_of_python(path: Path) -> None:
+    (path.parent / "own.py").write_text("from mine import *\n")
+    assert read(path).train.grpo is not None, "anything may come from there"
+    ((place, message, _),) = mistakes(path, 'train.grpo.rewards.own.function="a b"')
+    assert (place, message) == ('9:"own.py"', "own.py has no function a b")
+
+
+def test_nothing_is_run(path: Path) -> None:
+    ran = path.parent / "ran"
+    (path.parent / "own.py").write_text(f"open({str(ran)!r}, 'w')\n{OWN}")
+    assert mistakes_of(analyse(str(path), None, []), str(path)) == ()
+    read(path)
+    assert not ran.exists()
+
+
+def test_a_file_is_beside_the_spec_that_names_it(path: Path) -> None:
+    """An imported spec names a file of its own folder."""
+    inner = path.parent / "inner"
+    inner.mkdir()
+    for name in ("spec.dsc", "tiny.dsc", "own.py"):
+        shutil.move(path.parent / name, inner / name)
+    outer = path.parent / "outer.dsc"
+    outer.write_text('import "inner/spec.dsc"\nrun outer extends mine { }\n')
+    grpo = read(outer).train.grpo
+    assert grpo is not None and [each.file for each in grpo.rewards] == ["inner/own.py"] * 2
+
+
+def test_a_build_stands_alone(path: Path) -> None:
+    """It has a file of each reward, and its spec names those."""
+    spec = read(path)
+    build = path.parent / "build"
+    texts = {name: text for name, text in texts_of_files(spec).items() if name.startswith("rewards/")}
+    assert texts == {"rewards/own.py": OWN, "rewards/more.py": OWN}
+    (build / "rewards").mkdir(parents=True)
+    for name, text in texts.items():
+        (build / name).write_text(text)
+    (build / "spec.resolved").write_text(canonical(standing_alone(spec)))
+    again = load_with_files(build / "spec.resolved")
+    assert again.train.grpo is not None
+    assert [each.file for each in again.train.grpo.rewards] == [*texts]
+    assert texts_of_files(again) == texts_of_files(spec)
+    assert standing_alone(again) == again
+    (build / "rewards" / "more.py").unlink()
+    with pytest.raises(SpecError, match=r"there is no file rewards/more\.py"):
+        load_with_files(build / "spec.resolved")

@@ -1,0 +1,354 @@
+"""Rewards that are code: functions in the convention of TRL, expressions, and what becomes of those that go wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.contract import Reward
+from runtime.data.rewards import process, worker
+from runtime.data.rewards.errors import RewardError
+from runtime.data.rewards.scoring import Case, Rewards
+from runtime.system.limited import FaultError
+from tests.progress import PATIENCE_S
+from tests.runtime.processes import is_gone, wait_for
+
+CASES = [Case("1 + 1 =", "\\boxed{2}", {"answer": "2", "level": 1}), Case("2 + 2 =", "5", {"answer": 4, "tags": ["a"]})]
+LENGTHS = "def reward(prompts, completions, **columns):\n    return [len(each) for each in completions]\n"
+
+
+def function(name: str = "own", seconds: float = PATIENCE_S, **more: Any) -> Reward:
+    return Reward(name, "python", 1.0, file=f"rewards/{name}.py", seconds=seconds, **more)
+
+
+@contextmanager
+def started(text: str, **more: Any) -> Iterator[Rewards]:
+    with Rewards((function(**more),), {"own": text}) as rewards:
+        yield rewards
+
+
+def refusal(text: str, cases: list[Case] = CASES, **more: Any) -> str:
+    with pytest.raises(RewardError) as caught, started(text, **more) as rewards:
+        rewards.score(cases)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------- what is scored
+
+
+def test_all_checks_score_all_cases(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.py"
+    file.write_text(LENGTHS, "utf-8")
+    named = (
+        Reward("right", "exact", 1.0),
+        Reward("shape", "format", 0.5),
+        Reward("digit", "regex", 0.1, pattern=r"^\d$"),
+        function("length"),
+    )
+    with Rewards(named, {"length": file}) as rewards:
+        cases = [*CASES, Case("", "<think></think><answer>4</answer>", {"answer": 4.0})]
+        found = rewards.score(cases)
+        assert found.dtype == np.float64
+        assert found.tolist() == [[1, 0, 0, 9], [0, 0, 1, 1], [1, 1, 0, 33]]
+        assert rewards.score([]).shape == (0, 4)
+        assert np.array_equal(rewards.score(cases[::-1]), found[::-1])
+
+
+def test_a_function_is_called_as_trl_calls_it() -> None:
+    """Columns are lists with an entry a completion, null where a row has none."""
+    text = """
+def reward(prompts, completions, answer, level, tags, **columns):
+    assert prompts == ["1 + 1 =", "2 + 2 ="] and completions == ["\\\\boxed{2}", "5"], (prompts, completions)
+    assert (answer, level, tags, columns) == (["2", 4], [1, None], [None, ["a"]], {}), (answer, level, tags, columns)
+    yield 1
+    yield 0.1
+"""
+    with started(text) as rewards:
+        assert rewards.score(CASES).tolist() == [[1.0], [0.1]]
+
+
+def test_where_rows_have_messages_so_has_the_function() -> None:
+    text = """
+def reward(prompts, completions, **_):
+    return [len(c[0]["content"]) + len(p) for p, c in zip(prompts, completions)]
+"""
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
+    with started(text) as rewards:
+        assert rewards.score([Case("<x><y>", "abc", {}, messages)]).tolist() == [[5.0]]
+
+
+def test_numbers_of_libraries_are_numbers() -> None:
+    text = "import numpy as np\ndef reward(completions, **_): return np.array([len(c) for c in completions]) / 3"
+    with started(text) as rewards:
+        assert rewards.score(CASES)[:, 0].tolist() == [9 / 3, 1 / 3]
+
+
+def test_messages_name_the_file_as_the_spec_does() -> None:
+    assert refusal("def reward(**_):\n    return 1\n", named="mine/own.py").startswith("reward `own`: mine/own.py: ")
+
+
+def test_what_is_printed_and_read_leaves_the_answers_alone() -> None:
+    text = """
+import os, subprocess, sys
+print('{"values": [7, 7]}', flush=True)
+def reward(completions, **_):
+    print('{"values": [8, 8]}', flush=True)
+    os.write(1, b'{"values": [9, 9]}\\n' * 10_000)
+    print("x" * 1_000_000, file=sys.stderr)
+    subprocess.run([sys.executable, "-c", "print('{}')"])
+    return [len(sys.stdin.read()), 1]
+"""
+    with started(text) as rewards:
+        assert rewards.score(CASES).tolist() == rewards.score(CASES).tolist() == [[0.0], [1.0]]
+
+
+def test_large_questions_are_answered() -> None:
+    cases = [Case("p" * 100_000, f"{at}" * 50_000, {"answer": "é" * 1000}) for at in range(100, 200)]
+    with started(LENGTHS) as rewards:
+        assert (rewards.score(cases) == 150_000).all()
+
+
+def test_the_environment_is_clean_and_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SECRET_KEY", "x")
+    (tmp_path / "beside.py").write_text("SEVEN = 7", "utf-8")
+    file = tmp_path / "own.py"
+    file.write_text(
+        """
+import os, sys
+import beside
+found = [float(name in os.environ) for name in ("SECRET_KEY", "PATH")]
+found += [float("torch" in sys.modules), float(os.environ["CUDA_VISIBLE_DEVICES"] == ""), beside.SEVEN]
+found += [float(os.path.samefile(".", os.path.dirname(__file__)))]
+def reward(completions, **_):
+    return found
+""",
+        "utf-8",
+    )
+    with Rewards((function(),), {"own": file}) as rewards:
+        assert rewards.score([CASES[0]] * 6)[:, 0].tolist() == [0, 1, 0, 1, 7, 1]
+
+
+def test_limits_cannot_be_raised_and_the_parent_has_a_clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_KEY", "x")
+    text = """
+import os, resource
+def reward(completions, **_):
+    with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+        return [*resource.getrlimit(resource.RLIMIT_DATA), b"SECRET_KEY" in file.read()]
+"""
+    with started(text) as rewards:
+        assert rewards.score([CASES[0]] * 3)[:, 0].tolist() == [process.DATA_BYTES, process.DATA_BYTES, 0]
+
+
+def test_a_fork_that_comes_back_answers_nothing() -> None:
+    text = "import os\ndef reward(completions, **_):\n    os.fork() and os.wait()\n    return [1, 2]\n"
+    with started(text) as rewards:
+        assert [rewards.score(CASES)[:, 0].tolist() for _ in range(3)] == [[1, 2]] * 3
+
+
+def test_the_trainer_imports_nothing_of_it() -> None:
+    code = (
+        "import sys, runtime.data.rewards.scoring; sys.exit(bool({'torch', 'reward', 'tokenizers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rewards_are_computed_at_the_same_time(tmp_path: Path) -> None:
+    """The first ones do not answer before the last ones are asked: a pipe is opened by two or by none."""
+    text = "def reward(completions, **_):\n    open({!r}, {!r}).close()\n    return [1] * len(completions)"
+    files = {}
+    for at in range(3):
+        os.mkfifo(tmp_path / f"pipe{at}")
+        files[f"r{at}"] = text.format(str(tmp_path / f"pipe{at}"), "r")
+    files |= {f"r{5 - at}": text.format(str(tmp_path / f"pipe{at}"), "w") for at in reversed(range(3))}
+    with Rewards(tuple(map(function, files)), files) as rewards:
+        assert (rewards.score(CASES) == 1).all()
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return [1.0]", "`reward` returns 1 values for 2 completions\n = hint: return a number for each completion"),
+        ("return [1, float('nan')]", "`reward` returns nan for completion 1, which is no number from -1e+30 to 1e+30"),
+        ("return [float('inf'), 1]", "`reward` returns inf for completion 0"),
+        ("return [None, 1]", "`reward` returns None for completion 0"),
+        ("return ['1', 1]", "`reward` returns '1' for completion 0"),
+        ("return 1.0", "`reward` returns no list, but float\n = hint: return a list of numbers"),
+        ("return 'ab'", "`reward` returns no list, but str"),
+        ("return 1e300, 1", "returns 1e+300 for completion 0, which is no number from"),
+        ("completions.pop(); return [1.0]", "`reward` returns 1 values for 2 completions"),
+        ("return 10 ** 400, 1", "for completion 0, which is no number from -1e+30 to 1e+30"),
+        (
+            "raise ValueError('no\\x1b[31m luck')",
+            ":2: `reward` fails: ValueError: no\\x1b[31m luck\n = hint: correct it",
+        ),
+        ("return [helper(x) for x in completions]", ":2: `reward` fails: NameError: name 'helper' is not defined"),
+        ("import sys; sys.exit(0)", ":2: `reward` fails: SystemExit: 0"),
+        ("return reward(prompts, completions)", "`reward` fails: RecursionError"),
+        ("import os; os._exit(3)", "its process ended with code 3"),
+        ("import os; print('last words', flush=True); os._exit(0)", "its process ended with code 0: last words"),
+        ("import os; os.kill(os.getpid(), 11)", "its process was killed by SIGSEGV"),
+        ("return [bytearray(1 << 33)]", "it needs more than 4 GiB of memory"),
+    ],
+)
+def test_what_goes_wrong_names_the_reward_and_the_place(body: str, said: str) -> None:
+    message = refusal(f"def reward(prompts, completions, **_):\n    {body}\n")
+    assert message.startswith("reward `own`: ") and said in message and "\n = hint: " in message
+    assert message.startswith("reward `own`: rewards/own.py:") or "memory" in said
+
+
+def test_numbers_are_those_that_can_be_summed() -> None:
+    """The bound itself is one, of either sign; the message has the first that is none, shortened."""
+    assert worker._numbers([worker.MOST, -worker.MOST, True, np.float32(0.5)], 4, "who") == [1e30, -1e30, 1.0, 0.5]
+    above = float(np.nextafter(worker.MOST, np.inf))
+    wrong = {above: repr(above), -above: repr(-above), "1": "'1'", b"1": "b'1'", (): "()", None: "None"}
+    wrong |= {10**400: "1" + 79 * "0", "x" * 78: repr("x" * 78), "x" * 90: "'" + 79 * "x", float("nan"): "nan"}
+    for value, said in wrong.items():
+        message = f"who returns {said} for completion 1, which is no number from -1e+30 to 1e+30"
+        with pytest.raises(FaultError) as caught:
+            worker._numbers([0.0, value, "no"], 3, "who")
+        assert str(caught.value) == message
+    for count in (1, 3):
+        with pytest.raises(FaultError, match=f"who returns 2 values for {count} completions"):
+            worker._numbers([0.0, 1.0], count, "who")
+
+
+def test_patterns_are_searched_for_in_each_completion() -> None:
+    score = worker._score_of({"pattern": "b$"})
+    assert score({"completions": ["ab", "ba", "", "b"]}) == [1.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def reward(:\n", "rewards/own.py:1:12: cannot be imported: invalid syntax"),
+        ("import nowhere_to_be_found\n", "rewards/own.py:1: cannot be imported: ModuleNotFoundError: No module named"),
+        ("raise SystemExit\n", "rewards/own.py:1: cannot be imported: SystemExit"),
+        ("def score(completions, **_): ...\n", 'has no function `reward`\n = hint: write `function = "score"`'),
+        ("reward = 3\n", "has no function `reward`\n = hint: write `def reward` there"),
+        (
+            "def reward(completions): return []\n",
+            "`reward` does not take what it is given, answer, level, tags, prompts, completions: got an unexpected "
+            "keyword argument 'answer'\n = hint: write `def reward(prompts, completions, **columns)`",
+        ),
+        ("def reward(completions, price, **_): return []\n", "missing a required argument: 'price'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(text: str, said: str) -> None:
+    message = refusal(text)
+    assert message.startswith("reward `own`: rewards/own.py:") and said in message
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["while True: pass", "import signal; signal.pause()", "import re; re.search('(a+)+$', 'a' * 40 + 'b')"],
+)
+def test_a_function_that_runs_too_long_is_ended(body: str) -> None:
+    message = refusal(f"def reward(prompts, completions, **_):\n    {body}\n", seconds=0.5)
+    assert message == (
+        "reward `own`: rewards/own.py: takes more than 0.5 s for 2 completions\n"
+        " = hint: make it quicker, or write `seconds = 1`"
+    )
+
+
+def test_an_import_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "START_S", 0.5)
+    assert "takes more than 0.5 s to be imported" in refusal("while True: pass")
+
+
+def test_a_pattern_that_backtracks_without_end_is_ended() -> None:
+    reward = Reward("shape", "regex", 1.0, pattern="(a+)+$", seconds=PATIENCE_S)
+    with Rewards((reward,), {}) as rewards:
+        assert rewards.score([Case("", "caaa", {}), Case("", "ab", {})]).tolist() == [[1], [0]]
+    said = r"reward `shape`: pattern '\(a\+\)\+\$': takes more than 0\.5 s for 1 compl"
+    with Rewards((replace(reward, seconds=0.5),), {}) as rewards, pytest.raises(RewardError, match=said):
+        rewards.score([Case("", "a" * 40 + "b", {})])
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    with pytest.raises(RewardError, match=r"reward `shape`: the pattern is no regular expression: .*position 0"):
+        Rewards((Reward("shape", "regex", 1.0, pattern="(a"),), {})
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "cannot be read: No such file"), (b"\xff", "not UTF-8")])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "own.py"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RewardError) as caught:
+        Rewards((function(),), {"own": path})
+    assert str(caught.value).startswith(f"reward `own`: {path}: {said}")
+
+
+def test_a_row_without_an_answer_is_refused_by_exact() -> None:
+    with Rewards((Reward("right", "exact", 1.0),), {}) as rewards, pytest.raises(RewardError) as caught:
+        rewards.score([CASES[0], Case("", "x", {"label": 3})])
+    assert "reward `right`: " in str(caught.value) and 'answer = "solution"' in str(caught.value)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def all_end(pids: Iterable[int]) -> None:
+    for pid in pids:
+        wait_for(lambda pid=pid: is_gone(pid), f"the end of process {pid}")  # type: ignore[misc]
+
+
+# One process in the session of the function, and one that has left the session and its parent.
+STARTS = """
+import os, subprocess
+AWAY = "import os, subprocess; print(subprocess.Popen(['sleep', '600'], stdout=2, start_new_session=True).pid)"
+def reward(completions, **_):
+    away = int(subprocess.run(["python3", "-c", AWAY], stdout=subprocess.PIPE, check=True).stdout)
+    return [os.getpid(), subprocess.Popen(["sleep", "600"]).pid, away][: len(completions)]
+"""
+
+
+def test_what_a_function_has_started_ends_with_it() -> None:
+    with started(STARTS) as rewards:
+        pids = [int(pid) for pid in rewards.score([*CASES, CASES[0]])[:, 0]]
+        assert not any(map(is_gone, pids))
+    all_end(pids)
+    rewards.close()  # once more
+
+
+def test_it_ends_with_a_trainer_that_is_killed() -> None:
+    code = f"""
+import os
+from tests.runtime.data.rewards.test_scoring import CASES, started
+with started({STARTS!r}) as rewards:
+    print(*map(int, rewards.score([*CASES, CASES[0]])[:, 0]), flush=True)
+    os.kill(os.getpid(), 9)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+    assert found.returncode == -9, found.stderr
+    all_end(map(int, found.stdout.split()))
+
+
+@pytest.mark.parametrize("last", ["os._exit(3)", "os.kill(os.getpid(), 9)", "raise ValueError"])
+def test_what_a_function_has_started_ends_when_it_ends_itself(last: str, tmp_path: Path) -> None:
+    text = STARTS.replace(
+        "return [os.getpid(), ", f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{away}}'); {last}; ["
+    )
+    message = refusal(text)
+    assert "was killed by SIGKILL" in message or "ended with code 3" in message or "ValueError" in message
+    all_end([int((tmp_path / "pids").read_text())])
+
+
+def test_the_function_of_the_documentation_scores() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "reinforcement.md").read_text("utf-8")
+    text = page.partition("```python\n")[2].partition("```")[0]
+    with started(text, function="short") as rewards:
+        assert rewards.score([*CASES, Case("", "x" * 200, {"answer": ""})]).tolist() == [[1], [1], [0]]

@@ -1,0 +1,204 @@
+"""Samples of several sources: each within a sample of its weight after every sample, and each source in its order."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsl.facts.shares import whole
+from runtime.build.build import Build
+from runtime.checkpoint.publish import Checkpoint
+from runtime.contract import Data, Source, TrainedTokenizer
+from runtime.data.blend import Blend, Share
+from runtime.data.order import Order
+from runtime.data.position import Move, Position
+from runtime.run.positions import order_of, position_in
+from tests.runtime.plans import small_plan
+
+WEIGHTS = st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any)
+SAME: Move = partial(Position.under, same_text=True)
+
+
+def blend(weights: Sequence[int], windows: Sequence[int] | int = 50, **changes: int) -> Blend:
+    sizes = [windows] * len(weights) if isinstance(windows, int) else windows
+    orders = [replace(Order(8, size, seed=1), **changes) for size in sizes]  # type: ignore[arg-type]
+    shares = (Share(f"s{k}", weight, order) for k, (weight, order) in enumerate(zip(weights, orders, strict=True)))
+    return Blend(tuple(shares))
+
+
+def walk(position: Position, sizes: Sequence[int]) -> tuple[Position, list[tuple[str, int]]]:
+    """The position after steps of these sizes, and source and window of what they drew. It survives a checkpoint each
+    time."""
+    found: list[tuple[str, int]] = []
+    for size in sizes:
+        position = Position.from_json(json.loads(json.dumps(position.to_json())))
+        assert isinstance(position.order, Blend)
+        drawn = position.draw(size)
+        for index in drawn.tolist():
+            number, of_source = position.order.place(index)
+            share = position.order.shares[number]
+            found.append((share.name, int(share.order.window(of_source))))
+        position = position.after(drawn, 8)
+    return position, found
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    """A build of three sources with the same text: 100 windows of 8 tokens. `tmp_path` is their prepared folder."""
+    names = ("web", "code", "again")
+    sources = tuple(Source(name, "text.txt", 1) for name in names)
+    counts = {name: {split: {"tokens": 802} for split in ("train", "validation")} for name in names}
+    (tmp_path / "meta.json").write_text(json.dumps({"sources": counts}), "utf-8")
+    plan = small_plan(data=Data(None, TrainedTokenizer(300), 0.0, sources=sources))
+    return cast(Build, SimpleNamespace(plan=replace(plan, train=replace(plan.train, sequence=8, seed=1))))
+
+
+def test_sources_of_equal_text_have_orders_of_their_own(build: Build, tmp_path: Path) -> None:
+    """The seeds are pinned: a change would draw other samples in every run that goes on."""
+    order = order_of(build, tmp_path)
+    assert isinstance(order, Blend)
+    drawn = {share.name: tuple(share.order.window(i) for i in range(100)) for share in order.shares}
+    assert all(sorted(each) == [*range(100)] for each in drawn.values()) and len({*drawn.values()}) == 3
+    assert [share.order.seed for share in order.shares] == [7266844446678, 156469784453624, 81107898825837]
+
+
+def test_a_run_whose_sources_had_one_order_goes_on(build: Build, tmp_path: Path) -> None:
+    """A checkpoint of a version that gave all sources the seed of the run: no window comes twice in an epoch."""
+    order = order_of(build, tmp_path)
+    assert isinstance(order, Blend)
+    shares = (replace(share, order=replace(share.order, seed=1)) for share in order.shares)
+    before, seen = walk(Position(order=replace(order, shares=tuple(shares))), [8] * 15)
+    checkpoint = cast(Checkpoint, SimpleNamespace(meta={"position": before.to_json()}))
+    position, notes = position_in(checkpoint, build, order, same_text=True)
+    assert notes == ["sources have other orders: what they have not given in this epoch comes first"]
+    seen += walk(position, [8] * 22 + [4])[1]
+    assert len(seen) == 300 == len({*seen})
+
+
+@given(WEIGHTS, st.integers(0, 10_000))
+@settings(deadline=None, max_examples=200)
+def test_each_source_is_within_one_sample_of_its_weight(weights: list[int], far: int) -> None:
+    """After every prefix; each source gives its samples one after the other, and any sample is found by itself."""
+    found, total = blend(weights), sum(weights)
+    given_so_far = [0] * len(weights)
+    for index in range(2 * total + 3):
+        assert found.counts(index) == tuple(given_so_far)
+        number, of_source = found.place(index)
+        assert of_source == given_so_far[number]
+        given_so_far[number] += 1
+        for count, weight in zip(given_so_far, weights, strict=True):
+            assert abs(count - Fraction(weight * (index + 1), total)) < 1
+    number, of_source = found.place(far)
+    assert of_source == found.counts(far)[number]
+    assert sum(found.counts(far)) == far
+
+
+@given(st.lists(st.decimals(0, 1, places=2), min_size=1, max_size=5).filter(any))
+def test_whole_weights_are_in_the_proportions_that_are_written(weights: list[object]) -> None:
+    written = [float(str(each)) for each in weights]
+    found = whole(written)
+    total = sum(Fraction(repr(each)) for each in written)
+    assert [Fraction(each, sum(found)) for each in found] == [Fraction(repr(each)) / total for each in written]
+    assert sum(found) <= sum(round(100 * each) for each in written)
+
+
+@given(WEIGHTS, st.lists(st.integers(1, 9), min_size=1, max_size=30))
+@settings(deadline=None, max_examples=50)
+def test_no_window_twice_within_an_epoch_of_its_source(weights: list[int], sizes: list[int]) -> None:
+    order = blend(weights, [3 + k for k in range(len(weights))])
+    position, found = walk(Position().blended(order, SAME), sizes)
+    epochs_read(order, found)
+    assert isinstance(position.order, Blend)
+    drawn = Counter(name for name, _ in found)
+    assert position.order.epochs(position.next) == {s.name: drawn[s.name] / s.order.windows for s in order.shares}
+
+
+def epochs_read(order: Blend, found: Sequence[tuple[str, int]]) -> None:
+    """Each source's windows, all of them in every whole epoch and none twice in the last."""
+    for share in order.shares:
+        windows = [window for name, window in found if name == share.name]
+        for begin in range(0, len(windows), share.order.windows):
+            epoch = windows[begin : begin + share.order.windows]
+            assert len({*epoch}) == len(epoch)
+
+
+@given(WEIGHTS, st.randoms(use_true_random=False), st.integers(1, 40), st.integers(1, 90))
+@settings(deadline=None, max_examples=80)
+def test_other_weights_go_on_with_each_source(weights: list[int], random: object, before: int, after: int) -> None:
+    """Each source goes on with its next sample, at its new weight from there on, as in a next phase or a resume."""
+    others = [*weights]
+    random.shuffle(others)  # type: ignore[attr-defined]
+    first, second = blend(weights, 7), blend(others, 7)
+    position, found = walk(Position().blended(first, SAME), [1] * before)
+    position = position.blended(second, SAME)
+    position, more = walk(position, [1] * after)
+    epochs_read(first, [*found, *more])
+    since = more if others != weights else [*found, *more]  # the same weights go on within their period
+    counts = Counter(name for name, _ in since)
+    for share in second.shares:
+        assert abs(counts[share.name] - Fraction(share.weight * len(since), sum(others))) < 1
+
+
+def test_a_source_that_comes_begins_and_one_that_goes_is_left() -> None:
+    position, _ = walk(Position().blended(blend([2, 1]), SAME), [9])
+    more = blend([1, 1, 2])
+    position = position.blended(replace(more, shares=more.shares[1:]), SAME)
+    assert isinstance(position.order, Blend)
+    assert position.order.nexts(position.next) == {"s1": 3, "s2": 0}
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_another_seed_leaves_out_what_an_epoch_has_seen(seed: int) -> None:
+    """Weights hold all the same, for a source goes on to what it has not seen."""
+    first, second = blend([3, 1], 40), blend([3, 1], 40, seed=seed)
+    position, found = walk(Position().blended(first, SAME), [4] * 9)
+    position, more = walk(position.blended(second, SAME), [4] * 20)
+    epochs_read(first, [*found, *more])
+    counts = Counter(name for name, _ in more)
+    assert counts == {"s0": 60, "s1": 20}
+
+
+def test_a_blend_as_a_build_has_it_goes_on_as_it_was() -> None:
+    position, _ = walk(Position().blended(blend([2, 3]), SAME), [4, 4])
+    assert position.blended(blend([2, 3]), SAME) is position
+
+
+@pytest.mark.parametrize("weights", [(7, 3), (1, 1, 1), (5, 0, 2)])
+def test_phases_of_other_sequences_read_no_token_twice(weights: tuple[int, ...]) -> None:
+    """A phase has whole pieces of each source; what a phase leaves of its last piece is left out."""
+    piece, pieces, read = 32, 60, {f"s{k}": list[int]() for k in range(len(weights))}
+    position, told = Position(), 0
+    for phase, (sequence, samples) in enumerate([(8, 50), (16, 33), (32, 12), (8, 25)], 1):
+        order = Order(sequence, pieces * piece // sequence, 1, piece)
+        shares = tuple(Share(f"s{k}", weight, order) for k, weight in enumerate(weights))
+        position = position.blended(Blend(shares, 0, samples if phase < 4 else None, phase), SAME)
+        assert isinstance(position.order, Blend)
+        for index in position.draw(samples).tolist():
+            number, of_source = position.order.place(index)
+            share = position.order.shares[number]
+            read[share.name] += range(*share.order.tokens_of(of_source))
+            told += sequence
+        position = position.after(position.draw(samples), sequence)
+        assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
+    for tokens in read.values():
+        assert len({*tokens}) == len(tokens)
+    assert sum(map(len, read.values())) == told
+
+
+@pytest.mark.parametrize("change", [{"first": -1}, {"shares": []}, {"samples": "2"}, {"more": 1}, {"first": 9}])
+def test_what_is_no_blend_is_refused(change: dict[str, object]) -> None:
+    value = Position().blended(blend([1, 2]), SAME).to_json()
+    value["order"] |= change
+    with pytest.raises(ValueError, match="no position in the data"):
+        Position.from_json(value)

@@ -1,0 +1,185 @@
+"""Near duplicates against exact Jaccard similarities of sets of words, for documents well above and below the bound."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import tracemalloc
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.data import duplicates
+from runtime.data.duplicates import MINIMA, Seen, digest, signature
+from runtime.data.errors import DataError
+
+ROOT = Path(__file__).parents[3]
+
+
+def runs(words: list[str]) -> set[tuple[str, ...]]:
+    """The runs of five words of a document."""
+    return {tuple(words[at : at + 5]) for at in range(len(words) - 4)}
+
+
+def jaccard(one: list[str], other: list[str]) -> float:
+    return len(runs(one) & runs(other)) / len(runs(one) | runs(other))
+
+
+def deviation(similarity: float) -> float:
+    return math.sqrt(similarity * (1 - similarity) / MINIMA)
+
+
+def changed(words: list[str], count: int, draw: random.Random) -> list[str]:
+    """A document with so many of its words replaced."""
+    found = [*words]
+    for at in draw.sample(range(len(words)), count):
+        found[at] = f"w{draw.randrange(10**9)}"
+    return found
+
+
+def test_estimates_are_those_of_a_binomial() -> None:
+    """Share of equal minima less exact similarity, over 300 pairs: mean 0, and the deviation that the docs name."""
+    draw, errors = random.Random(1), []
+    for _ in range(300):
+        one = [f"w{draw.randrange(10**9)}" for _ in range(draw.randint(60, 400))]
+        other = changed(one, draw.randint(1, len(one) // 12), draw)
+        exact = jaccard(one, other)
+        share = float(np.mean(signature(" ".join(one)) == signature(" ".join(other))))
+        errors.append((share - exact) / deviation(exact))
+    assert abs(np.mean(errors)) < 4 / math.sqrt(300)
+    assert 0.85 < np.std(errors) < 1.15
+    assert np.abs(errors).max() < 4.5
+
+
+@pytest.mark.parametrize("similarity", [0.5, 0.6, 0.7, 0.8])
+def test_brute_force_finds_the_same(similarity: float) -> None:
+    """Documents one after the other: one is left out if any that was kept is similar, as all pairs say."""
+    draw, seen, near = random.Random(similarity), Seen(similarity), 0
+    kept = list[tuple[list[str], set[tuple[str, ...]]]]()
+    for _ in range(160):
+        base = (
+            draw.choice(kept)[0] if kept and draw.random() < 0.8 else [f"w{draw.randrange(10**9)}" for _ in range(600)]
+        )
+        words = changed(base, draw.choice([0, 1, 2, 3, 25, 60, 90]), draw)
+        found = runs(words)
+        exact = max((len(found & other) / len(found | other) for _, other in kept), default=0.0)
+        if abs(exact - similarity) < 4 * deviation(similarity) + 0.005:
+            continue
+        # Case, marks and blanks are no part of a word.
+        text = draw.choice(["  ", " ", ", ", "\n"]).join(draw.choice([word, word.upper()]) for word in words)
+        is_near = seen.add(digest(text), signature(text)) == "near"
+        assert is_near == (exact > similarity), exact
+        near += is_near
+        kept += [] if is_near else [(words, found)]
+    assert near > 25 and len(kept) > 25
+
+
+def test_the_probabilities_of_the_page() -> None:
+    """Those of a pair whose minima are equal independently of each other, in the index that is used."""
+    page = (ROOT / "docs/data.md").read_text("utf-8")
+    similarities, told = (
+        re.findall(r"[\d.]+", line.partition(name)[2])
+        for name in ("similarity to one that stays is", "with a probability of")
+        for line in page.splitlines()
+        if name in line
+    )
+    seen, draw = Seen(0.8), np.random.default_rng(2)
+    bands, rows = seen._index.b, seen._index.r
+    assert f"{bands} bands of {rows} values" in page.replace("\n", " ") and bands * rows == MINIMA
+    for similarity, percent in zip(similarities, told, strict=True):
+        equal = draw.random((50_000, bands, rows)) < float(similarity)
+        found = equal.all(axis=2).any(axis=1) & (equal.sum(axis=(1, 2)) >= 0.8 * MINIMA)
+        share = float(percent) / 100
+        assert abs(found.mean() - share) < 0.0006 + 4 * math.sqrt(share * (1 - share) / 50_000), similarity
+
+
+def test_a_document_is_compared_with_those_that_were_kept() -> None:
+    """The second is like the first, and the third like the second alone."""
+    first = [f"w{at}" for at in range(600)]
+    second, third = first[20:] + [f"x{at}" for at in range(20)], first[110:] + [f"x{at}" for at in range(110)]
+    assert jaccard(first, second) > 0.92 and jaccard(second, third) > 0.7 > jaccard(first, third) + 0.01
+    seen = Seen(0.8)
+    texts = [" ".join(words) for words in (first, second, third)]
+    assert [seen.add(digest(text), signature(text)) for text in texts] == ["", "near", ""]
+
+
+def test_equal_documents() -> None:
+    seen = Seen(None)
+    assert [seen.add(digest(text), None) for text in ("a b", " a\n\tb ", "a  b", "A b", "ab")] == [
+        "",
+        "exact",
+        "exact",
+        "",
+        "",
+    ]
+    for form in ("NFC", "NFD"):
+        assert digest(unicodedata.normalize(form, "é 한국어")) == digest("é 한국어")
+    assert digest("ﬁ") != digest("fi")
+
+
+@pytest.mark.parametrize("language", ["中文是漢語的書寫系統和文字", "ประเทศไทยมีภาษาไทย", "これは日本語の文章です"])
+def test_scripts_without_blanks(language: str) -> None:
+    draw = random.Random(language)
+    letters = [chr(ord(draw.choice(language)) ^ draw.randrange(4)) for _ in range(400)]
+    text = "".join(letters)
+    other = "".join([*letters[:200], "X", *letters[200:]])
+    unlike = "".join(draw.sample(letters, len(letters)))
+    seen = Seen(0.8)
+    assert [seen.add(digest(each), signature(each)) for each in (text, other, unlike)] == ["", "near", ""]
+
+
+@pytest.mark.parametrize("similarity", [0.999, 1.0])
+def test_the_greatest_similarity(similarity: float) -> None:
+    """Documents of the same runs are near, and no others."""
+    seen = Seen(similarity)
+    text = " ".join(f"w{at}" for at in range(600))
+    other = text.replace("w7 ", "x ").replace("w300 ", "x ")
+    assert (signature(other) != signature(text)).any()
+    assert [seen.add(digest(each), signature(each)) for each in (text, text.upper(), other)] == ["", "near", ""]
+
+
+def test_few_words_and_none() -> None:
+    """A document of fewer than five words is one run; documents without words are never near."""
+    seen = Seen(0.5)
+    texts = ["yes we can", "Yes, we can!", "yes we can not", "…", "!!", "?", "…"]
+    assert [seen.add(digest(text), signature(text)) for text in texts] == ["", "near", "", "", "", "", "exact"]
+
+
+def test_real_text() -> None:
+    """The pages of the docs are no duplicates of each other; one with a line more is."""
+    texts = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))[:12]]
+    words = [[*duplicates.words(text)] for text in texts]
+    assert max(jaccard(one, other) for one in words for other in words if one is not other) < 0.3
+    seen = Seen(0.8)
+    assert {seen.add(digest(text), signature(text)) for text in texts} == {""}
+    assert {seen.add(digest(text), signature(f"One line more.\n{text}")) for text in texts} == {"exact"}
+    assert {seen.add(digest(f"{text}!"), signature(f"One line more.\n{text}")) for text in texts} == {"near"}
+
+
+def test_a_long_document_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values of 60,000 runs at once would take 60 MB."""
+    text = " ".join(f"{number:x}" for number in range(60_000))
+    signature("warm")
+    tracemalloc.start()
+    try:
+        found = signature(text)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20e6
+    monkeypatch.setattr(duplicates, "AT_ONCE", 10**6)
+    assert (signature(text) == found).all()
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(DataError, match=r'datasketch has to be installed: pip install "dsc-trainer\[data\]"'):
+        duplicates.version()

@@ -1,0 +1,375 @@
+"""Filters of documents: what is prepared is what is prepared of the documents that pass, however it is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.cli.main import main
+from runtime.contract import Data, DataRequest, Filters, Source, TrainedTokenizer
+from runtime.data import filters, pieces, readers, store
+from runtime.data.blended import prepare_data, prepare_shared
+from runtime.data.errors import DataError
+from runtime.data.filters import KEPT, NAMES
+from runtime.data.prepare import Prepared
+from runtime.data.shards import Reader
+from tests.compiler.cli.forms import parsed
+from tests.runtime.data import megatron
+from tests.runtime.processes import wait_for
+
+ROOT = Path(__file__).parents[3]
+
+ALL = Filters(shortest=40, longest=2000, quality="gopher", duplicates="near")
+PART = 50  # documents of the first file
+SHARDS = ("train.bin", "train.idx", "validation.bin", "validation.idx", "tokenizer.json")
+
+
+def sentence(draw: random.Random, count: int) -> str:
+    return " ".join("".join(draw.choices("abcdefghij", k=draw.randint(3, 8))) for _ in range(count))
+
+
+def corpus() -> Iterator[tuple[str, str]]:
+    """Documents, and what becomes of them under ALL: each the name of the filter that leaves it out, or ""."""
+    draw = random.Random(4)
+    for number in range(30):
+        text = sentence(draw, 120)
+        yield "", text
+        yield "near", f"{text} {sentence(draw, 2)}"
+        if number % 3 == 0:
+            yield "exact", text.replace(" ", "\n", 5)
+        if number % 5 == 0:
+            yield "shortest", text[:39]
+            yield "longest", sentence(draw, 400)
+        if number % 6 == 0:
+            yield "words", sentence(draw, 49)
+            yield "words", sentence(draw, 49)
+        if number % 10 == 0:
+            yield "letters", f"{sentence(draw, 75)} {' '.join(map(str, range(10_000, 10_020)))}"
+    # What a filter before has left out is no original of a duplicate.
+    yield "words", sentence(random.Random(5), 30)
+    yield "words", sentence(random.Random(5), 30)
+
+
+def write(folder: Path, name: str, texts: Sequence[str]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def spec_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`all/`, the corpus in two files, and `passed/`, the documents of it that pass."""
+    folder = tmp_path_factory.mktemp("filters")
+    documents = [*corpus()]
+    for name, part in (("one", documents[:PART]), ("two", documents[PART:])):
+        write(folder / "all", name, [text for _, text in part])
+        write(folder / "passed", name, [text for fate, text in part if not fate])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "BATCH_BYTES", 9000)
+
+
+def request(source: str = "all/*.jsonl", chosen: Filters | None = ALL, **data: Any) -> DataRequest:
+    values = Data(source, TrainedTokenizer(300), 0.2, filters=chosen)
+    return DataRequest(replace(values, **data), 400, 7)
+
+
+def shared(folder: Path, cache: Path, jobs: int = 1, asked: DataRequest | None = None) -> Prepared:
+    return prepare_shared(asked or request(), folder, cache, lambda *_: None, lambda _: None, jobs)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def tokens(prepared: Prepared) -> dict[str, bytes]:
+    """The shards of a folder."""
+    found = contents(prepared.folder).items()
+    return {name: each for name, each in found if name.endswith(SHARDS[:4])}
+
+
+FATES = [fate for fate, _ in corpus()]
+FACTS = {
+    "documents": len(FATES),
+    "kept": FATES.count(""),
+    "left_out": {name: FATES.count(name) for name in NAMES if name in FATES},
+}
+
+
+def test_what_passes_is_what_is_prepared(spec_folder: Path, tmp_path: Path) -> None:
+    """Each document, the tokenizer, and the sides on which documents are."""
+    found = shared(spec_folder, tmp_path / "a")
+    wanted = shared(spec_folder, tmp_path / "b", asked=request("passed/*.jsonl", None))
+    for name in SHARDS:
+        assert (found.folder / name).read_bytes() == (wanted.folder / name).read_bytes(), name
+    assert found.meta["splits"] == wanted.meta["splits"] and found.meta["held_out"] != []
+    assert found.meta["filters"] == {"": FACTS}
+    head, _, content = (found.folder / filters.FILE).read_bytes().partition(b"\n")
+    assert json.loads(head)["sizes"] == [PART, len(FATES) - PART]
+    assert ["" if fate == KEPT else NAMES[fate - 1] for fate in content] == FATES
+    assert "filters" not in wanted.meta and not (wanted.folder / filters.FILE).exists()
+
+
+def test_no_duplicate_of_what_is_held_out_is_trained_on(spec_folder: Path, tmp_path: Path) -> None:
+    words: dict[str, list[set[tuple[int, ...]]]] = {}
+    found = shared(spec_folder, tmp_path)
+    for split in ("train", "validation"):
+        reader = Reader(found.folder / split)
+        documents = [reader.document(at).tolist() for at in range(reader.num_documents)]
+        words[split] = [{tuple(each[at : at + 8]) for at in range(len(each) - 8)} for each in documents]
+    shares = [len(one & other) / len(one | other) for one in words["train"] for other in words["validation"]]
+    assert words["validation"] and max(shares) < 0.1
+
+
+@pytest.mark.parametrize("chosen", [ALL, Filters(shortest=200, duplicates="exact"), Filters(quality="gopher")])
+def test_any_number_of_processes_gives_the_same_bytes(spec_folder: Path, tmp_path: Path, chosen: Filters) -> None:
+    asked = request(chosen=chosen)
+    wanted = contents(shared(spec_folder, tmp_path / "1", 1, asked).folder)
+    for jobs in (2, 3) if chosen == ALL else (2,):
+        assert contents(shared(spec_folder, tmp_path / f"{jobs}", jobs, asked).folder) == wanted
+
+
+def test_it_goes_on_behind_what_was_judged(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure after some results, in the filters or behind them; the next call makes the others alone."""
+    add, added, most = pieces.Journal.add, list[int](), [10**9]
+
+    def failing(self: pieces.Journal, content: bytes) -> None:
+        if len(added) >= most[0]:
+            raise OSError(28, "No space left on device")
+        added.append(1)
+        add(self, content)
+
+    monkeypatch.setattr(pieces.Journal, "add", failing)
+    wanted = contents(shared(spec_folder, tmp_path / "whole").folder)
+    total = len(added)
+    assert total > 10
+    for after in (2, total - 2):
+        cache = tmp_path / f"after{after}"
+        added[:], most[0] = [], after
+        with pytest.raises(OSError, match="No space"):
+            shared(spec_folder, cache, 2)
+        added[:], most[0] = [], 10**9
+        assert contents(shared(spec_folder, cache).folder) == wanted
+        assert len(added) == total - after
+        assert not [*cache.glob(f"{store.PARTS}*"), *cache.glob(f"{store.BUILDING}*")]
+
+
+def test_a_run_finds_what_was_prepared_or_makes_the_same(spec_folder: Path, tmp_path: Path) -> None:
+    before, said = shared(spec_folder, tmp_path / "cache", 2), list[str]()
+
+    def run(name: str, cache: Path | None) -> Prepared:
+        out = tmp_path / name
+        return prepare_data(request(), spec_folder, out, lambda *_: None, said.append, cache=cache)
+
+    found = run("found", tmp_path / "cache")
+    assert found.reused and said == [f"from {tmp_path / 'cache'}, where another run prepared it"]
+    alone, other = run("alone", None), run("other", tmp_path / "new")
+    assert said[1:] == [filters.said(before.meta["filters"][""])] * 2
+    for each in (found, alone, other):
+        assert each.meta["sha256"] == before.meta["sha256"]
+        names = contents(before.folder).keys() - {"meta.json"}
+        assert {name: contents(each.folder)[name] for name in names} == {
+            name: contents(before.folder)[name] for name in names
+        }
+
+
+def test_a_resume_needs_no_text_for_the_same_filters(spec_folder: Path, tmp_path: Path) -> None:
+    write(tmp_path / "all", "one", [text for _, text in corpus()][:40])
+
+    def run(chosen: Filters, *resumed: str) -> Prepared:
+        asked = request(chosen=chosen)
+        return prepare_data(asked, tmp_path, tmp_path / "run", lambda *_: None, resumed=resumed)
+
+    first = run(ALL)
+    other = run(replace(ALL, shortest=None), first.meta["sha256"])
+    assert not other.reused and other.folder != first.folder
+    (tmp_path / "all/one.jsonl").unlink()
+    assert run(ALL, first.meta["sha256"]).folder == first.folder
+    with pytest.raises(DataError, match=r"no .*file found"):
+        run(Filters(shortest=40), first.meta["sha256"])
+
+
+def test_filters_are_a_part_of_the_key(spec_folder: Path, tmp_path: Path) -> None:
+    others = [
+        None,
+        Filters(),
+        replace(ALL, shortest=41),
+        replace(ALL, longest=1999),
+        replace(ALL, quality=None),
+        replace(ALL, duplicates="exact"),
+        replace(ALL, similarity=0.7),
+    ]
+    folders = [shared(spec_folder, tmp_path, asked=request(chosen=each)).folder for each in (ALL, *others)]
+    assert len({*folders}) == len(folders)
+    assert shared(spec_folder, tmp_path).reused
+
+
+def test_a_text_is_filtered_once(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another tokenizer, share or seed divides and encodes what passed before. A damaged result is made again."""
+    first = shared(spec_folder, tmp_path)
+    wanted = contents(shared(spec_folder, tmp_path / "other", asked=request(tokenizer=TrainedTokenizer(290))).folder)
+    judged, asked = filters.judged, list[int]()
+    monkeypatch.setattr(filters, "judged", lambda *args: asked.append(1) or judged(*args))
+    (spec_folder / "own.json").write_bytes((first.folder / "tokenizer.json").read_bytes())
+    for data in ({"tokenizer": "own.json"}, {"validation": 0.3}, {"tokenizer": TrainedTokenizer(290)}):
+        found = shared(spec_folder, tmp_path, asked=request(**data))
+        assert not found.reused and found.meta["filters"] == first.meta["filters"]
+    assert not asked and contents(found.folder) == wanted
+    (kept,) = tmp_path.glob(f"{filters.FOUND}*")
+    whole = kept.read_bytes()
+    for number, damaged in enumerate((b"{}\n", whole[:-1], whole[:-1] + b"\1", whole.replace(b"50", b"51", 1))):
+        kept.write_bytes(damaged)
+        kept.with_name(kept.name.replace(filters.FOUND, store.BUILDING)).write_bytes(
+            whole[:9]
+        )  # of a process that died
+        asked[:] = []
+        again = shared(spec_folder, tmp_path, asked=replace(request(tokenizer=TrainedTokenizer(270 + number))))
+        assert asked and again.meta["filters"] == first.meta["filters"] and kept.read_bytes() == whole
+
+
+BLEND: dict[str, Any] = {
+    "source": None,
+    "filters": None,
+    "sources": (
+        Source("web", "all/*.jsonl", 2, filters=ALL),
+        Source("again", "all/*.jsonl", 1, filters=Filters(duplicates="exact")),
+        Source("plain", "passed/*.jsonl", 1),
+    ),
+}
+
+
+def test_sources_of_a_blend_have_filters_of_their_own(spec_folder: Path, tmp_path: Path) -> None:
+    """Their tokens are those of sources that hold only what passes."""
+    seen, exact = set[str](), list[str]()
+    for _, text in corpus():
+        if " ".join(text.split()) not in seen:
+            exact.append(text)
+        seen.add(" ".join(text.split()))
+    write(spec_folder / "exact", "one", exact)
+    found = shared(spec_folder, tmp_path / "a", 1, request(**BLEND))
+    facts = {"documents": len(FATES), "kept": len(exact), "left_out": {"exact": len(FATES) - len(exact)}}
+    assert found.meta["filters"] == {"web": FACTS, "again": facts}
+    said = list[str]()
+    run = prepare_data(request(**BLEND), spec_folder, tmp_path / "run", lambda *_: None, said.append)
+    assert said[0].startswith("warning: files in several sources of the blend: 2, such as ")
+    assert said[1:] == [f"web: {filters.said(FACTS)}", f"again: {filters.said(facts)}"]
+    assert tokens(run) == tokens(found)
+    sources = (Source("web", "passed/*.jsonl", 1), Source("again", "exact/*.jsonl", 1), BLEND["sources"][2])
+    (spec_folder / "own.json").write_bytes((found.folder / "tokenizer.json").read_bytes())
+    named = {"tokenizer": "own.json"}
+    wanted = shared(spec_folder, tmp_path / "b", asked=request(**BLEND | {"sources": sources} | named))
+    found = shared(spec_folder, tmp_path / "a", asked=request(**BLEND | named))
+    assert tokens(found) == tokens(wanted) and len(tokens(found)) == 3 * 4
+
+
+def test_nothing_passes(spec_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"one\.jsonl: nothing is left to train on: 0 of \d+ documents pass"):
+        shared(spec_folder, tmp_path, asked=request(chosen=Filters(shortest=10**7)))
+    one = Filters(shortest=2000, longest=2400, duplicates="near", similarity=0.5)
+    write(spec_folder / "single", "one", ["a" * 100, "b" * 100, "c" * 2200])
+    with pytest.raises(DataError, match="a single document cannot be divided"):
+        shared(spec_folder, tmp_path, asked=request("single/*.jsonl", one))
+
+
+def test_token_ids_have_no_text(tmp_path: Path) -> None:
+    megatron.write(tmp_path / "ids", [[[1, 2, 3, 0]], [[4, 5, 0]]])
+    with pytest.raises(DataError, match="data source 'ids': token ids have no text to filter: remove `filters`"):
+        shared(tmp_path, tmp_path / "out", asked=request("ids", ALL, tokenizer=None, end_id=0))
+
+
+def test_a_process_that_ends_is_named(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = filters._Judge._send
+
+    def ended(self: filters._Judge, value: Any) -> None:
+        if isinstance(value, list):
+            self._process.kill()
+            self._process.wait()
+        send(self, value)
+
+    monkeypatch.setattr(filters._Judge, "_send", ended)
+    with pytest.raises(DataError, match=r"one\.jsonl: a process that filters its documents was killed by SIGKILL"):
+        shared(spec_folder, tmp_path, 2)
+
+
+def test_a_process_answers_each_question_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it nobody need flush
+    file: Any = SimpleNamespace(path=Path("one.jsonl"))
+    texts = [text for _, text in corpus()]
+    with filters._Judge(ALL) as judge:
+        for asked in (texts[:3], texts[3:9]):
+            assert judge.ask([(file, text) for text in asked]) == filters.judged(ALL, asked)
+
+
+def test_results_are_read_as_they_were_written() -> None:
+    texts = [*(text for _, text in corpus()), "", "…"][-20:]
+    for chosen in (ALL, replace(ALL, duplicates="exact"), Filters(shortest=50), Filters(duplicates="near")):
+        content = filters.judged(chosen, texts)
+        found = filters.Judged.from_bytes(content)
+        assert found.to_bytes() == content and len(found.fates) == len(texts)
+        assert len(found.digests) == (np.count_nonzero(found.fates == KEPT) if chosen.duplicates else 0)
+        assert len(found.signatures) == (len(found.digests) if chosen.duplicates == "near" else 0)
+    assert filters.Judged.from_bytes(filters.judged(ALL, [])).fates.size == 0
+
+
+# ---------------------------------------------------------------- the command
+
+DATA = """
+  data {
+    source = "text/*.jsonl", tokenizer = train(300), validation = 5%
+    filters { shortest = 100, quality = gopher, duplicates = near, similarity = 0.7 }
+  }"""
+
+
+def test_a_killed_command_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL while documents are judged; the same command then ends with what an undisturbed one gives."""
+    monkeypatch.setattr(readers, "BATCH_BYTES", 1 << 20)  # that of the process, which is killed
+    before, _, after = (ROOT / "specs/tiny.dsc").read_text("utf-8").partition("\n  data {")
+    (tmp_path / "run.dsc").write_text(before + DATA + after.partition("}")[2], "utf-8")
+    draw = random.Random(8)
+    words = sentence(draw, 2000).split()
+    texts = [" ".join(draw.choices(words, k=300)) for _ in range(1200)]
+    write(tmp_path / "text", "lines", [*texts, *(f"{text} again" for text in texts[:7]), "short"])
+    command = ["data", "prepare", str(tmp_path / "run.dsc"), "--cache"]
+
+    def parts() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "killed/data").glob(f"{store.PARTS}*"))
+
+    called = [sys.executable, "-P", "-m", "compiler.cli.main", *command, str(tmp_path / "killed"), "--jobs", "2"]
+    process = subprocess.Popen(called, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+    def has_parts() -> bool:
+        assert process.poll() is None
+        return parts() >= 10_000
+
+    wait_for(has_parts, "parts")
+    process.kill()
+    process.communicate()
+    assert parts() and not [*(tmp_path / "killed/data").glob(f"{filters.FOUND}*")]
+    answers, judged, asked = [], filters.judged, list[int]()
+    monkeypatch.setattr(filters, "judged", lambda *args: asked.append(len(answers)) or judged(*args))
+    for cache in ("killed", "whole"):
+        assert main([*command, str(tmp_path / cache), "--jobs", "1", "--format", "json"]) == 0
+        answers.append(parsed(capsys.readouterr().out, "data_prepare"))
+    assert asked.count(0) < asked.count(1) == 3
+    facts = {"documents": 1208, "kept": 1200, "left_out": {"shortest": 1, "exact": 0, "near": 7}}
+    assert [answer["filters"] for answer in answers] == [[{"source": "text/*.jsonl", **facts}]] * 2
+    one, other = (contents(Path(answer["folder"])) for answer in answers)
+    assert one == other
+    assert main([*command, str(tmp_path / "killed"), "--megatron", str(tmp_path / "web")]) == 0
+    assert filters.said(facts) in capsys.readouterr().out.splitlines()
+    assert [path.name for path in sorted(tmp_path.glob("web*"))] == [f"web.{name}" for name in sorted(SHARDS[:4])]

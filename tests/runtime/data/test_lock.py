@@ -1,0 +1,89 @@
+"""Who waits says for whom; a lock is given back by a process that dies; what is no lock file is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from runtime.data import lock
+from runtime.data.errors import DataError
+from runtime.data.lock import locked, tried
+
+ROOT = Path(__file__).parents[3]
+HOLDER = """
+import signal, sys
+from pathlib import Path
+from runtime.data.lock import locked
+with locked(Path(sys.argv[1]), "runs/other", print):
+    print("held", flush=True)
+    signal.pause()
+"""
+
+
+@contextmanager
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a lock."""
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_who_is_waited_for_is_said_and_a_death_gives_the_lock_back(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with holder(path) as process:
+        said: list[str] = []
+
+        def say(text: str) -> None:
+            said.append(text)
+            if len(said) == 3:
+                process.send_signal(signal.SIGKILL)
+
+        with tried(path) as free:
+            assert not free
+        with locked(path, "runs/own", say):
+            assert process.wait() == -signal.SIGKILL
+            with tried(path) as free:
+                assert not free
+    expected = f"waiting for process {process.pid}, which prepares data for runs/other (lock: {path})"
+    assert len(said) >= 3 and set(said) == {expected}
+    with tried(path) as free:
+        assert free
+
+
+def test_a_wait_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "SAID_AFTER_S", 0.0)
+
+    def interrupt(_: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    path = tmp_path / ".lock"
+    with holder(path), pytest.raises(KeyboardInterrupt), locked(path, "runs/own", interrupt):
+        pass
+
+
+def test_what_is_no_lock_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="pipe: not a regular file"), locked(tmp_path / "pipe", "runs/own", print):
+        pass
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "link", "runs/own", print):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_purpose_that_is_no_unicode_is_said_all_the_same(tmp_path: Path) -> None:
+    """Runs may be below folders whose names are any bytes."""
+    path = tmp_path / ".lock"
+    with locked(path, os.fsdecode(b"runs/\xff"), print):
+        assert path.read_bytes().endswith(b" prepares data for runs/\xff")

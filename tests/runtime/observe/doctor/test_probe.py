@@ -1,0 +1,112 @@
+"""How `dsc doctor` looks at the node that it runs on, and what it prints."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+
+from compiler.cli.main import main as dsc
+from runtime.observe.doctor import links, probe
+from runtime.observe.doctor.__main__ import main
+from runtime.observe.doctor.facts import Disk, Limits, Links, Memory, Network, Problem
+from tests.compiler.cli.forms import parsed
+from tests.compiler.tools.launch.conftest import one_node as one_node
+from tests.progress import PATIENCE_S
+from tests.runtime.observe.doctor.nodes import CPUS, changed
+from tests.runtime.processes import block
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _slow_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that ends is waited for, however long it takes."""
+    monkeypatch.setattr(probe.within, "__defaults__", (PATIENCE_S,))
+
+
+def test_this_node(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        node = probe.look(tmp_path / "runs" / "new", taken.getsockname()[1])
+    assert node.cpus == len(os.sched_getaffinity(0))
+    assert isinstance(node.memory, Memory) and node.memory.free_bytes > 0
+    assert isinstance(node.disk, Disk) and node.disk.folder == str(tmp_path) and node.disk.is_writable
+    assert isinstance(node.limits, Limits) and node.limits.files > 0
+    assert isinstance(node.network, Network) and node.network.port_problem == "Address already in use"
+    assert isinstance(node.links, Links) and node.links.processes > 0
+
+
+def test_a_link_is_measured_with_all_of_a_block_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SIZE_BYTES", 4096)
+    monkeypatch.setattr(links, "FOR_S", 0.0)
+    assert links.between_processes() > 0
+
+
+class Devices:
+    """Two or more devices of a torch that is none: copies to the devices named take seconds by `clock`."""
+
+    def __init__(self, count: int) -> None:
+        self.waited: list[int] = []
+        self.device_count = lambda: count
+        self.nccl = SimpleNamespace(all_reduce=lambda tensors: self.waited.clear())
+        self.synchronize = self.waited.append
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_slowest_copy_from_the_first_device_counts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    cuda, rates = Devices(count), {0: 9.0, 1: 5.0, 2: 3.0}
+    fake = SimpleNamespace(cuda=cuda, uint8=None, device=lambda kind, index: index, empty=MagicMock(), ones=MagicMock())
+    monkeypatch.setattr(links, "torch", fake)
+    monkeypatch.setattr(links, "between_processes", lambda: 1.0)
+    monkeypatch.setattr(links, "_copies", lambda source, to: rates[to])
+    found = links.measure()
+    assert (found.processes, found.to_device, found.devices) == (1.0, 9.0, min(rates[1], rates[count - 1]))
+    assert found.nccl is not None and cuda.waited == [*range(count)], "all devices are waited for"
+
+
+def fails() -> None:
+    raise OSError("Input/output\nerror")
+
+
+def children() -> list[str]:
+    """Processes that this thread has started and not collected."""
+    return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text("ascii").split()
+
+
+def test_a_probe_that_hangs_dies_or_fails_is_a_problem(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    monkeypatch.setattr(probe, "SAY_S", 0.05)
+    assert probe.within(block, "a disk", limit_s=0.2) == Problem("no answer within 0.2 s")
+    assert capsys.readouterr().err == "doctor: looking at a disk\n"
+    assert probe.within(fails, "a disk") == Problem("Input/output error")
+    assert probe.within(lambda: os._exit(1), "a disk") == Problem("the process that looked has died")
+    assert probe.within(lambda: {"a": [1]}, "a disk") == {"a": [1]}
+    assert children() == before, "each process that looked is gone"
+
+
+def test_the_command(one_node: Path, tmp_path: Path, capfd: Captured) -> None:
+    code = dsc(["doctor", str(one_node), "--out", str(tmp_path / "run"), "--format", "json"])
+    document = parsed(capfd.readouterr().out, "doctor")
+    assert document["build"] == str(one_node) and code == (1 if document["errors"] else 0)
+    assert {each["name"] for each in document["checks"]} >= {"devices", "memory", "disk", "links"}
+    assert not (tmp_path / "run").exists()
+    assert dsc(["doctor", str(tmp_path)]) == 2
+    assert "holds no build" in capfd.readouterr().err
+
+
+def test_exit_codes_and_text(one_node: Path, capsys: Captured) -> None:
+    full = changed(CPUS, "disk", free_bytes=0)
+    assert main([str(one_node)], lambda run, port: full) == 1
+    assert "error    disk           0.0 GB free in /runs, 2 checkpoints of" in capsys.readouterr().out
+    slow = changed(CPUS, "limits", files=10)
+    assert main([], lambda run, port: slow) == 0
+    said = capsys.readouterr().out
+    assert "warning  open files     ulimit -n is 10\n" in said and "→ raise it before the run: ulimit -n 1024" in said
+    assert main([str(one_node), "--format", "json"], lambda run, port: full) == 1
+    document = parsed(capsys.readouterr().out, "doctor")
+    assert (document["errors"], document["warnings"]) == (1, 0)

@@ -1,0 +1,109 @@
+"""Compiling the C++: what is made, from what, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from runtime.ops.native import compile_cpp
+
+LIBRARIES = [compile_cpp.path(instructions).name for instructions in compile_cpp.VARIANTS]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A package of its own with the sources, and a source that is quickly compiled in place of ours."""
+    (tmp_path / "compile_cpp.py").write_bytes(Path(compile_cpp.__file__).read_bytes())
+    (tmp_path / "one.cpp").write_text('extern "C" const char *digest() { return DIGEST; }\n', "utf-8")
+    return tmp_path
+
+
+def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name != compile_cpp.ELSEWHERE}
+    return subprocess.run(
+        [sys.executable, str(folder / "compile_cpp.py")],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_it_makes_every_library_and_no_second_time(folder: Path) -> None:
+    done = run(folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [str(folder / name) for name in LIBRARIES]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["compile_cpp.py", "one.cpp", *LIBRARIES])
+    again = run(folder, CXX="/bin/false")
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    (folder / "one.cpp").write_text('extern "C" const char *digest() { return "" DIGEST; }\n', "utf-8")
+    assert run(folder, CXX="/bin/false").returncode == 1
+    assert run(folder).returncode == 0
+
+
+def test_libraries_may_lie_elsewhere(folder: Path) -> None:
+    """For a checkout that may not be written to."""
+    elsewhere = folder / "build" / "native"
+    done = run(folder, DSC_NATIVE=str(elsewhere))
+    assert (done.returncode, done.stdout.split()) == (0, [str(elsewhere / name) for name in LIBRARIES])
+    assert not [*folder.glob("lib*")]
+    (folder / "file").touch()
+    done = run(folder, DSC_NATIVE=str(folder / "file" / "native"))
+    assert done.returncode == 1 and "libraries cannot be kept in" in done.stderr
+
+
+def test_of_several_processes_one_compiles(folder: Path) -> None:
+    (folder / "cxx").write_text(f'#!/bin/sh\necho >> {folder}/compiled\nexec c++ "$@"')
+    (folder / "cxx").chmod(0o755)
+    with ThreadPoolExecutor(3) as pool:
+        done = [*pool.map(lambda _: run(folder, CXX=str(folder / "cxx")), range(3))]
+    assert [each.returncode for each in done] == [0, 0, 0]
+    assert len((folder / "compiled").read_text()) == len(LIBRARIES)
+
+
+def test_a_compiler_that_does_not_know_new_instructions_makes_the_others(folder: Path) -> None:
+    (folder / "old").write_text(
+        '#!/bin/sh\ncase "$*" in *avx512bf16*) echo error: too new >&2; exit 1; esac\nexec c++ "$@"'
+    )
+    (folder / "old").chmod(0o755)
+    done = run(folder, CXX=str(folder / "old"))
+    assert done.returncode == 1 and "error: too new" in done.stderr
+    assert sorted(path.name for path in folder.glob("lib*")) == ["libavx2.so", "libavx512.so"]
+
+
+@pytest.mark.parametrize(
+    ("cxx", "path", "said"),
+    [
+        ("/bin/false", None, "/bin/false failed: with exit code 1"),
+        ("/nowhere/c++ -O1", None, "/nowhere/c++ failed: [Errno 2] No such file or directory: '/nowhere/c++'"),
+        ("c++ 'unclosed", None, "CXX cannot be read: No closing quotation"),
+        ("c++ -include nowhere.h", None, "fatal error: nowhere.h"),
+        ("", "/nowhere", "no C++ compiler was found (c++, g++, clang++, or what CXX names)"),
+    ],
+)
+def test_it_says_in_a_line_why_there_is_none(folder: Path, cxx: str, path: str | None, said: str) -> None:
+    done = run(folder, CXX=cxx, PATH=path or os.environ["PATH"])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("ops will run on torch, ")
+    assert not [*folder.glob("lib*")]
+
+
+def test_libraries_say_nothing_of_the_machine(folder: Path, instructions: str) -> None:
+    """Equal sources in another folder give equal bytes, and no path of the folder is in them."""
+    assert run(folder).returncode == 0
+    other = folder / "other"
+    other.mkdir()
+    for name in ("compile_cpp.py", "one.cpp"):
+        (other / name).write_bytes((folder / name).read_bytes())
+    assert run(other).returncode == 0
+    for name in LIBRARIES:
+        assert (folder / name).read_bytes() == (other / name).read_bytes()
+    ours = compile_cpp.path(instructions).read_bytes()
+    for path in (compile_cpp.HERE, Path.home(), Path(sys.prefix)):
+        assert str(path).encode() not in ours

@@ -1,0 +1,148 @@
+"""Ops that compute by blocks, chunks, pools or windows, with documents, contexts and caches that end at their borders.
+
+Sizes are drawn at random elsewhere, which seldom meets a border: here documents begin, ranks of a context are cut and
+caches go on one token before it, at it, and one behind it, for each size of a block that an op has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiler.model.ops import RULES
+from compiler.model.ops.rule import PLACES
+from compiler.tools.inference.op_tables import Continued, Forward
+from runtime.ops import OPS
+from runtime.ops.causal import BLOCK_ROWS
+from runtime.ops.delta_rule import CHUNK, continued_delta_rule
+from tests.runtime.ops import cases, compress_cases
+from tests.runtime.ops.cases import Args, Source, as_tuple, gradient_arguments
+from tests.runtime.ops.test_ops import assert_close, compare
+
+SEQUENCE = 2 * CHUNK + 5
+# Rows of a block: of the ops in C++ (runtime/ops/native/attention.cpp) 32, of those on torch 64, chunks of states 64;
+# where three heads share a key 42 positions.
+BORDERS = sorted({size * times + more for size in (32, 42, 64) for times in (1, 2) for more in (-1, 0, 1)})
+assert BLOCK_ROWS == CHUNK == 64
+Case = Callable[..., Args]
+OF_DOCUMENTS: dict[str, tuple[str, Case]] = {
+    "latent": ("mla_attention", partial(cases.mla_attention, H=2, nope=2, rope=2, value=2)),
+    "grouped": ("gqa_attention", partial(cases.gqa_attention, G=1, C=2)),
+    "window as a block": ("bounded_attention", partial(cases.bounded_attention, G=1, C=2, window=BLOCK_ROWS)),
+    "window of a block and one": ("bounded_attention", partial(cases.bounded_attention, G=1, r=1, C=2, window=33)),
+    "rotate": ("rotate", cases.rotate),
+    "convolve": ("convolve", cases.convolve),
+    "states, decay of channels": ("delta_rule", partial(cases.delta_rule, G=1, K=3, V=2, channels=True)),
+    "states, decay of heads": ("delta_rule", partial(cases.delta_rule, G=1, K=3, V=2, channels=False)),
+}
+
+
+def of_documents(kind: str, dtype: torch.dtype, begins: tuple[int, ...]) -> tuple[str, Args]:
+    """An op and arguments of two sequences, in each of which documents begin at 0 and at `begins`."""
+    op, case = OF_DOCUMENTS[kind]
+    args = list(cases.widened(op, case(Source(dtype, 3), 2, SEQUENCE, documents=True)))
+    starts_S = torch.zeros(SEQUENCE, dtype=torch.int32)
+    for begin in begins:
+        starts_S[begin:] = begin
+    args[RULES[op].args.index("starts")] = starts_S.repeat(2)
+    return op, tuple(args)
+
+
+@pytest.mark.parametrize("kind", OF_DOCUMENTS)
+def test_documents_that_begin_at_a_border_are_as_by_themselves(kind: str) -> None:
+    for begins in (*((border,) for border in BORDERS), (32, 64, 96, 128)):
+        compare(*of_documents(kind, torch.float64, begins), torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", OF_DOCUMENTS)
+def test_no_bit_of_a_document_crosses_a_border(kind: str, dtype: torch.dtype) -> None:
+    """In C++, too: what stands in one document moves no bit of the results and gradients of the other."""
+    for border in BORDERS:
+        op, args = of_documents(kind, dtype, (border,))
+        kept = [slice(border, SEQUENCE), slice(SEQUENCE, SEQUENCE + border)]  # of either sequence one document
+        other = tuple(_changed(arg, kept) for arg in args)
+        for name, given in ((op, args), *gradient_arguments(op, args, Source(dtype, 1))):
+            if name.endswith(("wgrad", "dgrad_w")) or "_wgrad" in name:
+                continue  # sums over all documents
+            changed = other if name == op else dict(gradient_arguments(op, other, Source(dtype, 1)))[name]
+            for one, two in zip(as_tuple(OPS[name](*given)), as_tuple(OPS[name](*changed)), strict=True):
+                if one.shape[:1] == (2 * SEQUENCE,):
+                    assert all(torch.equal(one[rows], two[rows]) for rows in kept), (name, border)
+
+
+def _changed(arg: Any, kept: list[slice]) -> Any:
+    """A tensor of rows of tokens with other numbers outside of the documents that are kept."""
+    if not isinstance(arg, Tensor) or arg.dim() != 2 or len(arg) != 2 * SEQUENCE:
+        return arg
+    changed = torch.full_like(arg, -3)
+    for rows in kept:
+        changed[rows] = arg[rows]
+    return changed
+
+
+@pytest.mark.parametrize("kind", ["latent", "grouped", "window as a block", "window of a block and one"])
+@pytest.mark.parametrize("begins", [(), (63,), (64,), (65,), (128, 192)])
+def test_ranks_of_a_context_that_is_cut_at_the_borders_of_blocks(kind: str, begins: tuple[int, ...]) -> None:
+    """Two ranks have four pieces of 64 positions: the first and the last, and the two between."""
+    op, case = OF_DOCUMENTS[kind]
+    for pieces in ((0, 3), (1, 2)):
+        positions = torch.cat([torch.arange(64 * piece, 64 * piece + 64) for piece in pieces]).to(torch.int32)
+        starts = torch.zeros(256, dtype=torch.int32)
+        for begin in begins:
+            starts[begin:] = begin
+        args = list(case(Source(torch.float64, 3), 1, 256, some=True))
+        args[0] = Source(torch.float64, 4).normal(128, args[0].shape[1])
+        args[-2:] = [starts[positions.long()] if begins else None, positions]
+        compare(op, tuple(args), torch.float64)
+
+
+# ---------------------------------------------------------------- caches
+
+WINDOW, RATE = 4, 3
+CACHED: dict[str, tuple[str, Case]] = {
+    "grouped": ("gqa_attention", cases.gqa_attention),
+    "window": ("bounded_attention", partial(cases.bounded_attention, window=WINDOW)),
+    "taps": ("convolve", partial(cases.convolve, J=WINDOW)),
+    "states": ("delta_rule", cases.delta_rule),
+    "pools": ("compress", partial(compress_cases.compress, rate=RATE, overlap=False)),
+    "pools that overlap": ("compress", partial(compress_cases.compress, rate=RATE, overlap=True)),
+}
+
+
+@pytest.mark.parametrize("kind", CACHED)
+def test_caches_go_on_at_any_token(kind: str) -> None:
+    """Prompts that end in front of, at and behind every border of a window, of a pool and of taps."""
+    op, case = CACHED[kind]
+    tokens, rule = 4 * RATE + 1, RULES[op]
+    given = zip(rule.args, case(Source(torch.float64, 2), 1, tokens), strict=True)
+    args = [arg for name, arg in given if name not in PLACES]
+    whole = getattr(Forward(tokens), op)(*args)
+    weights = [arg for arg in args if isinstance(arg, Tensor) and len(arg) != tokens]
+    for first in range(1, tokens):
+        for ends in ((first, tokens), tuple(range(first, tokens + 1))):
+            cached, rows, start = Continued(weights), [], 0
+            for end in ends:
+                cached.begin(start, end - start)
+                new = (x[start:end] if isinstance(x, Tensor) and len(x) == tokens else x for x in args)
+                rows.append(getattr(cached, op)(*new))
+                start = end
+            found = rows[-1] if op == "compress" else torch.cat(rows)
+            assert_close(found, whole, 1e-12)
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_states_go_on_at_the_borders_of_chunks(channels: bool) -> None:
+    *tensors, S, G, _ = cases.delta_rule(Source(torch.float64, 5), 1, SEQUENCE, 1, 1, 3, 2, channels)
+    whole = OPS["delta_rule"](*tensors, S, G)
+    for first in (CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1):
+        state, found = None, []
+        for q, k, v, beta, decay in zip(*(each.split([first, S - first]) for each in tensors), strict=True):
+            o, state = continued_delta_rule(q, k, v, beta, decay, G, state)
+            found.append(o)
+        assert_close(torch.cat(found), whole, 1e-12)

@@ -1,0 +1,30 @@
+"""The ledger of every rank of a step on given completions: `python -m tests.runtime.rl.given_ledger FOLDER WORLD`. They
+are those of FOLDER/given; each rank leaves FOLDER/rank_<r>.json, as in tests/runtime/step/ledger.py."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from runtime.build.build import Build
+from runtime.launch.heartbeat import Board
+from runtime.step.trainer import Trainer
+from tests.runtime.rl.given_ranks import policy_of
+from tests.runtime.step import ledger
+from tests.runtime.step.samples import RandomSamples
+
+
+def measured(folder: Path, build: Build, rank: int, board: Board) -> dict[str, Any]:
+    plan = build.plan
+    trainer = Trainer(build, rank, RandomSamples(plan.model.vocab, plan.train.sequence), None, board)
+    trainer.policy = policy_of(trainer, rank, folder / "given")
+    with trainer.ledger() as found:
+        trainer.accumulate()
+    return {"peak": found.peak, "rows": found.rows}
+
+
+if __name__ == "__main__":
+    folder, world = Path(sys.argv[1]), int(sys.argv[2])
+    sys.exit(ledger.main(folder, world, partial(measured, folder)))

@@ -1,0 +1,87 @@
+"""Ranks that train on completions that they are given: `python -m tests.runtime.rl.given_ranks FOLDER WORLD` trains
+every build below FOLDER/builds on those of FOLDER/given/<build>.
+
+Each rank leaves FOLDER/out/<build>/rank_<r>.safetensors: as in tests/runtime/step/ranks.py gradients after the first
+backward, weights and biases after the last step, and losses and norms of all steps; and of the first forward the
+log-probabilities of the tokens of each micro-batch whose head it has, one after the other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runtime.build.build import Build
+from runtime.comm.connect import Endpoint
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
+from runtime.rl.policy import Policy
+from runtime.step.trainer import Trainer
+from tests.runtime.rl.given import Replay
+from tests.runtime.step.ranks import give_weights, logical, owned_everywhere
+from tests.runtime.step.recorded import Recorded
+from tests.runtime.step.samples import RandomSamples
+
+
+class Stale(Policy):
+    """A policy whose completions were sampled by other weights, so that no bits are the same."""
+
+    reported: Mapping[str, Tensor] = {}
+
+    def compare(self, reported: Mapping[int, Tensor], data: Mapping[str, Tensor]) -> None:
+        self._is_first = False
+        super().compare(reported, data)
+        if not self.reported:
+            self.reported = {f"logp/{a}": logp_T[data["targets"][a] >= 0] for a, logp_T in reported.items()}
+
+
+def policy_of(trainer: Trainer, rank: int, folder: Path) -> Stale:
+    plan, grpo = trainer.plan, trainer.plan.train.grpo
+    assert grpo is not None
+    replay = Replay(folder, plan.batches[0][1], grpo.group)
+    scorer, reference = (replay if there else None for there in (trainer.pp_rank == 0, grpo.kl > 0))
+    return Stale(plan, rank, replay, replay, scorer, trainer.links.sums, trainer.time, reference)  # type: ignore[arg-type]
+
+
+def train(build: Build, rank: int, board: Board, given: Path) -> dict[str, Tensor]:
+    plan = build.plan
+    samples = RandomSamples(plan.model.vocab, plan.train.sequence)
+    trainer = Trainer(build, rank, samples, None, board, Endpoint(transport="memory", checked=True))
+    Recorded(trainer)
+    give_weights(trainer)
+    trainer.policy = policy = policy_of(trainer, rank, given)
+    result: dict[str, Tensor] = {}
+    rows = []
+    for step in range(plan.steps):
+        sums = trainer.accumulate()
+        if step == 0:
+            owned_everywhere(trainer)
+            result |= logical(trainer, "gradient", "gradients") | policy.reported
+            result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}
+        row = trainer.apply(sums)
+        rows.append([row.get(k, 0.0) for k in ("loss", "mtp_loss", "sequence_loss", "grad_norm")])
+    result |= logical(trainer, "weight", "parameters")
+    result |= {f"bias/{name}": bias.clone() for name, bias in trainer.state.biases.items()}
+    return result | {"rows": torch.tensor(rows, dtype=torch.float64)}
+
+
+def main(folder: Path, world: int) -> int:
+    def target(rank: int, world: int, board: Board) -> None:
+        for path in sorted((folder / "builds").iterdir()):
+            out = folder / "out" / path.name
+            out.mkdir(parents=True, exist_ok=True)
+            result = train(Build.open(path), rank, board, folder / "given" / path.name)
+            save_file(result, out / f"rank_{rank}.safetensors")
+
+    outcome = launch(target, world, folder=folder)
+    print(outcome)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

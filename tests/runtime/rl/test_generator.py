@@ -1,0 +1,101 @@
+"""Generation on ranks: the bits of the forward that trains, and the same completions with any plan."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from compiler.emit.folder import write_build
+from compiler.pipeline import compile_spec
+from dsl.schema import Spec
+from tests.runtime.rl.ranks import END
+from tests.runtime.step.processes import run_module
+from tests.runtime.step.specs import spec
+from tests.traced import SharedSegments as Segments
+
+SEQUENCE, NUM = 24, 16
+MODELS = ("v3", "llama", "qwen", "plain")
+# pipeline, expert and data ranks, zero, slots of a column (0: one for each sequence), precision
+PLANS = [
+    (1, 1, 1, 0, 0, "fp32"),
+    (2, 1, 2, 0, 3, "fp32"),
+    (2, 2, 2, 1, 0, "fp32"),
+    (1, 4, 4, 3, 1, "fp32"),
+    (1, 1, 2, 0, 1, "bf16"),
+]
+
+
+def chosen(of: str, pp: int, ep: int, dp: int, zero: int, precision: str) -> Spec:
+    """A spec without MTP whose step has `NUM` sequences with any plan."""
+    made = spec(pp, ep, dp, NUM // (2 * dp), 5, zero, of, precision=precision, sequence=SEQUENCE)
+    return made.model_copy(update={"model": made.model.model_copy(update={"mtp": None})})
+
+
+@cache
+def alone(segments: Segments) -> dict[str, dict[str, Tensor]]:
+    """What one rank generates, in FP32."""
+    with TemporaryDirectory() as folder:
+        return generated(Path(folder), segments, *PLANS[0])
+
+
+def generated(
+    folder: Path, segments: Segments, pp: int, ep: int, dp: int, zero: int, slots: int, precision: str
+) -> dict[str, dict[str, Tensor]]:
+    """What the ranks of a plan generate, by model: all ranks the same. `whole` is that of all ranks together."""
+    for of in MODELS:
+        write_build(
+            folder / "builds" / of, compile_spec(chosen(of, pp, ep, dp, zero, precision), segments=segments).files
+        )
+    run_module("tests.runtime.rl.ranks", folder, pp * dp, str(slots))
+    found = {}
+    for of in MODELS:
+        first, *others = (load_file(folder / "out" / of / f"rank_{rank}.safetensors") for rank in range(pp * dp))
+        for other in others:
+            assert all(torch.equal(first[name], other[name]) for name in ("tokens", "logp", "entropy"))
+            first["whole"] += other["whole"]
+        found[of] = first
+    return found
+
+
+@pytest.mark.parametrize(("pp", "ep", "dp", "zero", "slots", "precision"), PLANS)
+def test_log_probabilities_are_those_of_training(
+    tmp_path: Path, segments: Segments, pp: int, ep: int, dp: int, zero: int, slots: int, precision: str
+) -> None:
+    """To the bit, and none is of certainty; with any plan the same completions, to the bit."""
+    for of, found in generated(tmp_path, segments, pp, ep, dp, zero, slots, precision).items():
+        made = found["tokens"] >= 0
+        assert torch.equal(found["logp"], found["whole"]), of
+        assert bool((found["logp"][made] < 0).all()) and bool((found["logp"][~made] == 0).all())
+        assert bool((found["entropy"][made] > 0).all())
+        if precision == "fp32":
+            expected = alone(segments)[of]
+            assert all(torch.equal(found[name], expected[name]) for name in ("tokens", "logp", "entropy")), of
+
+
+def test_completions_end(segments: Segments) -> None:
+    """At the token that ends them, or at the longest; what is behind the end is none."""
+    ended = 0
+    for found in alone(segments).values():
+        for tokens_C in found["tokens"].tolist():
+            length = tokens_C.index(-1) if -1 in tokens_C else len(tokens_C)
+            assert length >= 1 and all(token >= 0 for token in tokens_C[:length])
+            assert END not in tokens_C[: length - 1] and set(tokens_C[length:]) <= {-1}
+            assert tokens_C[length - 1] == END or length == SEQUENCE // 2
+            ended += tokens_C[length - 1] == END
+    assert ended > 0
+
+
+def test_slots_are_filled_again(tmp_path: Path, segments: Segments) -> None:
+    """One slot takes a round for each token; with a slot for each sequence those that begin later end later."""
+    rounds = {slots: generated(tmp_path / str(slots), segments, 1, 1, 1, 0, slots, "fp32") for slots in (0, 1, 5)}
+    for of in MODELS:
+        tokens = (rounds[1][of]["tokens"] >= 0).sum(dim=1)
+        assert rounds[1][of]["rounds"] == tokens.sum()
+        assert tokens.max() < rounds[0][of]["rounds"] < 2 * tokens.max(), "not all prompts fit into one round"
+        assert tokens.sum() / 5 <= rounds[5][of]["rounds"] < rounds[1][of]["rounds"] / 3

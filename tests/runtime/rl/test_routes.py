@@ -1,0 +1,111 @@
+"""The experts of each token: routers choose the same in generation and in the forward that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiler.emit.folder import write_build
+from compiler.pipeline import compile_spec
+from runtime.build.build import Build
+from runtime.launch.heartbeat import Board
+from runtime.ops import OPS
+from runtime.rl.next_tokens import replace_ops
+from tests.runtime.rl.learning import learning
+from tests.runtime.rl.test_policy import rewarded
+from tests.traced import SharedSegments as Segments
+
+ROUTES = ("route", "route_scores", "route_permute")
+
+
+@pytest.mark.parametrize("of", ["v3", "qwen", "plain"])
+def test_routers_choose_the_same(tmp_path: Path, segments: Segments, of: str) -> None:
+    write_build(tmp_path / "build", compile_spec(rewarded(of), segments=segments).files)
+    trainer = learning(Build.open(tmp_path / "build"), 0, Board(1).bind(0))
+    policy = trainer.policy
+    assert policy is not None
+    forward, chosen = policy.generator._forward, list[Tensor]()
+
+    def kept(name: str) -> Callable[..., Any]:
+        def op(*args: Any) -> Any:
+            found = OPS[name](*args)
+            chosen.append(experts_of(found))
+            return found
+
+        return op
+
+    module = trainer.build.changed_module("stages.rank_0", lambda each: replace_ops(each, by_id(kept)))
+    functions = forward._functions()
+    forward._functions = lambda: functions | {name: kept(name) for name in ROUTES if name in OPS}  # type: ignore[method-assign]
+    policy.generator._bodies = forward.bodies()
+    written: dict[tuple[int, int], list[Tensor]] = {}
+    run = policy.generator._run
+
+    def noted(found: Any, slots: Any) -> None:
+        chosen.clear()
+        run(found, slots)
+        row = 0
+        sequences = [slot.sequence for slot in slots if slot]
+        for at, sequence in zip(forward.next, sequences, strict=True):
+            for position in range(at.start, at.start + at.count):
+                written[sequence, position] = [each[row] for each in chosen]
+                row += 1
+
+    policy.generator._run = noted  # type: ignore[method-assign]
+    trainer.roll_out()
+    assert written and all(written.values())
+    chosen.clear()
+    trainer.bodies = module.BODIES
+    trainer.accumulate()
+    layers = len(next(iter(written.values())))
+    size, S = trainer.plan.train.micro_batch, trainer.sequence
+    trained = [torch.stack(chosen[at : at + layers]) for at in range(0, len(chosen), layers)]  # of each micro-batch
+    differ = [
+        (sequence, position)
+        for (sequence, position), of_layers in written.items()
+        if not torch.stack(of_layers).equal(trained[sequence // size][:, sequence % size * S + position])
+    ]
+    assert len(written) > 100 and not differ
+
+
+def experts_of(found: Any) -> Tensor:
+    """The [T, K] whole numbers among what an op gives."""
+    (experts_TK,) = [each for each in found if each.dtype == torch.int64 and each.dim() == 2]
+    return experts_TK
+
+
+def by_id(kept: Callable[[str], Callable[..., Any]]) -> dict[int, Callable[..., Any]]:
+    return {id(OPS[name]): kept(name) for name in ROUTES if name in OPS}
+
+
+@pytest.mark.parametrize("of", ["v3", "plain"])
+def test_choices_are_replayed(tmp_path: Path, segments: Segments, of: str) -> None:
+    """In the second step on the same completions, whose routers would choose others: their weights are turned."""
+    write_build(tmp_path / "build", compile_spec(rewarded(of, iterations=2), segments=segments).files)
+    trainer = learning(Build.open(tmp_path / "build"), 0, Board(1).bind(0))
+    own, replayed = list[Tensor](), list[Tensor]()
+
+    def noted(expert_TK: Tensor, given_TK: Tensor) -> Tensor:
+        found = OPS["replay_choices"](expert_TK, given_TK)
+        own.append(expert_TK[given_TK[:, 0] >= 0])
+        replayed.append(found[given_TK[:, 0] >= 0])
+        return found
+
+    changes = {id(OPS["replay_choices"]): noted}
+    trainer.bodies = trainer.build.changed_module("stages.rank_0", lambda each: replace_ops(each, changes)).BODIES
+    trainer.train_step()
+    assert all(map(torch.equal, own, replayed)) and sum(map(len, own)) > 100
+    first = [*replayed]
+    own.clear()
+    replayed.clear()
+    for bucket, entry, value in trainer.state.logical(lambda bucket: bucket.parameters):
+        if entry.name.endswith("router.weight"):
+            bucket.set_weight(entry, -value)
+    trainer.train_step()
+    assert all(map(torch.equal, first, replayed)) and len(first) == len(replayed)
+    assert not any(map(torch.equal, own, replayed))

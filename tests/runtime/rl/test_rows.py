@@ -1,0 +1,96 @@
+"""A row of an op has the same bits whatever rows are beside it: what generation rests on."""
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from runtime.ops import OPS
+from runtime.ops.causal import angles
+from runtime.ops.native import ops as native
+from runtime.rl.next_tokens import Next, NextTokens
+
+DTYPES = (torch.float32, torch.bfloat16)
+ROWS = 70
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+
+def of_rows(name: str, x: Tensor, width: int) -> Tensor:
+    """An op on the rows of x alone; its other arguments are drawn anew, and are the same each time."""
+    torch.manual_seed(1)
+    N = x.shape[1]
+    if name == "linear":
+        return OPS["linear"](x, random(width, N, dtype=x.dtype))
+    if name == "rmsnorm":
+        return OPS["rmsnorm"](x, random(N, dtype=x.dtype), 1e-6)[0]
+    if name in ("sigmoid", "softmax"):
+        return OPS["route"](x, random(N), name == "softmax", 1, 1, 2, True, 2.5)[0]
+    if name == "cross_entropy":
+        return OPS["cross_entropy"](x, torch.zeros(len(x), dtype=torch.int64))[1]
+    return OPS[name](x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", ["linear", "rmsnorm", "swiglu", "sqrt_softplus", "sigmoid", "softmax", "cross_entropy"])
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, ROWS - 1), st.integers(1, 20), st.integers(1, 40), st.integers(1, 300), st.integers(0, 2**32 - 1))
+def test_rows_alone(op: str, dtype: torch.dtype, first: int, num: int, half: int, width: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    x = random(ROWS, 2 * half, dtype=torch.float32 if op in ("sigmoid", "softmax", "sqrt_softplus") else dtype)
+    rows = slice(first, first + num)
+    assert torch.equal(of_rows(op, x, width)[rows], of_rows(op, x[rows], width))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 100),
+    st.integers(0, 40),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 20),
+    st.integers(0, 2**32 - 1),
+)
+def test_last_queries(dtype: torch.dtype, end: int, more: int, heads: int, share: int, half: int, seed: int) -> None:
+    """Attention of the last queries to the keys so far is that of the whole sequence, to the bit."""
+    torch.manual_seed(seed)
+    S, H, C = end + more, heads * share, 2 * half
+    q, k, v = (random(2 * S, n * C, dtype=dtype) for n in (H, heads, heads))
+    angles_Sr = angles(S, C, 1e4, dtype, q.device)
+    num, second = 1 + seed % end, slice(S, S + end)
+    rows = slice(S + end - num, S + end)
+    whole = OPS["gqa_attention"](q, k, v, S, H, heads, 1e4)[0]
+    found = native.gqa_attention(q[rows], k[second], v[second], angles_Sr[:end], H, heads, None)[0]
+    assert torch.equal(found, whole[rows])
+    q, kv, k_rope = random(2 * S, H * 3 * half, dtype=dtype), random(2 * S, H * 2 * half, dtype=dtype), k[:, :C]
+    whole = OPS["mla_attention"](q, kv, k_rope, S, H, half, C, half, 1e4)[0]
+    found = native.mla_attention(q[rows], kv[second], k_rope[second], angles_Sr[:end], H, half, half, None)[0]
+    assert torch.equal(found, whole[rows])
+
+
+@pytest.mark.parametrize("op", ["gqa_attention", "mla_attention"])
+def test_attention_that_a_model_clips_generates_alike(op: str) -> None:
+    """Ops that give the largest logits too, as optimizers with `qk_clip` ask for, have the outputs of those without."""
+    torch.manual_seed(0)
+    S, H = 6, 4
+    widths, sizes = {
+        "gqa_attention": ((H * 8, 2 * 8, 2 * 8), (S, H, 2, 1e4)),
+        "mla_attention": ((H * 12, H * 16, 4), (S, H, 8, 4, 8, 1e4)),
+    }[op]
+    inputs = [random(S, width) for width in widths]
+    found = []
+    for name in (op, f"{op}_peaks"):
+        tokens = NextTokens(MagicMock(), 0, slots=1, sequence=S, next=[Next(slot=0, start=0, count=S, sequence=0)])
+        found.append(tokens._functions()[name](*inputs, *sizes))
+    (plain, nothing), (clipped, peaks_H, no_more) = found
+    assert torch.equal(plain, clipped) and nothing is None is no_more
+    assert torch.equal(plain, OPS[op](*inputs, *sizes)[0])
+    assert peaks_H.shape == (H,)

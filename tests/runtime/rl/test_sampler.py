@@ -1,0 +1,38 @@
+"""Drawing tokens: by the probabilities, from the seed, the sequence and the position alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.rl.sampler import Sampler
+
+DRAWS = 20_000
+
+
+def test_shares_are_the_probabilities() -> None:
+    """Pearson's statistic of many draws is below its value of one in a million."""
+    logits_V = np.array([0.0, 1.0, -2.0, 3.0, 2.5, -np.inf, 0.5])
+    p_V = np.exp(logits_V) / np.exp(logits_V).sum()
+    drawn = [Sampler(11).draw(logits_V, i % 50, i // 50) for i in range(DRAWS)]
+    counts = np.bincount([each.token for each in drawn], minlength=len(p_V))
+    seen = p_V > 0
+    assert counts[5] == 0
+    assert (((counts - DRAWS * p_V) ** 2)[seen] / (DRAWS * p_V[seen])).sum() < 37.0  # 5 degrees of freedom
+    assert abs(drawn[0].entropy + (p_V[seen] * np.log(p_V[seen])).sum()) < 1e-12
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**62), st.integers(0, 2**24))
+def test_a_number_has_its_place(seed: int, sequence: int, position: int) -> None:
+    number = Sampler(seed).uniform(sequence, position)
+    assert 0 <= number < 1 and number == Sampler(seed).uniform(sequence, position)
+    others = Sampler(seed + 1), Sampler(seed)
+    assert number not in (others[0].uniform(sequence, position), others[1].uniform(sequence + 1, position))
+    assert number != others[1].uniform(sequence, position + 1)
+
+
+def test_what_cannot_be_is_not_drawn() -> None:
+    logits_V = np.full(9, -np.inf)
+    logits_V[4] = -1e300
+    assert {Sampler(0).draw(logits_V, 0, i).token for i in range(100)} == {4}

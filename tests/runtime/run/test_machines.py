@@ -1,0 +1,98 @@
+"""A run on two machines that share no memory and no folder but those of the data and of the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.emit.folder import write_build
+from compiler.pipeline import compile_spec
+from dsl.load import load
+from runtime.comm.communicator import name_of
+from runtime.contract import Plan
+from tests import progress
+from tests.compiler.cli.forms import FORMS, faults
+from tests.runtime.processes import is_gone
+from tests.runtime.run.machines import machines, why_not
+from tests.runtime.run.place import FOUR_RANKS, Place, bits, saved, untimed
+
+STEPS = 9
+# Ranks 0 and 1 are on the first machine. In the first, machines are pipeline ranks, with an expert group each; in the
+# second they share an expert group, through whose nodes rows go in two hops. How many channels all ranks together have
+# inside machines, and between them.
+SPECS = {
+    "pipeline": (FOUR_RANKS, Counter(memory=8, gloo=20)),
+    "experts": (FOUR_RANKS | dict(pipeline=1, expert=4, schedule="1f1b", zero=1), Counter(memory=8, gloo=16)),
+}
+REASON = why_not()
+pytestmark = pytest.mark.skipif(bool(REASON), reason=f"this host allows no namespaces: {REASON}")
+
+
+@pytest.fixture(params=SPECS)
+def place(request: pytest.FixtureRequest, new_place: Callable[[], Place]) -> Place:
+    """A build of two nodes with two ranks each, and `straight`, a run of it on one machine."""
+    place = new_place()
+    spec = place.write(SPECS[request.param][0] | {"devices": 2})
+    spec.write_text(spec.read_text("utf-8").replace("cluster here { nodes = 1", "cluster here { nodes = 2"), "utf-8")
+    write_build(place.folder / "build" / "tiny", compile_spec(load(spec), segments=place.segments).files)
+    place.dsc("train", "build/tiny", "--out", "straight", "--steps", STEPS)
+    return place
+
+
+def events(run: Path, name: str) -> list[dict[str, Any]]:
+    rows = map(json.loads, (run / "events.jsonl").read_text("utf-8").splitlines())
+    return [row for row in rows if row["event"] == name]
+
+
+def test_two_machines_train_as_one(place: Place, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Every weight has the bits of one machine's, by the interface that was found, and no rank is left. Ranks of one
+    machine share memory, all of them on the one machine: so the bits do not depend on what carries a sum."""
+    with machines(tmp_path / "host") as both:
+        shutil.copytree(place.folder / "corpus", both.folder / "shared" / "corpus")
+        words = ("--build-path", "/mnt/own/build", "--run-folder", "/mnt/shared/run", "--data", "/mnt/shared")
+        place.dsc("launch", "torchrun", "build/tiny", "--out", "files", "--steps", STEPS, *words)
+        for name in ("a", "b"):
+            shutil.copytree(place.folder / "build" / "tiny", both.folder / name / "build")
+            shutil.copy(place.folder / "files" / "node.sh", both.folder / name)
+        started = [both.start(i, "bash", "/mnt/own/node.sh", both.addresses[0], str(i)) for i in range(2)]
+        try:
+            codes = [progress.end(process) for process in started]
+        except progress.HangError:
+            codes = []
+        finally:
+            for process in started:
+                process.kill()  # and, with it, all processes of its machine
+                process.wait()
+        assert codes == [0, 0], both.output(0) + both.output(1)
+        shared = both.folder / "shared"
+        of_a, of_b = (set((shared / f"namespaces-{name}").read_text().split()) for name in ("a", "b"))
+        assert len(of_a) == len(of_b) == 4 and not of_a & of_b
+    assert all(is_gone(process.pid) for process in started)
+    run = shared / "run"
+    assert untimed(run) == untimed(place.folder / "straight")
+    assert bits(saved(run)) == bits(saved(place.folder / "straight"))
+    assert [each["transport"] for each in events(place.folder / "straight", "start")] == ["memory"]
+    (start,) = events(run, "start")
+    assert start["transport"] == "memory and gloo" and start["ranks"] == 4
+    check_channels(place, events(run, "channels"), SPECS[request.node.callspec.params["place"]][1])
+
+
+def check_channels(place: Place, said: list[dict[str, Any]], counts: Counter[str]) -> None:
+    """What each rank says of its channels: those of the plan, over memory where all their ranks are on one machine."""
+    plan = Plan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
+    assert sorted(each["rank"] for each in said) == [0, 1, 2, 3]
+    for each in said:
+        expected: dict[str, list[str]] = {"memory": [], "gloo": []}
+        for opening in plan.openings:
+            if (ranks := opening.channel_of(plan.mesh, each["rank"])) is not None:
+                carrier = "memory" if len({rank // 2 for rank in ranks}) == 1 else "gloo"
+                expected[carrier].append(name_of((opening.kind, ranks)))
+        assert {carrier: each[carrier] for carrier in expected} == expected
+        assert faults(each, FORMS["event_channels"]) == []
+    assert sum((Counter({carrier: len(each[carrier]) for carrier in counts}) for each in said), Counter()) == counts

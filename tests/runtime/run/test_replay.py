@@ -1,0 +1,92 @@
+"""`dsc replay`: a step that is trained again has the bits of the run, and a number that was changed is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.compiler.cli.forms import FORMS, faults
+from tests.runtime.run.place import FOUR_RANKS, Place, rows
+
+
+@pytest.fixture(scope="module")
+def place(new_place: Callable[[], Place]) -> Place:
+    """`run`: seven steps on four ranks, with checkpoints of steps 3, 6 and 7."""
+    place = new_place()
+    place.compile(FOUR_RANKS)
+    place.dsc("train", "tiny.dsc", "--out", "run", "--steps", 7)
+    return place
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize(("step", "begun"), [(5, 3), (2, 0)])
+def test_a_step_has_the_bits_of_the_run(place: Place, step: int, begun: int) -> None:
+    before = digests(place.folder / "run")
+    found = json.loads(place.dsc("replay", "run", step, "--format", "json").stdout)
+    assert faults(found, FORMS["replay"]) == []
+    nothing: dict[str, list[object]] = {name: [] for name in ("differs", "ranks", "surroundings", "suspects", "faults")}
+    assert found == {"version": 1, "from_step": begun, "step": step, "equal": True, "verdict": None, **nothing}
+    assert digests(place.folder / "run") == before, "the run stays as it is"
+
+
+def test_a_step_that_was_not_traced_is_trained_again(place: Place) -> None:
+    """Its trace is one of the step, of every rank; the run stays as it is."""
+    traces = [place.folder / "run" / "trace" / f"rank_{rank}.jsonl" for rank in range(4)]
+    whole = [path.read_text("utf-8") for path in traces]
+    traced = json.loads(place.dsc("trace", "run", 5).stdout)
+    for path, text in zip(traces, whole, strict=True):
+        kept = [line for line in text.splitlines(keepends=True) if json.loads(line)["step"] != 5]
+        path.write_text("".join(kept), "utf-8")
+    assert "--again trains a step of the run again" in place.dsc("trace", "run", 5, code=2).stderr
+    before = digests(place.folder / "run")
+    place.dsc("trace", "run", 5, "--again", "-o", "again.json")
+    again = json.loads((place.folder / "again.json").read_text("utf-8"))
+    assert digests(place.folder / "run") == before
+    about, then = again["otherData"], traced["otherData"]
+    assert (about["title"], about["program"], about["loss"]) == (then["title"], then["program"], then["loss"])
+    named = [[(event["pid"], event["name"]) for event in each["traceEvents"]] for each in (traced, again)]
+    assert named[0] == named[1] and {rank for rank, _ in named[0]} == {0, 1, 2, 3}
+    assert all(event["dur"] >= 0 for event in again["traceEvents"] if event["ph"] == "X")
+    assert "run has no row of step 8" in place.dsc("trace", "run", 8, "--again", code=2).stderr
+    metrics, row = place.folder / "run" / "metrics.jsonl", rows(place.folder / "run")[4]
+    text = metrics.read_text("utf-8")
+    metrics.write_text(text.replace(repr(row["loss"]), repr(row["loss"] + 1)), "utf-8")
+    said = place.dsc("trace", "run", 5, "--again", "-o", "other.json", code=4)
+    assert "step 5 has other numbers now than in the run" in said.stderr
+    assert json.loads((place.folder / "other.json").read_text("utf-8"))["traceEvents"]
+    metrics.write_text(text, "utf-8")
+    for path, text in zip(traces, whole, strict=True):
+        path.write_text(text, "utf-8")
+
+
+def test_what_differs_is_named(place: Place) -> None:
+    metrics = place.folder / "run" / "metrics.jsonl"
+    text, row = metrics.read_text("utf-8"), rows(place.folder / "run")[4]
+    assert row["step"] == 5
+    changed = row["loss"] * (1 + 2**-50)
+    metrics.write_text(text.replace(repr(row["loss"]), repr(changed)), "utf-8")
+    said = place.dsc("replay", "run", 5, "--out", "why", code=1)
+    assert (
+        f"steps 4 to 5: step 5 is the first that differs\n  loss: {changed!r} in the run, {row['loss']!r} now"
+        in said.stdout
+    )
+    assert "what was trained again: why" in said.stderr
+    assert rows(place.folder / "why" / "run")[-1]["loss"] == row["loss"]
+    said = place.dsc("replay", "run", 5, "--out", "why", code=2)
+    assert "why is there already" in said.stderr
+    metrics.write_text(text, "utf-8")
+
+
+def test_a_step_that_is_not_there(place: Place) -> None:
+    assert "run has no row of step 8: its steps are 1 to 7" in place.dsc("replay", "run", 8, code=2).stderr
+    (place.folder / "run" / "events.jsonl").unlink()
+    assert json.loads(place.dsc("replay", "run", 4, "--format", "json").stdout)["equal"]
+    assert "there is no folder none" in place.dsc("replay", "none", 8, code=2).stderr

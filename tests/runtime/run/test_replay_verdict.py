@@ -1,0 +1,233 @@
+"""Which device is named: against machines that are simulated, and against ranks that really compute elsewhere."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.cli.commands.replay import third_slots
+from compiler.cli.commands.replay_verdict import Computed, Device, Log, Training, are_equal, compared, suspects, verdict
+from runtime.observe.slots import Slots
+from tests.runtime.run.sick import Fault
+from tests.runtime.run.test_health import MESHES, Runs, runs
+
+__all__ = ["runs"]  # a fixture
+
+# ---------------------------------------------------------------- simulated machines
+
+STEPS, ACTIONS = 3, 5
+
+
+def simulated(
+    world: int, slots: Slots, devices: list[Device], faulty: Device | None, seed: int, *, wild: bool = False
+) -> Training:
+    """Ranks that work on what they get from random others, in rounds; a faulty device makes something else of it."""
+    logs: dict[int, list[Computed]] = {rank: [] for rank in range(world)}
+    values = [seed * 1000 + rank for rank in range(world)]
+    draws = random.Random(seed)
+    for step in range(1, STEPS + 1):
+        entries: dict[int, list[tuple[str, int, bool]]] = {rank: [] for rank in range(world)}
+        for action in range(ACTIONS):
+            sources = [draws.randrange(world) for _ in range(world)]
+            sensitive = [draws.random() < 0.6 for _ in range(world)]
+            made = []
+            for rank in range(world):
+                value = hash((rank, action, values[rank])) & (1 << 63) - 1
+                errs = devices[slots.device_of(rank, world)] == faulty and sensitive[rank] and step > 1
+                made.append(value ^ errs)
+                entries[rank].append((f"> send {action}", made[-1], errs and wild))
+            for rank, source in enumerate(sources):
+                entries[rank].append((f"< receive {action}", made[source], False))
+            values = [hash((made[rank], made[source])) & (1 << 63) - 1 for rank, source in enumerate(sources)]
+        for rank, each in entries.items():
+            names, prints, flags = zip(*each, strict=True)
+            not_finite = frozenset(at for at, flag in enumerate(flags) if flag)
+            digits = "".join(f"{n:016x}" for n in prints)
+            logs[rank].append(Computed(step, 8 * step, digits[-16:], names, digits, not_finite))
+    return Training(
+        {}, (), {rank: Log(devices[slots.device_of(rank, world)], tuple(each)) for rank, each in logs.items()}
+    )
+
+
+@pytest.mark.parametrize("swap", ["+1", "pair"])
+def test_the_faulty_device_is_named(swap: str) -> None:
+    """Two trainings name it among at most two devices, a third or a value that is not finite alone; nothing is named if
+    no device errs."""
+    draws = random.Random(5)
+    alone_in_two = 0
+    for seed in range(300):
+        world = draws.randint(3, 8)
+        devices = [("node", f"device {n}") for n in range(world)]
+        first, second = draws.sample(range(world), 2)
+        bad = draws.randrange(world) if swap == "+1" else draws.choice((first, second))
+        texts = ["+0", "+1" if swap == "+1" else f"{first},{second}"]
+        made = [simulated(world, Slots.parse(each), devices, devices[bad], seed) for each in texts]
+        if are_equal(*made):  # it did not err where these looked
+            continue
+        found = suspects(made)
+        assert 1 <= len(found) <= 2 and devices[bad] in [each.device for each in found]
+        alone_in_two += len(found) == 1
+        third = third_slots(texts[1], made)
+        assert third or len(found) == 1
+        made += [simulated(world, Slots.parse(third), devices, devices[bad], seed)] if third else []
+        (found_alone,) = suspects(made)
+        assert (found_alone.device, found_alone.of) == (devices[bad], bad)
+        wild = [simulated(world, Slots.parse(each), devices, devices[bad], seed, wild=True) for each in texts]
+        assert [each.device for each in suspects(wild)] == [devices[bad]]
+        sound = [simulated(world, Slots.parse(each), devices, None, seed) for each in texts]
+        assert are_equal(sound[0], sound[1]) and suspects(sound) == []
+    assert alone_in_two > 100 if swap == "+1" else alone_in_two == 0
+
+
+def test_slots() -> None:
+    for text in ("+0", "+3", "0,2", "2,0", "any"):
+        slots = Slots.parse(text)
+        assert str(slots) == text
+        at = [slots.device_of(rank, 4) for rank in range(4)]
+        assert sorted(at) == [0, 1, 2, 3] and [slots.rank_on(device, 4) for device in at] == [0, 1, 2, 3]
+    assert [Slots.parse("1,9").device_of(rank, 4) for rank in range(4)] == [0, 9, 2, 3], "a device of no rank"
+    for text in ("", "1", "1,", "-1,2", "1,2,3", "+", "+-1", "all", "0x1,2", "١,٢"):
+        with pytest.raises(ValueError, match="neither"):
+            Slots.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "devices", "reason"),
+    [
+        ("any", "cpu", 1, ""),
+        ("+0", "shared", 1, ""),
+        ("0,1", "cpu", 2, ""),
+        ("1,0", "cuda", 4, ""),
+        ("+1", "cpu", 2, ""),
+        ("1,5", "cuda", 8, ""),
+        ("4,9", "cpu", 64, "there is no rank 4: the run has ranks 0 to 3"),
+        ("0,4", "cuda", 4, "there is no rank and no device 4: this machine has 4 of these, the run 4 ranks"),
+        ("0,2", "cpu", 2, "ranks 0 and 2 have the same core here, for this process may use 2"),
+        ("+1", "cpu", 1, "ranks 0 and 1 have the same core here, for this process may use 1"),
+        ("0,1", "shared", 1, "all ranks compute on one device here: there is none to exchange it with"),
+    ],
+)
+def test_what_cannot_be_exchanged_is_refused(text: str, kind: str, devices: int, reason: str) -> None:
+    assert Slots.parse(text).refusal(4, kind, devices) == reason
+
+
+def training(loss: float, *, numbers: str = "a", sample: int = 39, **bad: Any) -> Training:
+    """A training of step 5 on two ranks: its row, or with `bad` its event."""
+    event = {"event": "bad_step", "step": 5, "loss": loss, "grad_norm": 1.0, "samples": [32, sample], **bad}
+    logs = {rank: Log(("node", f"{rank}"), (Computed(5, sample, numbers, (), "", frozenset()),)) for rank in (0, 1)}
+    return Training({} if bad else {5: {"step": 5, "loss": loss, "grad_norm": 1.0}}, [event] if bad else [], logs)
+
+
+def test_verdicts() -> None:
+    """Each combination of a run and two trainings, which agree or not."""
+    good, other, third = training(1.0), training(2.0, numbers="b"), training(3.0, numbers="c")
+    assert verdict(good, [good, good], 5, comparable=True) == ("real", [])
+    assert verdict(good, [other, other], 5, comparable=True) == ("transient", [])
+    assert verdict(good, [other, other], 5, comparable=False) == ("unknown", [])
+    assert verdict(good, [other, good], 5, comparable=True) == ("transient", [])
+    assert verdict(good, [other, third], 5, comparable=True) == ("unknown", [])
+    step = Computed(5, 39, "a", ("> send",), "1" * 16, frozenset())
+    logs = good.logs | {1: Log(("node", "1"), (step,))}
+    odd = logs | {1: Log(("node", "0"), (replace(step, prints="2" * 16),))}
+    found, of = verdict(good, [replace(good, logs=logs), replace(good, logs=odd)], 5, comparable=True)
+    assert found == "device" and [each.device for each in of] == [("node", "0"), ("node", "1")]
+
+
+def test_where_nothing_was_made_no_device_is_named() -> None:
+    """A rank that got something else, or that another made more than, tells nothing of its device."""
+
+    def of(*names: str, prints: str) -> Computed:
+        return Computed(5, 39, prints, names, "".join(16 * each for each in prints), frozenset())
+
+    def named(one: Computed, other: Computed) -> list[tuple[str, int, str]]:
+        logs = [{0: Log(("node", device), (each,))} for device, each in (("0", one), ("1", other))]
+        found = suspects([Training({}, (), each) for each in logs])
+        return [(each.device[1], each.step, each.what) for each in found]
+
+    got = of("< weights", "> send 1", prints="aa")
+    assert named(got, got) == []
+    assert named(got, of("< weights", "> send 1", prints="ba")) == [], "it got something else"
+    both = [("0", 5, "send 1"), ("1", 5, "send 1")]
+    assert named(got, of("< weights", "> send 1", prints="ab")) == both
+    assert named(of("> send 1", prints="a"), of("> send 1", prints="b")) == both
+    shorter = of("< weights", prints="a")
+    assert named(shorter, got) == [], "the first made nothing there"
+    assert named(got, shorter) == both
+
+
+def test_a_bad_step_is_compared_with_its_event() -> None:
+    """With its numbers, and with those of each rank that the run has; never with a row of other samples."""
+    bad = training(9.0, action="stop", to=None, prints=["a", "a"])
+    assert compared(bad, bad, 5) == ([], [])
+    assert compared(bad, training(9.0), 5) == ([], []), "it was no spike there, and has the same numbers"
+    assert compared(bad, training(8.0, numbers="b"), 5)[1] == [0, 1]
+    (differs,), _ = compared(bad, training(8.0, numbers="b"), 5)
+    assert differs == {"step": 5, "keys": {"loss": {"run": 9.0, "replay": 8.0}}}
+    retrained = replace(bad, rows={5: {"step": 5, "loss": 1.0, "grad_norm": 1.0}})
+    assert compared(retrained, training(1.0, sample=47), 5) == ([], []), "the run went on with other samples"
+    assert compared(retrained, bad, 5) == ([], [])
+
+
+# ---------------------------------------------------------------- real ranks
+
+
+def product_of(rank: int, samples: set[int]) -> Fault:
+    """A rank has one bit more in a product of each step with these samples."""
+
+    def fault(trainer: Any) -> None:
+        real = trainer.accumulate
+
+        def accumulate() -> Any:
+            weight = trainer.state.buckets[-1].parameters
+            errs = trainer.rank == rank and samples & {*trainer._draw(trainer.position).tolist()}
+            was = weight.clone()
+            if errs:
+                weight.mul_(1 + 2**-6)
+                trainer.quantised_at = -1
+            try:
+                return real()
+            finally:
+                weight.copy_(was)
+                trainer.quantised_at = -1 if errs else trainer.quantised_at
+
+        trainer.accumulate = accumulate
+
+    return fault
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_rank_that_computes_something_else_is_found(runs: Runs, mesh: str) -> None:
+    """Two trainings leave the same prints to the last; where one rank's weights are others in a step, that rank is the
+    first to make something else of what it got."""
+    build, last = runs.build(MESHES[mesh], ""), MESHES[mesh]["devices"] - 1
+    made = {
+        name: Training.read(runs.train(build, name, *faults, steps=4, slots=Slots.parse(where)))
+        for name, where, *faults in (("one", "any"), ("two", "+0"), ("odd", "any", product_of(last, {17})))
+    }
+    assert {*made["one"].logs} == {*range(last + 1)}
+    assert are_equal(made["one"], made["two"])
+    assert not any(compared(made["one"], made["two"], 4))
+    found = suspects([made["one"], made["odd"]])
+    assert {each.rank for each in found} == {last} and {each.step for each in found} == {3}
+    assert not (Path(runs.place.folder) / f"{build.name}-one" / "checkpoints").exists()
+
+
+def test_the_third_device_is_one_that_no_suspect_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank's, or a core that no rank computes on and that was not tried."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(4)})
+
+    def third(kind: str, world: int, swap: str) -> str | None:
+        devices = [("node", f"{kind} {n}") for n in range(4)]
+        one, other = (simulated(world, Slots.parse(slots), devices, devices[0], 3) for slots in ("+0", swap))
+        assert len(suspects([one, other])) == 2
+        return third_slots(swap, [one, other])
+
+    assert third("device", 3, "0,1") == third("core", 3, "0,1") == "0,2"
+    assert third("device", 2, "0,1") is None
+    assert third("core", 2, "0,2") == "0,1"
+    assert third("core", 1, "0,1") == "0,2" and third("core", 1, "0,2") == "0,1"

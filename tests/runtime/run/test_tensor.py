@@ -1,0 +1,78 @@
+"""`dsc train` of models that ranks split, in real processes: as one rank does, and from its files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.runtime.run.place import DENSE, FOUR_RANKS, ONE_RANK, V3, Place, rows, saved, untimed
+
+WIDE = dict(precision="fp64", zero=1)
+BIASED = dict(model=V3.replace("moe {{", "moe {{\n      bias = true"))  # what is whole of an expert is on several ranks
+RUNS = {
+    "dense": ONE_RANK | WIDE | dict(model=DENSE),
+    "split dense": FOUR_RANKS | WIDE | dict(model=DENSE, expert=1, schedule="zbv", tensor=", tensor = 2"),
+    "experts": ONE_RANK | WIDE | BIASED,
+    "split sequences": FOUR_RANKS | WIDE | BIASED | dict(expert=1, tensor=", context = 2"),
+    "split experts": FOUR_RANKS | WIDE | BIASED | dict(expert=1, tensor=", expert_tensor = 2"),
+}
+EXACT = 1e-10
+
+
+@pytest.fixture(scope="module")
+def trained(new_place: Callable[[], Place]) -> Callable[[str], Place]:
+    """A place with a run `straight`, by its name in RUNS; each is trained once."""
+    found: dict[str, Place] = {}
+
+    def run(name: str) -> Place:
+        if name not in found:
+            found[name] = new_place()
+            found[name].compile(RUNS[name])
+            found[name].dsc("train", "--out", "straight")
+        return found[name]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("dense", "split dense"), ("experts", "split experts"), ("experts", "split sequences")],
+)
+def test_four_ranks_train_as_one(trained: Callable[[str], Place], name: str, split: str) -> None:
+    first, other = (trained(each).folder / "straight" for each in (name, split))
+    for row, wanted in zip(untimed(other), untimed(first), strict=True):
+        for key in ("loss", "grad_norm"):
+            assert row[key] == pytest.approx(wanted[key], rel=EXACT)
+    one, several = (saved(each) for each in (first, other))
+    assert one.shapes == several.shapes and (one.world, several.world) == (1, 4)
+    tensors = several.read(several.shapes)
+    for key, wanted in one.read(one.shapes).items():
+        assert torch.allclose(tensors[key], wanted, rtol=1e-8, atol=1e-12), key
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ("experts", "split experts", "mesh.etp"),
+        ("dense", "split dense", "mesh.tp"),
+        ("split dense", "dense", "mesh.tp"),
+        ("experts", "split sequences", "mesh.cp"),
+        ("split experts", "experts", "mesh.etp"),
+    ],
+)
+def test_a_run_goes_on_over_other_ranks(
+    trained: Callable[[str], Place], new_place: Callable[[], Place], before: str, after: str, changed: str
+) -> None:
+    """The checkpoint of step 3 of one rank, and of four, goes on as the other, with the losses of both."""
+    place = new_place()
+    place.compile(RUNS[after])
+    source, run = trained(before).folder / "straight", place.folder / "run"
+    shutil.copytree(source / "checkpoints" / "step-00000003", run / "checkpoints" / "step-00000003")
+    (run / "metrics.jsonl").write_bytes((source / "metrics.jsonl").read_bytes())
+    done = place.dsc("train", "--out", run, "--resume")
+    assert changed in done.stdout
+    assert [row["step"] for row in rows(run)] == [1, 2, 3, 4, 5, 6]
+    assert [row["loss"] for row in rows(run)] == pytest.approx([row["loss"] for row in rows(source)], rel=EXACT)

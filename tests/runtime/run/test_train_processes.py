@@ -1,0 +1,113 @@
+"""The processes that commands start, with small modules in place of the compiler and the ranks: what each is told, what
+they give, and how they end."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from compiler.cli.commands import train_processes
+from compiler.cli.commands.train_processes import ask, call, call_both, compiled
+
+Captured = pytest.CaptureFixture[str]
+
+MODULES = {
+    "ends": "import sys\nprint('said')\nsys.exit(int(sys.argv[1]))",
+    "killed": "import os, sys\nos.kill(os.getpid(), int(sys.argv[1]))",
+    "reads": "import sys\nopen(sys.argv[1], 'w').write(sys.stdin.readline() + sys.stdin.readline())",
+    # Says the digest of a build, and then ends with a code.
+    "compiles": "import os, sys\nos.write(int(sys.argv[-1]), b'abc\\n')\nsys.exit(int(sys.argv[1]))",
+    "waits": "import signal\nsignal.pause()",
+    "answers": """import json, sys
+asked = json.loads(sys.stdin.read())
+for row in asked["rows"]:
+    print(json.dumps(row))
+sys.exit(asked["code"])""",
+    # Asks this process's parent to end, and ends when that passes it on.
+    "forwarded": """import os, signal, sys
+number = int(sys.argv[1])
+signal.signal(number, signal.SIG_DFL)
+os.kill(os.getppid(), number)
+signal.pause()""",
+}
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text + "\n", "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def open_files() -> list[str]:
+    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_the_exit_code_is_that_of_the_process(capfd: Captured, code: int) -> None:
+    assert call(["ends", str(code)]) == code and capfd.readouterr().out == "said\n"
+    assert call(["ends", str(code)], quiet=True) == code and capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_kill_that_nobody_asked_for_is_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: Captured, number: signal.Signals
+) -> None:
+    assert call(["killed", str(int(number))]) == 128 + number
+    assert capfd.readouterr().err.startswith(f"error: killed was killed by {number.name}")
+    monkeypatch.setitem(train_processes.NAMES, "killed", "the compiler")
+    assert call(["killed", str(int(number))]) == 128 + number
+    assert capfd.readouterr().err.startswith("error: the compiler was ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_passed_on_and_nothing_is_said(capfd: Captured, number: int) -> None:
+    before = signal.getsignal(number)
+    assert call(["forwarded", str(int(number))]) == 128 + number
+    assert capfd.readouterr().err == "" and signal.getsignal(number) is before
+
+
+def test_an_answer_and_how_far_it_is() -> None:
+    rows = '{"done": 1, "total": 3}, {"done": 0, "total": 0}, {"result": [7]}, {"done": 3, "total": 3}'
+    shown: list[str] = []
+    assert ask(["answers"], f'{{"code": 0, "rows": [{rows}]}}', shown.append) == (0, [7])
+    assert shown == ["33%", "0%", "100%", ""]
+    assert ask(["answers"], '{"code": 4, "rows": []}', shown.append) == (4, None)
+    assert shown[4:] == [""]
+
+
+def test_a_compilation_gives_its_digest(capfd: Captured) -> None:
+    files = open_files()
+    assert compiled(["compiles", "0"], quiet=True) == (0, "abc")
+    assert compiled(["compiles", "2"], quiet=False) == (2, "abc")
+    assert compiled(["ends", "2"], quiet=False) == (2, "") and capfd.readouterr().out == "said\n"
+    assert open_files() == files
+
+
+def test_the_launcher_is_told_the_parts_and_then_the_build(tmp_path: Path) -> None:
+    """A line each; and one that ends before it reads is no error of this process."""
+    files = open_files()
+    assert call_both(["compiles", "0"], ["reads", str(tmp_path / "told")], '{"a": 1}') == (0, True)
+    assert (tmp_path / "told").read_text("utf-8") == '{"a": 1}\nabc\n'
+    assert open_files() == files
+
+
+@pytest.mark.parametrize(
+    ("compiler", "launcher", "code", "built"),
+    [
+        (["compiles", "2"], ["waits"], 2, False),
+        (["waits"], ["ends", "75"], 75, False),
+        (["killed", "9"], ["waits"], 128 + 9, False),
+        (["waits"], ["killed", "9"], 128 + 9, False),
+    ],
+)
+def test_the_other_is_ended_if_one_fails(
+    capfd: Captured, compiler: list[str], launcher: list[str], code: int, built: bool
+) -> None:
+    files = open_files()
+    assert call_both(compiler, launcher, "parts") == (code, built)
+    assert open_files() == files
+    said = capfd.readouterr().err
+    assert said.startswith("error: killed was killed") if code > 128 else said == ""

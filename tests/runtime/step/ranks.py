@@ -1,0 +1,220 @@
+"""Ranks of a differential test: `python -m tests.runtime.step.ranks FOLDER WORLD TRANSPORT` trains every build below
+FOLDER/builds.
+
+Each rank leaves FOLDER/out/<build>/rank_<r>.safetensors: every logical gradient it holds after the first backward,
+every logical weight, moment and bias after the last step, the losses and norms of all steps; of the first forward and
+backward the bytes of divided state and of rows that it sent, and of messages between stages, and the rows that went to
+experts on other ranks and came from there; and beside it its trace, as in a run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runtime.build import run_copy
+from runtime.build.build import Build
+from runtime.comm.connect import Endpoint, Transport
+from runtime.comm.exchange import RankExchange, RankRoute
+from runtime.comm.host import HostParts, HostSwap
+from runtime.comm.memory import Writer
+from runtime.comm.transport import Edge, Pending
+from runtime.contract.rate import batch_at
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
+from runtime.state.state import Bucket
+from runtime.step.trace import Trace
+from runtime.step.trainer import Trainer
+from tests.runtime.step.recorded import Recorded, nothing_else
+from tests.runtime.step.samples import RandomSamples, num_held_out, table, weight
+
+
+def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
+    return {
+        f"{prefix}/{entry.name}": value.clone()
+        for _, entry, value in trainer.state.logical(lambda bucket: whole(trainer, bucket, getattr(bucket, flat)))
+    }
+
+
+def whole(trainer: Trainer, bucket: Bucket, kept: Tensor) -> Tensor:
+    """All of a bucket; of one that its holders divide, the parts that they keep."""
+    if kept.numel() == bucket.padded:
+        return kept
+    flat = kept.new_zeros(bucket.padded)
+    if bucket.still:  # it has no gradients
+        return flat
+    flat[bucket.kept] = kept
+    trainer.executor.sharding.parts[bucket.dividers].gather(bucket.name, flat).wait()
+    return flat
+
+
+@dataclass
+class CountedWriter:
+    """The end of a pipe to another holder, and the bytes that went into it."""
+
+    writer: Writer
+    sent: int = 0
+
+    def write(self, pieces: Sequence[Tensor], stamp: int) -> None:
+        self.sent += sum(piece.nbytes for piece in pieces)
+        self.writer.write(pieces, stamp)
+
+
+def counted(trainer: Trainer) -> list[CountedWriter]:
+    """Put a count on every pipe that takes parts of gradients or weights to another holder, or rows to another tensor
+    rank."""
+    found: list[CountedWriter] = []
+    split = trainer.executor.tensor_rows, trainer.executor.sequences, trainer.executor.choices
+    for parts in (*trainer.executor.sharding.parts.values(), *(each.parts for each in split)):
+        if isinstance(parts, HostParts):
+            parts.writers = [CountedWriter(each) if each else None for each in parts.writers]  # type: ignore[misc]
+            found += [each for each in parts.writers if isinstance(each, CountedWriter)]
+    return found
+
+
+@dataclass
+class CountedMessages:
+    """The channel to a neighbouring pipeline rank, and the bytes of the messages that went into it."""
+
+    edge: Edge
+    sent: int = 0
+
+    def send(self, name: str, tensor: Tensor) -> Pending:
+        self.sent += tensor.nbytes
+        return self.edge.send(name, tensor)
+
+    def post(self, name: str, buffer: Tensor) -> Pending:
+        return self.edge.post(name, buffer)
+
+
+def counted_messages(trainer: Trainer) -> list[CountedMessages]:
+    """Put a count on every channel to a neighbouring pipeline rank."""
+    found = {peer: CountedMessages(edge) for peer, edge in trainer.executor.edges_out.items()}
+    trainer.executor.edges_out = found
+    return list(found.values())
+
+
+@dataclass
+class Routed:
+    """The exchange of a rank, the rows that went to others and came from them, by layer, and the bytes of what went."""
+
+    exchange: RankExchange
+    wait: Callable[[str], tuple[RankRoute, Tensor]]
+    writers: list[CountedWriter]
+    rows: dict[str, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def watched(trainer: Trainer) -> Routed | None:
+        """None: no rows go to another rank, or they go through nodes."""
+        exchange = trainer.executor.exchange
+        if not isinstance(exchange, RankExchange) or not isinstance(exchange.rows, HostSwap):
+            return None
+        writers = [CountedWriter(each) if each else None for each in exchange.rows.writers]
+        exchange.rows.writers = writers  # type: ignore[assignment]
+        found = Routed(exchange, exchange.wait_counts, [each for each in writers if each])
+        exchange.wait_counts = found.wait_counts  # type: ignore[method-assign]
+        return found
+
+    def wait_counts(self, name: str) -> tuple[RankRoute, Tensor]:
+        route, ends = self.wait(name)
+        site, here = name.rpartition("@")[2], self.exchange.rows.index  # type: ignore[attr-defined]
+        both = route.sent, route.received.of_sources
+        if name.startswith("counts F"):  # a backward may count them again
+            moved = torch.tensor([sum(counts) - counts[here] for counts in both])
+            self.rows[site] = self.rows.get(site, torch.zeros_like(moved)) + moved
+        return route, ends
+
+
+def owned_everywhere(trainer: Trainer) -> None:
+    """Give every rank the sums of gradients that other holders own."""
+    recorded = trainer.links.sums
+    assert isinstance(recorded, Recorded)
+    for bucket in trainer.state.buckets:
+        if bucket.shares and bucket.is_reduced:
+            recorded.sums.gather(bucket.gradients_name, bucket.peers, bucket.gradients, bucket.shares_of_peers)
+
+
+def give_weights(trainer: Trainer) -> None:
+    """Give a rank the weights and biases that its reference has."""
+    for bucket in trainer.state.held:
+        for entry in bucket.entries:
+            bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
+    for name, bias in trainer.state.biases.items():
+        bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
+
+
+def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transport) -> dict[str, Tensor]:
+    plan = build.plan
+    samples = RandomSamples(plan.model.vocab, plan.train.sequence)
+    samples.num_windows = num_held_out(plan.batches[-1][1])
+    trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport=transport, checked=True))
+    Recorded(trainer)
+    give_weights(trainer)
+    for each in plan.tables:
+        if (mine := trainer.state.tables.get(each.name)) is not None:
+            mine.copy_(torch.from_numpy(table(each.name, each.shape, each.below)))
+    result: dict[str, Tensor] = {}
+    rows, index, logits, routed = [], [], list[list[float]](), Routed.watched(trainer)
+    writers, messages = counted(trainer), counted_messages(trainer)
+    for step in range(plan.steps):
+        batch = batch_at(plan.batches, plan.train.sequence, trainer.position.tokens)
+        count = batch // (plan.mesh.dp * plan.train.micro_batch)
+        with nothing_else(trainer, f"train_{count}"):
+            sums = trainer.accumulate()
+            trace.write(step + 1, trainer.program, trainer.actions)
+            if step == 0:
+                result["sent"] = torch.tensor([each.sent for each in writers], dtype=torch.int64).sum()
+                result["messages"] = torch.tensor(sum(each.sent for each in messages))
+                if routed is not None:
+                    result["exchanged"] = torch.tensor(sum(each.sent for each in routed.writers))
+                    result |= {f"routed/{site}": moved for site, moved in routed.rows.items()}
+                owned_everywhere(trainer)
+                result |= logical(trainer, "gradient", "gradients")
+                result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}
+            row = trainer.apply(sums)
+        rows.append([row.get(k, 0.0) for k in ("loss", "mtp_loss", "sequence_loss", "grad_norm")])
+        index.append(row.get("index_loss", 0.0))
+        logits.append([row[k] for k in ("largest_logit", "clipped_heads") if k in row])
+    result["read"] = torch.tensor(sum(index < trainer.position.next for index in samples.read))
+    assert plan.train.validate is not None
+    with nothing_else(trainer, f"evaluate_{count}", plan.train.validate.batches):
+        validation = trainer.evaluate()
+    result |= logical(trainer, "weight", "parameters")
+    for bucket in trainer.state.frozen:
+        result |= {
+            f"frozen/{e.name}": bucket.parameters[e.start : e.end].view(e.parameter.held_shape).clone()
+            for e in bucket.entries
+        }
+    result |= {f"bias/{name}": bias.clone() for name, bias in trainer.state.biases.items()}
+    result["rows"] = torch.tensor(rows, dtype=torch.float64)
+    result["index"] = torch.tensor(index, dtype=torch.float64)
+    if plan.clipped:
+        result["logits"] = torch.tensor(logits, dtype=torch.float64)
+    losses = [validation["validation_loss"], validation.get("validation_mtp_loss", 0.0)]
+    result["validation"] = torch.tensor(losses, dtype=torch.float64)
+    return result
+
+
+def main(folder: Path, world: int, transport: Transport) -> int:
+    def target(rank: int, world: int, board: Board) -> None:
+        for path in sorted((folder / "builds").iterdir()):
+            out = folder / "out" / path.name
+            out.mkdir(parents=True, exist_ok=True)
+            build = Build.open(path)
+            result = train(build, rank, board, Trace(out, rank, 0, run_copy.program_digest(build.files)), transport)
+            save_file(result, out / f"rank_{rank}.safetensors")
+
+    outcome = launch(target, world, folder=folder)
+    print(outcome)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    chosen: Transport = "gloo" if sys.argv[3] == "gloo" else "memory"
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), chosen))

@@ -1,0 +1,150 @@
+"""Training in BF16, in real processes: a whole step is off by its roundings, and every mesh agrees.
+
+The same step in FP32, with a rounding at random wherever the BF16 segments round, says by how much. Every token goes
+to every expert here, for near ties would be decided otherwise after a rounding.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from compiler.emit.folder import write_build
+from compiler.emit.segment_cache import Segments
+from compiler.pipeline import compile_spec
+from dsl.schema import Dense, Spec
+from dsl.schema.run import Fusion
+from tests.compiler.model.segments.rounding import SAMPLES, assert_rounded, at_random
+from tests.runtime.step.processes import run_module
+from tests.runtime.step.rounded_step import first_step
+from tests.runtime.step.specs import MOE, mla, model, spec
+from tests.runtime.step.test_memory import measured_peaks
+from tests.runtime.step.test_recompute import again
+
+MICRO_BATCHES = 8  # of a step, over all data ranks
+EVERYONE = MOE.model_copy(update={"experts": 4, "top_k": 4, "groups": 1, "top_groups": 1})
+MODEL = model(mla(), Dense(inner=22), EVERYONE, mtp=True)
+
+
+def chosen(pp: int, ep: int, dp: int, zero: int = 0, precision: str = "bf16", steps: int = 2) -> Spec:
+    """A spec whose global batch is equal on every mesh."""
+    return spec(pp, ep, dp, MICRO_BATCHES // dp, steps, zero, precision=precision).model_copy(update={"model": MODEL})
+
+
+# (pipeline, expert, data), ZeRO stage, and what messages go over: gloo knows no BF16
+MESHES = {
+    "one": (1, 1, 1, 0, "gloo"),
+    "dualpipe": (2, 2, 2, 0, "gloo"),
+    "dualpipe, zero 1": (2, 2, 2, 1, "gloo"),
+    "dualpipe, zero 1, memory": (2, 2, 2, 1, "memory"),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> dict[str, list[dict[str, Tensor]]]:
+    """What the ranks of each mesh leave: two steps in BF16."""
+    found = {}
+    for name, (pp, ep, dp, zero, transport) in MESHES.items():
+        folder, world = tmp_path_factory.mktemp("ranks"), pp * dp
+        write_build(folder / "builds" / "it", compile_spec(chosen(pp, ep, dp, zero), segments=segments).files)
+        run_module("tests.runtime.step.ranks", folder, world, transport)
+        found[name] = [load_file(folder / "out" / "it" / f"rank_{rank}.safetensors") for rank in range(world)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def wide(
+    tmp_path_factory: pytest.TempPathFactory, segments: Segments
+) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+    """Gradients and losses of the first step in FP32: as it is, and with roundings at random."""
+    folder = tmp_path_factory.mktemp("wide") / "build"
+    fp32 = chosen(1, 1, 1, precision="fp32")
+    apart = fp32.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
+    write_build(folder, compile_spec(apart, segments=segments).files)
+    return first_step(folder), [first_step(folder, seed) for seed in range(SAMPLES)]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_step_is_off_by_its_roundings(
+    ranks: dict[str, list[dict[str, Tensor]]], wide: tuple[dict[str, Tensor], list[dict[str, Tensor]]], mesh: str
+) -> None:
+    """Every gradient on every rank that holds it, against the FP32 run."""
+    exact, samples = wide
+    held = set()
+    for rank in ranks[mesh]:
+        for name in (key.removeprefix("gradient/") for key in rank if key.startswith("gradient/")):
+            found = rank[f"gradient/{name}"]
+            assert found.dtype == torch.float32
+            assert_rounded(found, exact[name], [sample[name] for sample in samples], f"{mesh}: {name}")
+            held.add(name)
+    assert held == exact.keys() - {"loss", "mtp_loss"}
+
+
+def test_meshes_agree(ranks: dict[str, list[dict[str, Tensor]]]) -> None:
+    """Weights are BF16 and equal on all holders; with ZeRO and without it they are the same, and so are the losses."""
+    for left, right in zip(ranks["dualpipe"], ranks["dualpipe, zero 1"], strict=True):
+        assert left.keys() == right.keys()
+        assert [name for name in left if name != "rows" and not torch.equal(left[name], right[name])] == []
+        assert torch.equal(left["rows"][:, :3], right["rows"][:, :3]), "all but the norm, whose sum has another order"
+    whole: dict[str, Tensor] = {}
+    for rank in ranks["dualpipe"]:
+        for name in (key for key in rank if key.startswith("weight/")):
+            assert rank[name].dtype == torch.bfloat16
+            assert torch.equal(whole.setdefault(name, rank[name]), rank[name]), name
+    one = ranks["one"][0]
+    assert whole.keys() == {name for name in one if name.startswith("weight/")}
+    assert torch.allclose(ranks["dualpipe"][0]["rows"], one["rows"], rtol=2.0**-8)
+
+
+@pytest.mark.parametrize(
+    ("of", "pp", "ep", "dp", "n", "schedule", "recompute"),
+    [
+        ("v3", 2, 2, 2, 6, "dualpipe", ()),
+        ("v3", 2, 2, 2, 4, "1f1b", ("rmsnorm", "mla_up", "swiglu")),
+        ("qwen", 2, 1, 1, 5, "dualpipev", ()),
+    ],
+)
+def test_proven_peak_is_the_measured_one(
+    tmp_path: Path,
+    segments: Segments,
+    of: str,
+    pp: int,
+    ep: int,
+    dp: int,
+    n: int,
+    schedule: str,
+    recompute: tuple[str, ...],
+) -> None:
+    narrow, wide = (spec(pp, ep, dp, n, of=of, schedule=schedule, precision=p) for p in ("bf16", "fp32"))
+    folders = [tmp_path / "narrow", tmp_path / "wide"]
+    for folder in folders:
+        folder.mkdir()
+    peaks = [
+        measured_peaks(folder, segments, again(each, *recompute))
+        for folder, each in zip(folders, (narrow, wide), strict=True)
+    ]
+    assert all(less < more for less, more in zip(*peaks, strict=True)), peaks
+
+
+def test_rounding_at_random_keeps_what_bf16_holds() -> None:
+    """The yardstick itself: BF16 numbers stay, others become one of the two around them, their mean the number."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1000, generator=generator, dtype=torch.float64)
+    held = x.to(torch.bfloat16).double()
+    assert torch.equal(at_random(held, generator), held)
+    many = torch.stack([at_random(x, generator) for _ in range(400)])
+    assert ((many - x).abs() <= 2.0**-7 * x.abs()).all() and torch.equal(many.to(torch.bfloat16).double(), many)
+    assert (many.mean(0) - x).abs().max() <= 5 * 2.0**-8 * x.abs().max() / 400**0.5
+
+
+def test_the_page_tells_the_curve() -> None:
+    """What `python -m benchmarks.precision` found last."""
+    root = Path(__file__).parents[3]
+    found = (root / "benchmarks" / "results" / "precision.txt").read_text("utf-8").splitlines()[-1]
+    page = (root / "docs" / "precision.md").read_text("utf-8").replace("\n> ", " ")
+    assert found.startswith("after ") and found in page

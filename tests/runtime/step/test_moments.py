@@ -1,0 +1,125 @@
+"""Training with moments, or master weights, in BF16: a first step, resumed, and on ranks with parts of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from compiler.emit.folder import write_build
+from compiler.emit.segment_cache import Segments
+from compiler.pipeline import compile_spec
+from dsl.schema import Precision, Spec
+from runtime.build.build import Build
+from runtime.checkpoint.publish import Part
+from runtime.launch.heartbeat import Board
+from runtime.state import snapshot
+from runtime.step.trainer import Trainer
+from tests.runtime.step.processes import run_module
+from tests.runtime.step.samples import RandomSamples, weight
+from tests.runtime.step.specs import spec
+
+STEPS, RATE = 4, 1e-2  # its largest
+SHORT, WIDE = Precision(name="short", moments="bf16"), Precision(name="wide", moments="fp32")
+
+
+def chosen(precision: Precision, dp: int = 1, zero: int = 0) -> Spec:
+    return spec(1, 1, dp, 4 // dp, STEPS, zero).model_copy(update={"precision": precision})
+
+
+def trainer_of(folder: Path, segments: Segments, of: Spec) -> Trainer:
+    write_build(folder, compile_spec(of, segments=segments).files)
+    build = Build.open(folder)
+    samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
+    trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
+    for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
+        bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
+    return trainer
+
+
+def held(trainer: Trainer) -> dict[str, Tensor]:
+    """What a checkpoint would hold."""
+    tensors = snapshot.take(trainer.state, trainer.plan, 0)
+    return {
+        name: (each.values.view(each.shape) if isinstance(each, Part) else each).clone()
+        for name, each in tensors.items()
+    }
+
+
+def test_the_first_update_is_that_of_fp32_moments(tmp_path: Path, segments: Segments) -> None:
+    """Weights see the moments of a step before they are rounded; then moments are the nearest that BF16 holds."""
+    after = {}
+    for precision in (SHORT, WIDE):
+        trainer = trainer_of(tmp_path / precision.name, segments, chosen(precision))
+        trainer.train_step()
+        after[precision.name] = held(trainer)
+    for name, exact in after["wide"].items():
+        found = after["short"][name]
+        if name.startswith("moment"):
+            assert found.dtype == torch.bfloat16
+            # half a unit of BF16, and what both are off in FP32
+            assert ((found.float() - exact).abs() <= (2.0**-8 + 2.0**-21) * exact.abs()).all(), name
+        else:
+            assert found.dtype == torch.float32
+            # an update of at most the rate, of some ten operations
+            assert ((found - exact).abs() <= 2.0**-22 * exact.abs() + 2.0**-20 * RATE).all(), name
+
+
+def test_without_fp32_master_weights_each_update_is_rounded(tmp_path: Path, segments: Segments) -> None:
+    """Weights that BF16 holds are updated as FP32 ones are, and rounded; biases are FP32 in both."""
+    after = {}
+    for precision in (Precision(name="none", master="bf16"), WIDE):
+        trainer = trainer_of(tmp_path / precision.name, segments, chosen(precision))
+        for bucket, entry, values in trainer.state.logical(lambda bucket: bucket.parameters):
+            bucket.set_weight(entry, values.clone())
+        trainer.train_step()
+        after[precision.name] = held(trainer)
+    assert {name.partition("/")[0] for name in after["none"]} == {"weight", "moment1", "moment2", "bias"}
+    for name, exact in after["wide"].items():
+        found = after["none"][name]
+        if name.startswith("weight"):
+            assert found.dtype == torch.bfloat16
+            # half a unit of BF16, and what both are off in FP32
+            assert ((found.float() - exact).abs() <= (2.0**-8 + 2.0**-21) * exact.abs() + 2.0**-20 * RATE).all(), name
+        else:
+            assert found.dtype == torch.float32
+            assert ((found - exact).abs() <= 2.0**-21 * exact.abs()).all(), name
+
+
+def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -> None:
+    straight, before, after = (
+        trainer_of(tmp_path / name, segments, chosen(SHORT)) for name in ("straight", "before", "after")
+    )
+    losses = [straight.train_step()["loss"] for _ in range(STEPS)]
+    found = [before.train_step()["loss"] for _ in range(STEPS // 2)]
+    saved = held(before)
+    snapshot.put(after.state, lambda names: {name: saved[name] for name in names})
+    after.step, after.position = before.step, before.position
+    found += [after.train_step()["loss"] for _ in range(STEPS // 2)]
+    assert found == losses
+    assert_equal(held(after), held(straight))
+
+
+def test_parts_of_them_on_two_ranks_make_the_same_weights(tmp_path: Path, segments: Segments) -> None:
+    """ZeRO cuts buckets where it falls: an element's update is the same beside whichever others."""
+    whole, divided = (chosen(SHORT, dp=2, zero=zero) for zero in (0, 1))
+    assert_same_under_zero(tmp_path, segments, whole, divided)
+
+
+def assert_same_under_zero(folder: Path, segments: Segments, whole: Spec, divided: Spec) -> None:
+    """Two ranks that each have all of the state train the same weights as two that each have a part of it."""
+    for name, of in (("whole", whole), ("divided", divided)):
+        write_build(folder / "builds" / name, compile_spec(of, segments=segments).files)
+    run_module("tests.runtime.step.ranks", folder, 2, "memory")
+    for rank in range(2):
+        one, other = (load_file(folder / "out" / name / f"rank_{rank}.safetensors") for name in ("whole", "divided"))
+        for norms in (one, other):
+            del norms["rows"]  # they are summed over the parts of a bucket, in another order
+        assert_equal(other, one)
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []

@@ -1,0 +1,39 @@
+"""Ranks that make the first step of a build: `python -m tests.runtime.step.wide_ranks FOLDER WORLD WAY…` of
+FOLDER/build.
+
+A way is `run` (as the build runs), or how float64 is rounded: `exact`, `nearest`, or the seed of roundings at random.
+Each rank leaves its gradients and the losses in FOLDER/<way>/rank_<r>.safetensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from runtime.comm.connect import Endpoint
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
+from tests.runtime.step.test_fp8 import step
+from tests.runtime.step.wide_fp8 import Rounding
+
+WAYS: dict[str, Rounding | None] = {"run": None, "exact": False, "nearest": True}
+
+
+def main(folder: Path, world: int, ways: list[str]) -> int:
+    def target(rank: int, world: int, board: Board) -> None:
+        for way in ways:
+            how = WAYS[way] if way in WAYS else torch.Generator().manual_seed(world * int(way) + rank)
+            found = step(folder / "build", how, rank, board, Endpoint(checked=True))
+            (folder / way).mkdir(exist_ok=True)
+            save_file(found, folder / way / f"rank_{rank}.safetensors")
+
+    outcome = launch(target, world, folder=folder)
+    print(outcome)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))
