@@ -9,13 +9,15 @@ where CI is set: there it ends with 2 as well. It needs no package, and no newer
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
-from runtime.ops.native.compile_cpp import COMPILERS
-
+# By its path: the package of the ops imports torch, which may not be there yet.
+COMPILERS = runpy.run_path(str(Path(__file__).parents[1] / "runtime/ops/native/compile_cpp.py"))["COMPILERS"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
 
 
