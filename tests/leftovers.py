@@ -8,6 +8,7 @@ inherit all of that, and the process that controls them judges.
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import signal
@@ -41,6 +42,7 @@ def guard(config: pytest.Config, patience_s: float = PATIENCE_S) -> None:
         folder = Path(tempfile.mkdtemp(prefix="dsc-tests-")).resolve()
         # Called at the end of this process, behind the finalizers of libraries, which remove what they have in it.
         Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
+        Finalize(None, _remove_folder_of_pytest, (Path(os.environ["PYTEST_DEBUG_TEMPROOT"]),), exitpriority=-200)
         for name, variable in (("tmp", "TMPDIR"), ("home", "HOME"), ("blame", None)):
             (folder / name).mkdir()
             if variable is not None:
@@ -53,6 +55,12 @@ def guard(config: pytest.Config, patience_s: float = PATIENCE_S) -> None:
 
             NodeManager.EXIT_TIMEOUT = WORKER_ENDS_S
     config.pluginmanager.register(Blame(Path(os.environ["TMPDIR"])))
+
+
+def _remove_folder_of_pytest(root: Path) -> None:
+    """Remove the folder in which pytest keeps those of tests that failed, if none did."""
+    with suppress(OSError, KeyError):  # not empty; a user without a name
+        (root / f"pytest-of-{getpass.getuser()}").rmdir()
 
 
 def _names(folder: Path) -> set[str]:

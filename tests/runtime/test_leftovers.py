@@ -101,7 +101,8 @@ def session(folder: Path, body: str, *words: str, patience_s: float = 0.5) -> Co
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     (folder / "test_it.py").write_text(f"def test_it(tmp_path):\n{lines}")
     command = (sys.executable, "-m", "pytest", "-s", "-c", os.devnull, "--rootdir", str(folder), *words, str(folder))
-    return run(command, folder, os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)})
+    places = {"TMPDIR": str(folder), "PYTEST_DEBUG_TEMPROOT": str(folder)}  # all that it leaves goes with the folder
+    return run(command, folder, os.environ | {"PYTHONPATH": str(ROOT)} | places)
 
 
 @pytest.fixture
