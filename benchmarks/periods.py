@@ -18,11 +18,9 @@ from benchmarks.solver import PAIRED, table
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
 from compiler.schedule.costs import Costs, any_pairs, parse_costs
 from compiler.schedule.solver.core import SEVERAL, SEVERAL_WORK
-from compiler.schedule.solver.cycle import Period, cycle_time, unrolled
+from compiler.schedule.solver.cycle import Period, cycle_time, makespan_of, unrolled, waves
 from compiler.schedule.solver.exact_period import shortest
-from compiler.schedule.solver.periods import makespan_of
 from compiler.schedule.solver.problem import Problem, make_problem
-from compiler.schedule.solver.waves import waves
 
 TABLES = {"FB=1.8": PAIRED, "FB=2.4": parse_costs("FB=2.4"), "pairs any, 0.6": any_pairs(PAIRED), "no pair": Costs()}
 HEAD = (

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.plan.experts.greedy import global_
 from compiler.plan.experts.layer_search import GroupRule, place_layer
 from compiler.plan.experts.layout import Layout, balance_of
+from compiler.plan.experts.pack import global_
 
 LAYOUTS = {
     "V3 trains": Layout(256, 256, 8, 8, 64),

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.ops.linear_fp8 import linear_fp8, linear_fp8_dgrad, linear_fp8_wgrad_
+from runtime.ops.linear import linear_fp8, linear_fp8_dgrad, linear_fp8_wgrad_
 from runtime.ops.native import library
 from runtime.ops.native import ops as native
 from runtime.ops.quantise import quantise, quantise_blocks, quantise_columns

@@ -27,7 +27,7 @@ from compiler.model.segments.fuse import between
 from compiler.model.segments.interpret import interpret
 from compiler.model.segments.joint import Joint, Node
 from compiler.model.segments.split import phases, view_nodes
-from compiler.model.segments.unpack import unpacked
+from compiler.model.segments.storage import unpacked
 
 ROOT = Path(__file__).parent.parent
 V3 = ROOT / "specs" / "deepseek-v3.dsc"
@@ -108,7 +108,7 @@ class Pair:
 def pairs(path: Path) -> list[Pair]:
     """All pairs of a spec's program that share bytes, those that share most first."""
     from compiler.plan.plan import make_plan  # with pydantic, which who writes the page from `RESULTS` may not have
-    from compiler.plan.row_counts import balanced_rows
+    from compiler.plan.split_blocks import balanced_rows
     from dsl.load import load
 
     spec = load(path)

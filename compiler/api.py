@@ -125,7 +125,7 @@ class Loaded:
 
         A prompt of messages, `[{"role": "user", "content": "…"}]`, goes through the model's chat template.
         """
-        from compiler.tools.inference.sampling import Sampler
+        from compiler.tools.inference.generation import Sampler
 
         writer = self.writer
         begin = writer.prompt(prompt) if isinstance(prompt, str) else writer.reply_prompt({"messages": list(prompt)})
@@ -149,7 +149,7 @@ def compile(spec: File, changes: Changes | None = None, *, out: File | None = No
     """Compile a spec into a build folder, by default build/RUN. SpecError, ProofError, OSError."""
     from compiler.emit.segment_cache import Segments
     from compiler.pipeline import compile_spec
-    from compiler.plan.actions.order_cache import Orders
+    from compiler.plan.actions.order import Orders
     from compiler.tools.report.page import build_pages
 
     chosen = _trainable(spec, changes)

@@ -9,8 +9,7 @@ from typing import Any
 
 from dsl.facts import units
 from dsl.schema import BUILT_IN, Batch, LayerRange, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
-from dsl.schema.base import is_left_out
-from dsl.schema.fields import FieldType, fields_of
+from dsl.schema.base import FieldType, fields_of, is_left_out
 from dsl.schema.train import LOCAL
 from dsl.text.syntax import NAMED
 

@@ -11,11 +11,10 @@ from typing import Any, Literal
 from dsl.canonical import batch_text, range_text, rate_text, value_text
 from dsl.facts.devices import FIELDS as PEAK_FIELDS
 from dsl.facts.devices import peaks_of
-from dsl.messages.source import OVERRIDE, Span
+from dsl.messages.diagnostics import OVERRIDE, Span
 from dsl.schema import BUILT_IN, Batch, Device, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
-from dsl.schema.base import is_left_out
+from dsl.schema.base import FieldType, fields_of, is_left_out
 from dsl.schema.choices import OPEN
-from dsl.schema.fields import FieldType, fields_of
 from dsl.text.syntax import NAMED
 
 BUILT_IN_NODES = (Tile, TrainTokenizer)  # classes that are written as one value

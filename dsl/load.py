@@ -8,18 +8,17 @@ from itertools import islice
 from pathlib import Path
 
 from dsl import rules
-from dsl.messages.diagnostics import Diagnostic, Note, SpecError, in_order
-from dsl.messages.source import Source, Span
+from dsl.messages.diagnostics import Diagnostic, Note, Source, Span, SpecError, in_order
 from dsl.resolve import phases
 from dsl.resolve.blocks import field, node
 from dsl.resolve.chosen import choose, phases_of, runs_of, split
 from dsl.resolve.context import Context, RejectedError, Scope
-from dsl.resolve.edited import edited, edited_overrides, respelled
 from dsl.resolve.files import Definitions, Reader, collect, read
+from dsl.resolve.override import edited, edited_overrides, respelled
 from dsl.resolve.unused import examine, misread
 from dsl.rules.finding import Finding
 from dsl.schema import Spec, choices
-from dsl.schema.fields import fields_of
+from dsl.schema.base import fields_of
 from dsl.text.syntax import Block, Word
 
 MAX_RESPELLED = 3  # rounds, in each of which misspelt keys of blocks are seen that others had hidden
@@ -310,7 +309,7 @@ Again = Callable[[Mapping[Span, str]], tuple[View | None, list[Diagnostic]]]
 
 
 def _located(finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:
-    from dsl.rules.derived import explained  # only where something is wrong
+    from dsl.rules.finding import explained  # only where something is wrong
 
     return explained(rules.located(finding, origins), finding, spec, origins)
 

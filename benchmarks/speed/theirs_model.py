@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from runtime.contract import EXTRA_TOKENS, Plan
 from runtime.data.samples import Samples
-from runtime.state.initial_values import initial_value
+from runtime.state.state import initial_value
 from runtime.system.strict_json import tree
 from tests.reference.config import Config
 from tests.reference.huggingface import to_transformers

@@ -31,7 +31,7 @@ from runtime.run.train import main as train
 INSTRUCTION = 32  # products that are summed at once
 BITS = 14  # of the accumulator's significand, the hidden one included
 KEPT = -(1 << (24 - BITS))  # of the bits of an FP32 number
-USERS = ("runtime.ops.linear_fp8", "runtime.ops.grouped_linear_fp8")
+USERS = ("runtime.ops.linear", "runtime.ops.grouped_linear")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from compiler.emit.kernels import reason
 from compiler.emit.kernels.calls import Call
 from compiler.emit.quantised import Making
 from compiler.ir import Emitted, Plan, SegmentCode
-from compiler.plan.row_counts import balanced_rows
+from compiler.plan.split_blocks import balanced_rows
 from compiler.predict.memory_state import kept_elements
 from dsl.closed_forms.memory import update_bytes
 from dsl.schema import Spec

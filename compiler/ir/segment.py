@@ -177,7 +177,7 @@ class Cost:
     """Work of one call: floating point operations, and bytes read plus written; `_row` per received row.
 
     `ops`: that of each op by itself, in order: what they cost depends on which op it is, and on the `shape` and `dtype`
-    of its kernel (compiler/machine/rates/kernel_classes.py), which only these have.
+    of its kernel (compiler/machine/rates/table.py), which only these have.
     """
 
     flops: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiler.ir import Use
 from compiler.plan.plan import block_of, make_plan
-from compiler.plan.rank_rates import parts_of_ranks
+from compiler.plan.spec_rates import parts_of_ranks
 from dsl.schema import Spec
 
 

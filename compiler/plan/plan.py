@@ -16,9 +16,8 @@ from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
 from compiler.ir.holders import Holders
 from compiler.plan.blocks import NO_CUTS, CutModel, CutsByKey, cut_model, cuts_by_site
 from compiler.plan.layer_runs import Runs, stage_placement_of_spec
-from compiler.plan.owners import with_owners
 from compiler.plan.parameters import Tensor, tensors
-from compiler.plan.sharding import dividing_sites, sharded_segments
+from compiler.plan.sharding import dividing_sites, sharded_segments, with_owners
 from compiler.plan.spec_files import expert_placement_of
 from compiler.plan.split_search import NEAR
 from compiler.plan.splitting import Splitting

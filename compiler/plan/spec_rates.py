@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
 from compiler.ir.holders import Holders
-from compiler.machine.rates.kernel_classes import FLOPS, HOST, INSTEAD, LINKS, MEMORY, PAIR, SECONDS
-from compiler.machine.rates.lookup import Point
-from compiler.machine.rates.rates import Rates
-from compiler.machine.rates.table import Device, Row, Table, peak_of, shipped_table, shipped_tables, with_base
-from compiler.machine.rates.tiles import filled
+from compiler.machine.rates.rates import Rates, filled
+from compiler.machine.rates.table import (
+    FLOPS,
+    HOST,
+    INSTEAD,
+    LINKS,
+    MEMORY,
+    PAIR,
+    SECONDS,
+    Device,
+    Point,
+    Row,
+    Table,
+    peak_of,
+    shipped_table,
+    shipped_tables,
+    with_base,
+)
 from compiler.machine.topology import Experts, Fabric, Links, Nodes
 from compiler.plan.spec_files import rate_table_of
 from dsl.closed_forms.memory import sent_bytes
+from dsl.facts.devices import reached
 from dsl.facts.formats import FP8
-from dsl.facts.nodes import reached
 from dsl.schema import Compressed, Machine, Model, Moe, Spec
 from dsl.schema import Device as SpecDevice
 from dsl.schema.precision import format_of
@@ -299,3 +312,33 @@ def copies_per_row(spec: Spec, nodes: int) -> float:
     if not spec.by_nodes:
         return 1.0
     return min(moe.top_k, reached(moe.groups, moe.top_groups, nodes)) / (moe.top_k * spec.parallel.expert_tensor)
+
+
+# --- Rates of pipeline ranks: alike for all of them, or of each, where a cluster has several kinds of devices
+
+OnRanks = Rates | Sequence[Rates]  # of all pipeline ranks, or of each
+
+
+def parts_of_ranks(spec: Spec) -> tuple[int, ...]:
+    """The part of the cluster (Cluster.parts) of each pipeline rank. Its data ranks are all there, the rules say."""
+    return tuple(part_of(spec, rank) for rank in range(spec.parallel.pipeline))
+
+
+def rank_rates(spec: Spec) -> tuple[Rates, ...]:
+    """The rates of each pipeline rank; ranks on one kind of device whose expert groups lie alike share one value."""
+    first = rates_of(spec)
+    kinds = [(part, experts_of(spec, first.fabric, rank).spread) for rank, part in enumerate(parts_of_ranks(spec))]
+    others = {kind: rates_of(spec, rank=kinds.index(kind)) for kind in dict.fromkeys(kinds) if kind != kinds[0]}
+    return tuple(others.get(kind, first) for kind in kinds)
+
+
+def on_ranks(rates: OnRanks, num_ranks: int) -> tuple[Rates, ...]:
+    """The rates of each pipeline rank."""
+    each = (rates,) * num_ranks if isinstance(rates, Rates) else tuple(rates)
+    assert len(each) == num_ranks, "rates are of each pipeline rank"
+    return each
+
+
+def kinds_of(rates: Sequence[Rates]) -> tuple[int, ...]:
+    """For each rank, the first rank with the same rates."""
+    return tuple(rates.index(each) for each in rates)

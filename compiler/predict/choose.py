@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsl.load import Resolved, alternatives, resolve
-from dsl.messages.diagnostics import Diagnostic, SpecError, plural
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Diagnostic, Span, SpecError, plural
 from dsl.resolve.chosen import find, runs_in, split
 from dsl.rules import train_refusals
 from dsl.schema import Spec

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.machine.topology.fabric import Fabric
-from compiler.machine.topology.links import LARGE, LEVELS
+from compiler.machine.topology.fabric import LARGE, LEVELS, Fabric
 from compiler.machine.topology.traffic import traffic
 from compiler.plan.model_graph import model_graph
 from compiler.predict.failures import Goodput

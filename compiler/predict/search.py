@@ -9,17 +9,98 @@ left out by a bound for all splits. The SMs that communicate are tried last, on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from heapq import heapify, heappop, heappush
+from math import prod
 from typing import Any
 
-from compiler.predict.floor import least_step_s
-from compiler.predict.outline import Outline, Shared
-from compiler.predict.predict import Timed, memories, timed_on
+from compiler.ir import Cut
+from compiler.ir.stage_placement import StagePlacement
+from compiler.plan.blocks import CutModel, cut_model
+from compiler.plan.layer_runs import Moments, stage_placement_of_spec
+from compiler.plan.plan import plan_of
+from compiler.plan.spec_rates import rank_rates
+from compiler.plan.splitting import Splitting, moments_on
+from compiler.predict.flops import least_step_s
+from compiler.predict.memory_state import missing_anywhere, missing_with
+from compiler.predict.predict import Timed, memories, predict, timed_on
+from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
+from dsl.closed_forms import stages
 from dsl.schema import Spec, choices
 from dsl.schema.choices import Choice
+
+# --- A spec as far as it has been planned: what a search asks of a plan, the cheap parts before the dear ones
+#
+# Most plans that a search tries lack memory, which is known once there are blocks, or a split of them: long before
+# there is a table of who holds which parameter.
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What many outlines have, each made once: cuts, by the key of a segment, and the moments of schedules."""
+
+    cuts: dict[Hashable, Cut] = field(default_factory=dict)
+    moments: dict[Hashable, Moments] = field(default_factory=dict)
+
+    def cut(self, spec: Spec, *, alike: bool) -> CutModel:
+        """The model of a spec."""
+        model = cut_model(spec, self.cuts, alike=alike)
+        self.cuts.update(model.cuts_by_key)
+        return model
+
+    def moments_on(self, spec: Spec, placement: StagePlacement, num_ranks: int, within: bool) -> Moments:
+        """The fullest moments of each rank under the spec's schedule."""
+        key = spec.schedule, stages.micro_batches(spec)[-1], placement, num_ranks, within
+        if key not in self.moments:
+            self.moments[key] = moments_on(spec, placement, num_ranks, within)
+        return self.moments[key]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The plan of a spec; each part is made when it is first asked for."""
+
+    spec: Spec
+    shared: Shared
+
+    @cached_property
+    def model(self) -> CutModel:
+        """The model, in which the first layer stands for all that differ from it in names alone."""
+        return self.shared.cut(self.spec, alike=True)
+
+    @cached_property
+    def least_missing(self) -> tuple[int, int | None]:
+        """Bytes that the fullest device surely lacks, below 0 where it may fit; and its pipeline rank, None where it
+        lacks them on any split of the layers."""
+        anywhere = missing_anywhere(self._splitting.least_holding, self._splitting.placement)
+        return (anywhere, None) if anywhere > 0 else self.missing_as_split
+
+    @cached_property
+    def missing_as_split(self) -> tuple[int, int]:
+        """Bytes that the fullest device surely lacks with layers split as they are planned, and its pipeline rank.
+
+        It holds its weights and their kind all the time, and what forwards keep until it is used: as much as one
+        micro-batch of a stage keeps, for as many of them as its schedule has under way.
+        """
+        splitting = self._splitting
+        return missing_with(splitting.least_holding, splitting.placement, splitting.runs)
+
+    @cached_property
+    def lowering(self) -> Lowering:
+        """The plan on its devices."""
+        return Lowering(plan_of(self.shared.cut(self.spec, alike=False), self._splitting.runs), rank_rates(self.spec))
+
+    @cached_property
+    def _splitting(self) -> Splitting:
+        placement = stage_placement_of_spec(self.spec)
+        num_stages = placement.num_stages(self.spec.parallel.pipeline)
+        return Splitting(self.model, num_stages, placement, self.shared.moments_on)
+
+
+# --- search
 
 SMS, RECOMPUTE = "sm.communication", "recompute"
 NEAR = 1.05  # plans for which other numbers of SMs are tried, as a multiple of the shortest step that fits
@@ -207,3 +288,96 @@ def _order(candidate: Candidate) -> tuple[int, float]:
     if candidate.missing_bytes:
         return 2, candidate.missing_bytes
     return int(not candidate.fits), candidate.bound_s if candidate.seconds is None else candidate.seconds
+
+
+# --- The plans that a search tried, for people and for programs: the best first, each other with why it lost
+
+MOST_SHOWN = 12
+SHORT = {"sm.communication": "SMs"}  # heads of columns; else the last part of the path
+
+
+def table(ranking: Ranking) -> Iterator[tuple[str, ...]]:
+    """Heads, then a row a plan: the values that were open, seconds of a step, and why it lost."""
+    paths = tuple(ranking.best.choice)
+    yield (*(SHORT.get(path, path.rpartition(".")[2]) for path in paths), "step", "")
+    for candidate in ranking.candidates[:MOST_SHOWN]:
+        values = (_word(candidate.choice[path]) for path in paths)
+        step = "" if candidate.seconds is None else f"{candidate.seconds:#.4g} s"
+        yield (*values, step, ranking.why(candidate))
+
+
+def document(ranking: Ranking) -> list[dict[str, Any]]:
+    """A row a plan, the best first. `seconds` and `missing_bytes` are null where a bound was enough."""
+    return [
+        {
+            "values": {path: _value(value) for path, value in candidate.choice.items()},
+            "seconds": candidate.seconds,
+            "at_least_s": candidate.bound_s,
+            "fits": _fits(candidate),
+            "missing_bytes": candidate.missing_bytes,
+            "why": ranking.why(candidate),
+        }
+        for candidate in ranking.candidates
+    ]
+
+
+def _fits(candidate: Candidate) -> bool | None:
+    return None if candidate.missing_bytes is None else candidate.fits
+
+
+def _value(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _word(value: Any) -> str:
+    return (", ".join(value) or "none") if isinstance(value, tuple) else f"{value:,}"
+
+
+# --- A run on other devices than its spec names: as much of its plan as they allow
+#
+# The batch stays, and with it the samples of each step. First the data ranks change alone, with as many of the expert
+# ranks as divide them; where that breaks a rule or does not fit, the degrees are left to the search; then the schedule.
+
+Legal = Callable[[tuple[str, ...]], Spec | None]  # the spec with more overrides, or None where it breaks a rule
+CanBe = Callable[[tuple[str, ...]], bool]  # whether any values of the keys that more overrides open keep the rules
+
+
+class RefitError(Exception):
+    """No plan of the run is for these devices."""
+
+
+def refitted(spec: Spec, nodes: int, devices: int, legal: Legal, can_be: CanBe) -> tuple[str, ...]:
+    """Overrides of the spec, as of `-s`, for `nodes` nodes of `devices` devices each. Raises RefitError.
+
+    They may open degrees with `auto`: the fastest plan that fits is for the search to find.
+    """
+    if spec.cluster.more is not None:
+        raise RefitError("the cluster has nodes of several kinds, and which of them are left is not known")
+    there = (f"cluster.nodes={nodes}", f"cluster.node.devices={devices}")
+    for kept in _kept(spec, nodes * devices):
+        found = legal((*there, *kept))
+        if found is not None and predict(found).fits:
+            return (*there, *kept)
+    opened = (*there, *(f"parallel.{name}=auto" for name in ("pipeline", "data", "expert")))
+    for overrides in (opened, (*opened, *_searched_schedule(spec))):
+        if can_be(overrides):
+            return overrides
+    raise RefitError(f"no degrees keep the rules there, with a batch of {spec.train.batch.end} sequences")
+
+
+def _searched_schedule(spec: Spec) -> tuple[str, ...]:
+    """Overrides that leave the order of forwards and backwards to the search."""
+    schedule = spec.schedule
+    dropped = [key for key in ("chunks", "file") if getattr(schedule, key) is not None]
+    return ("schedule.name=auto", *(f"schedule.{key}=none" for key in dropped))
+
+
+def _kept(spec: Spec, world: int) -> Iterator[tuple[str, ...]]:
+    """Overrides that change the data ranks alone, and expert ranks as far as they must."""
+    p = spec.parallel
+    data, rest = divmod(world, prod((p.pipeline, p.tensor, p.context)))
+    if rest or not data:
+        return
+    for expert in range(p.expert, 0, -1):
+        if p.expert % expert == 0:
+            yield f"parallel.data={data}", f"parallel.expert={expert}"

@@ -1,6 +1,6 @@
 """What follows the last action of a step: gradients are summed and scattered, clipped, applied, and weights gathered.
 
-Of the sums it is what does not run under the backward (compiler/predict/under_backward.py). All else begins behind the
+Of the sums it is what does not run under the backward (compiler/predict/times.py). All else begins behind the
 backward, as in the program (runtime/step/trainer.py). For comparison: ZeRO, arXiv 1910.02054, §5.
 """
 
@@ -15,7 +15,7 @@ from compiler.ir import Mesh, Param, Plan, Use
 from compiler.ir.holders import Columns, Holders
 from compiler.machine.rates.rates import Rates
 from compiler.machine.topology.fabric import Reduction
-from compiler.plan.owners import flops_of
+from compiler.plan.sharding import flops_of
 from compiler.predict.memory_state import kept_elements, owned_at_most
 from compiler.predict.prediction import Tail
 from dsl.closed_forms.memory import HOST_PART, ITEMSIZE, average_dtype, offloaded_bytes, update_bytes

@@ -15,12 +15,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from compiler.ir import Communication, Cut, Plan, Stage, Use
-from compiler.machine.rates.kernel_classes import CLASSES, FLOPS, PAIR, SECONDS
 from compiler.machine.rates.rates import Rates
 from compiler.machine.rates.table import (
+    CLASSES,
+    FLOPS,
     LEAST_FACTOR,
     MAX_TEXT,
     MOST_FACTOR,
+    PAIR,
+    SECONDS,
     TABLES,
     Date,
     Entry,
@@ -37,9 +40,8 @@ from compiler.machine.rates.table import (
     with_base,
 )
 from compiler.model.ops import kernel_class
-from compiler.plan.actions.chains import Chains
+from compiler.plan.actions.chains import EXCHANGES, Chains
 from compiler.plan.actions.lanes import best_order, end_of
-from compiler.plan.actions.node import EXCHANGES
 from compiler.plan.actions.order import jobs_of
 from compiler.plan.spec_rates import rates_of
 from dsl.schema import Spec

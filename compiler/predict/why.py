@@ -15,15 +15,15 @@ from typing import get_args
 
 from compiler.plan.spec_files import schedule_of_file
 from compiler.predict.memory import rank_memories
-from compiler.predict.outline import Outline, Shared
 from compiler.predict.predict import Timed, timed_on
 from compiler.predict.prediction import RankMemory
+from compiler.predict.search import Outline, Shared
 from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule import AUTO, SCHEDULES
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.solver import default_cap
-from dsl.closed_forms import ramp
-from dsl.messages.source import Span
+from dsl.closed_forms import stages
+from dsl.messages.diagnostics import Span
 from dsl.schema import Spec
 from dsl.schema.run import Recompute
 
@@ -268,7 +268,7 @@ class _Looking:
     def _is_of_file(self, spec: Spec) -> bool:
         """Whether the schedule's file has this size."""
         assert self.given is not None
-        same = ramp.micro_batches(spec)[-1] == self.given.num_micro_batches
+        same = stages.micro_batches(spec)[-1] == self.given.num_micro_batches
         return same and spec.parallel.pipeline == self.given.num_ranks
 
     # ------------------------------------------------------------ planned whole

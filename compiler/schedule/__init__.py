@@ -10,19 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
-from compiler.schedule.dualpipe import dualpipe
-from compiler.schedule.dualpipev import dualpipev
-from compiler.schedule.gpipe import gpipe
-from compiler.schedule.interleaved import interleaved
-from compiler.schedule.interleaved_pairs import interleaved_pairs
-from compiler.schedule.interleaved_zb import interleaved_zb
-from compiler.schedule.one_f_one_b import one_f_one_b
+from compiler.schedule.dualpipe import dualpipe, dualpipev
+from compiler.schedule.one_f_one_b import gpipe, interleaved, interleaved_pairs, one_f_one_b
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.vhalf import vhalf
-from compiler.schedule.vmin import vmin
-from compiler.schedule.zb1p import zb1p
-from compiler.schedule.zbh2 import zbh2
-from compiler.schedule.zbv import zbv, zbv_both_ways
+from compiler.schedule.zero_bubble import interleaved_zb, vhalf, vmin, zb1p, zbh2, zbv, zbv_both_ways
 from dsl.facts.schedules import AUTO, DEFAULT_CHUNKS, FACTS, ScheduleFacts
 
 __all__ = ["AUTO", "DEFAULT_CHUNKS", "SCHEDULES", "NamedSchedule", "schedule_of", "stand_in"]

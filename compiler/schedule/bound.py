@@ -1,18 +1,4 @@
-"""A lower bound on the makespan of every schedule of a placement, under a cap on activations.
-
-Per rank, its steps fall into four phases, by events that every schedule has:
-
-    fill | 1: only F | first B or I … | 2: anything | … last F | 3: no F | last B or I … | 4: only W
-
-The first step cannot start before `head` of its F, nor phase 2 before that of the first B or I; behind the last F and
-behind the last B or I the rest of their micro-batch's way is still to go. How often each kind of step is run in each
-phase is relaxed to real numbers: a linear program, whose least makespan no schedule of the rank can beat. The bound is
-the largest of the ranks'. It holds for any table of pairs, uneven stages and ranks, and latency, and it knows that
-nothing pairs with a forward before the first or behind the last one: that is what filling and draining cost.
-
-Where activations can be copied to the host, they are held for no least time and make nobody wait. The program still
-counts them: copies go one at a time, so a rank has more than the cap of them on their way only as there is time for it.
-"""
+"""Lower bounds on the makespan of every schedule of a placement, under a cap on activations."""
 
 from __future__ import annotations
 
@@ -21,14 +7,84 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
+from itertools import accumulate, pairwise
 
 from compiler.ir.stage_placement import StagePlacement
-from compiler.schedule.costs import Costs
-from compiler.schedule.linear_program import Row, least
+from compiler.schedule.costs import MOST, Costs
 from compiler.schedule.rank_states import QUICK, SmallPipeline
 from compiler.schedule.waits import Item, Slot, Times, Waits, steps_of
-from compiler.schedule.weights import Weight
+from compiler.schedule.weights import Weight, by_kind
 from runtime.contract.actions import KINDS, ActionKind
+
+# --- The least value of a small linear program, in exact rationals (the dual simplex method, Lemke 1954)
+
+Row = tuple[dict[int, Fraction], Fraction]  # coefficients by variable, and what their sum is at least
+MOST_PIVOTS = 2000
+
+
+def least(costs: Sequence[Fraction], rows: Sequence[Row]) -> Fraction | None:
+    """min costs·x over x ≥ 0 with every row's sum at least its bound; None where there is no such x.
+
+    The costs must not be negative. Each pivot's value is a lower bound already, so that stopping early, at
+    MOST_PIVOTS, still gives one.
+    """
+    assert all(cost >= 0 for cost in costs)
+    num = len(costs)
+    price = {j: cost for j, cost in enumerate(costs) if cost}  # the objective in the non-basic variables
+    value = Fraction(0)
+    names = [num + i for i in range(len(rows))]  # basic variable of each row: at first its slack
+    table = [({j: c for j, c in row.items() if c}, -bound) for row, bound in rows]
+    for pivot in range(MOST_PIVOTS):
+        short = [i for i, (_, constant) in enumerate(table) if constant < 0]
+        if not short:
+            break
+        # the shortest row goes fastest; the lowest name, taken later, cannot circle (Bland)
+        i = min(short, key=lambda i: (table[i][1] if pivot < MOST_PIVOTS // 2 else 0, names[i]))
+        row, constant = table[i]
+        ratios = [(price.get(j, Fraction(0)) / c, j) for j, c in row.items() if c > 0]
+        if not ratios:
+            return None
+        _, entering = min(ratios)
+        # row: leaving = constant + Σ row·x, solved for the entering variable
+        c = row.pop(entering)
+        solved = {j: -a / c for j, a in row.items()} | {names[i]: 1 / c}
+        at = -constant / c
+        names[i] = entering
+        table[i] = (solved, at)
+        for k, (other, rest) in enumerate(table):
+            if k != i and (factor := other.pop(entering, None)):
+                table[k] = (_added(other, factor, solved), rest + factor * at)
+        if factor := price.pop(entering, None):
+            price = _added(price, factor, solved)
+            value += factor * at
+    return value
+
+
+def _added(row: dict[int, Fraction], factor: Fraction, other: dict[int, Fraction]) -> dict[int, Fraction]:
+    for j, a in other.items():
+        total = row.get(j, 0) + factor * a
+        if total:
+            row[j] = total
+        else:
+            row.pop(j, None)
+    return row
+
+
+# --- A lower bound on the makespan of every schedule of a placement, under a cap on activations
+#
+# Per rank, its steps fall into four phases, by events that every schedule has:
+#
+#     fill | 1: only F | first B or I … | 2: anything | … last F | 3: no F | last B or I … | 4: only W
+#
+# The first step cannot start before `head` of its F, nor phase 2 before that of the first B or I; behind the last F and
+# behind the last B or I the rest of their micro-batch's way is still to go. How often each kind of step is run in each
+# phase is relaxed to real numbers: a linear program, whose least makespan no schedule of the rank can beat. The bound
+# is the largest of the ranks'. It holds for any table of pairs, uneven stages and ranks, and latency, and it knows that
+# nothing pairs with a forward before the first or behind the last one: that is what filling and draining cost.
+#
+# Where activations can be copied to the host, they are held for no least time and make nobody wait. The program still
+# counts them: copies go one at a time, so a rank has more than the cap of them on their way only as there is time for
+# it.
 
 # With more different weights on one rank, they are left out of the program (`shares`).
 _MOST_WEIGHTS = 3
@@ -256,3 +312,97 @@ class _Program:
 
 def _sum(row: dict[int, Fraction], other: dict[int, Fraction], sign: int) -> dict[int, Fraction]:
     return row | {j: row.get(j, Fraction(0)) + sign * value for j, value in other.items()}
+
+
+# --- A lower bound for every placement with one copy of the model: v stages a rank of equal size, any v, anywhere
+#
+# Costs and cap are those of 1/P of the model; a stage takes 1/v of them. What remains true of all such placements:
+#
+# - Each rank runs N micro-batches through 1/P of the model. The program of its four phases (bound.py) counts steps in
+# real numbers, so v steps of 1/v each are one step to it. - A backward can only start when a micro-batch has been
+# through the whole model: all of its forwards, and a message   wherever it changes rank, at least those of the shortest
+# tree that joins all ranks. Until then a rank runs forwards   of at most `cap` activations. - Behind a rank's last
+# forward there is still the whole way back. - The first forward can start at once, and nothing need follow a rank's
+# last backward: with v the stages before and   behind shrink to nothing. Only the rank of the first stage is without a
+# message, though; ranks of equal weight have   the others' bound. - An activation is held while its micro-batch goes to
+# the last stage and back. The mean stage is half way, so that over   all ranks these are at least N · P / 2 ways of the
+# model there and back, for P · cap activations.
+#
+# If stages have unequal weights, any rank may have the heavy ones: what remains is all work, shared by the ranks, at
+# the best share that a pair gives each action, and the way of one micro-batch. Both are sums over the stages that the
+# weights are of: those of a mean stage may be more, where a B takes less than its I and W on some stages alone.
+
+
+def one_copy_bound(
+    num_ranks: int, num_micro_batches: int, num_stages: int, costs: Costs, cap: int | Fraction | None
+) -> Fraction:
+    """No schedule ends sooner that has one copy of every stage, v stages of equal size a rank, and holds at most `cap`.
+
+    Costs and cap are those of one of `num_stages` stages. ValueError where the weights do not fit the sizes.
+    """
+    P, N = num_ranks, num_micro_batches
+    costs.check(P, num_stages)
+    if costs.micro_batches:  # all are taken to be as short as the shortest
+        costs = replace(costs.longer(min(costs.micro_batches)), micro_batches=())
+    ranks = costs.ranks or (Fraction(1),) * P
+    messages = costs.links.visit_all(P, costs.latency)
+    weights = [*map(by_kind, costs.stages or (Fraction(1),))]
+    if len(set(weights)) > 1:
+        way = sum((time for weight in weights for time in _there_and_back(costs, weight)), Fraction(0))
+        work = sum(map(costs.least_work, weights), Fraction(0))
+        return max(way * min(ranks) + 2 * messages, N * work / sum(1 / rank for rank in ranks))
+    costs = costs.recut(num_stages, P)  # of alike stages
+    cap = cap * Fraction(P, num_stages) if cap else cap
+    weight, equal = weights[0], P > 1 and len(set(ranks)) == 1
+    there, back = _there_and_back(costs, weight)
+    whole = sum(ranks)
+    end = costs.links.least(P, costs.latency) if equal else Fraction(0)
+    held = Fraction(N * P, 2) * (there + back) * min(ranks)
+    each = (
+        Rank(((weight.longer(rank), N),), end, there * whole + messages, back * whole + messages, end, cap, Fraction(0))
+        for rank in {*ranks}
+    )
+    memory = held / cap if cap and not costs.offloads else Fraction(0)
+    return max((there + back) * whole + 2 * messages, memory, *(rank.bound(costs) for rank in each))
+
+
+def _there_and_back(costs: Costs, weight: Weight) -> tuple[Fraction, Fraction]:
+    """The least time of a stage's forward, and of the backward that the stage before waits for."""
+    back = min(costs.quickest("B") * weight.B, costs.quickest("I") * weight.I)
+    return costs.quickest("F") * weight.F, back
+
+
+# --- A lower bound on the makespan where micro-batches have weights of their own
+#
+# No schedule of the placement that has these micro-batches at these positions ends sooner than any of them goes there
+# and back, nor than any rank has done its work: the first forward that comes to it, then every action at the best share
+# of its time that a pair gives it.
+
+
+def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs) -> Fraction:
+    """The largest of the bounds of all micro-batches and ranks, in the unit of the costs."""
+    costs.check(num_ranks, placement.num_stages(num_ranks), num_micro_batches)
+    sides: dict[int, list[int]] = {}
+    for m in range(num_micro_batches):
+        sides.setdefault(placement.direction(num_micro_batches, m), []).append(m)
+    forward, whole, inward, weights_only = map(costs.quickest, KINDS)
+    num_stages = placement.num_stages(num_ranks)
+    work, begin, ways = [Fraction(0)] * num_ranks, [MOST] * num_ranks, []
+    for side in sides.values():
+        weights = [costs.micro_batches[m] for m in side]
+        ranks = [placement.rank_of(num_ranks, num_micro_batches, stage, side[0]) for stage in range(num_stages)]
+        stages = [costs.weight(stage, rank) for stage, rank in enumerate(ranks)]
+        hops = [
+            *accumulate(
+                (costs.message(a, b) if a != b else Fraction(0) for a, b in pairwise(ranks)), initial=Fraction(0)
+            )
+        ]
+        heads = [*accumulate((forward * weight.F for weight in stages), initial=Fraction(0))]
+        backs = [min(whole * weight.B, inward * weight.I) for weight in stages]
+        last = min(whole * stages[0].B, inward * stages[0].I + weights_only * stages[0].W)  # of stage 0
+        for stage, rank in enumerate(ranks):
+            begin[rank] = min(begin[rank], heads[stage] * min(weights) + hops[stage])
+            work[rank] += costs.least_work(stages[stage]) * sum(weights)
+        way = heads[-1] + sum(backs[1:]) + last
+        ways.append(way * max(weights) + 2 * hops[-1])
+    return max(*ways, *(first + each for first, each in zip(begin, work, strict=True) if each))

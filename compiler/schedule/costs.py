@@ -6,6 +6,7 @@ The costs are those of one action of the schedule at hand: one stage, one micro-
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -14,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from compiler.files.text import json_of, object_of
-from compiler.schedule.exact import exact
-from compiler.schedule.links import ALIKE, Links
 from compiler.schedule.memory import UNKNOWN, Bytes, bytes_of_json
 from compiler.schedule.weights import (
     NO_PAIRS,
@@ -29,6 +28,88 @@ from compiler.schedule.weights import (
     parse_weights,
 )
 from runtime.contract.actions import COPIES, KINDS, Action, Step, actions_of
+
+# --- Numbers of costs: exact, and bounded before anything is made of them, for 1e999999999 would be one of a gigabyte
+
+_ANY = re.compile(r"(\d+)(?:\.(\d+))?(?:[eE]([+-]?)(\d+))?|\d+/0*[1-9]\d*", re.ASCII)
+_NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?([eE][+-]?[0-3]?\d)?|\d{1,20}/0*[1-9]\d{0,19}", re.ASCII)
+LEAST, MOST = Fraction(1, 10**20), Fraction(10**15)  # of a time that is not 0: in ns, ten days
+TOO_LARGE, TOO_SMALL = "is too large: at most 1e15", "is too small: at least 1e-20, or 0"
+
+
+def exact(text: str, name: str = "") -> Fraction:
+    """The number that a text is; ValueError says what is wrong with it, and of what it is."""
+    if wrong := _fault(text):
+        raise ValueError(f"{f'{name[:40]}: ' if name else ''}{text[:40]!r} {wrong}")
+    return Fraction(text)
+
+
+def _fault(text: str) -> str:
+    """What is wrong with a number, if anything is."""
+    match = _ANY.fullmatch(text)
+    if match is None:
+        return "is not a number of 0 or more, as 1.8 or 9/5"
+    if not _NUMBER.fullmatch(text):
+        whole, decimals, sign, exponent = match.groups(default="")
+        if not whole:
+            return "has too many digits: at most 20 on each side"
+        if len(decimals) > 20:
+            return "has too many decimals: at most 20"
+        return TOO_SMALL if exponent and sign == "-" and len(whole) <= 20 else TOO_LARGE
+    value = Fraction(text)
+    if value > MOST:
+        return TOO_LARGE
+    return TOO_SMALL if 0 < value < LEAST else ""
+
+
+# --- How large a schedule may be that is made, read or drawn: bounds before work
+
+MAX_RANKS = 512  # the largest published pipelines have 16 to 64
+MAX_CELLS = 2**20  # stages x micro-batches; each is a forward and a backward, and a second is enough for some 60,000
+
+
+# --- What messages between two ranks take, where that depends on the ranks: by node, or by a table
+
+
+@dataclass(frozen=True)
+class Links:
+    """Times of messages that are not the same between all ranks.
+
+    `node`: how many neighbouring ranks share one, 0 if all do; `between`: the time from one node to another. `table`:
+    by rank and rank, the same both ways; where it is given, nothing else counts.
+    """
+
+    node: int = 0
+    between: Fraction = Fraction(0)
+    table: tuple[tuple[Fraction, ...], ...] = ()
+
+    def time(self, source: int, target: int, inside: Fraction) -> Fraction:
+        """Time of a message from a rank to another; inside of a node it is `inside`."""
+        if self.table:
+            return self.table[source][target]
+        return self.between if self.node and source // self.node != target // self.node else inside
+
+    def least(self, num_ranks: int, inside: Fraction) -> Fraction:
+        """The least time of a message between two ranks."""
+        ranks = range(num_ranks)
+        return min((self.time(a, b, inside) for a in ranks for b in ranks if a != b), default=Fraction(0))
+
+    def visit_all(self, num_ranks: int, inside: Fraction) -> Fraction:
+        """A time below that of messages on any way through all ranks: the shortest tree that joins them."""
+        if not self.node and not self.table:
+            return (num_ranks - 1) * inside
+        total, near = Fraction(0), {rank: self.time(0, rank, inside) for rank in range(1, num_ranks)}
+        while near:
+            rank = min(near, key=near.__getitem__)
+            total += near.pop(rank)
+            near = {other: min(time, self.time(rank, other, inside)) for other, time in near.items()}
+        return total
+
+
+ALIKE = Links()
+
+
+# --- costs
 
 PAIR_KINDS = tuple(sorted("".join(sorted(pair)) for pair in combinations_with_replacement(KINDS, 2)))  # BB, BF, …
 TABLES = Path(__file__).parent / "tables"
@@ -210,8 +291,6 @@ def any_pairs(costs: Costs) -> Costs:
 
 
 # ---------------------------------------------------------------- reading
-
-
 def parse_costs(text: str) -> Costs:
     """`F=1,I=1,W=1,FB=1.8`: F, I and W default to 1, B to I+W, a pair to its sum; ValueError says what is wrong."""
     values: dict[str, Fraction] = {}

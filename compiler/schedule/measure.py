@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from compiler.schedule.bound import lower_bound
+from compiler.schedule.bound import bound_of_unequal, lower_bound, one_copy_bound
 from compiler.schedule.costs import Costs
-from compiler.schedule.one_copy_bound import one_copy_bound
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, simulate
-from compiler.schedule.unequal import bound_of_unequal
 from runtime.contract.actions import Action, Pair
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from compiler.ir.stage_placement import StagePlacement
-from compiler.schedule.limits import MAX_RANKS
+from compiler.schedule.costs import MAX_RANKS
 from dsl.messages.diagnostics import plural
 from runtime.contract.actions import COPIES, Action, Step, actions_of, parse_step
 

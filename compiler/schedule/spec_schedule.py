@@ -7,12 +7,11 @@ from fractions import Fraction
 from pathlib import Path
 
 from compiler.files.text import TextFileError, read_text
-from compiler.schedule.costs import Costs
-from compiler.schedule.limits import MAX_CELLS, MAX_RANKS
+from compiler.schedule.costs import MAX_CELLS, MAX_RANKS, Costs
 from compiler.schedule.schedule import Schedule, ScheduleError
 from compiler.schedule.simulate import simulate
 from compiler.schedule.torch_csv import from_torch_csv
-from dsl.closed_forms import ramp
+from dsl.closed_forms import stages as ramp
 from dsl.facts.layout import expanded
 from dsl.facts.schedules import PLAIN
 from dsl.schema import Spec

@@ -11,41 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from compiler.emit import recipe
-from dsl.messages.diagnostics import Diagnostic
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Diagnostic, Span
 from dsl.schema import Data, Spec
 from runtime.contract import EXTRA_TOKENS
 from runtime.data import corpus
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.readers import TEXT_SUFFIXES
 
-CODES = {
-    "D0101": "the source of the data matches files that hold text",
-    "D0102": "the chat template can be read, and marks what the assistant says",
-    "D0103": "a source that is filtered is text",
-    "D0104": "all files that a source matches are read",
-    "D0105": "a file is in one source of a blend",
-    "D0106": "a source has enough text for a sample",
-}
 PLAIN_SUFFIXES = (*TEXT_SUFFIXES, ".jsonl")
-MORE = {
-    "D0101": "A warning of `dsc check`, as the text may be elsewhere: `dsc train --data DIR` says where the paths of "
-    "the data start. `dsc train` refuses a source that matches nothing. Read are .txt, .md and .py "
-    "files whole, .jsonl files with a document a line, also as .jsonl.gz and .jsonl.zst, and .parquet and .arrow files "
-    "with a document a row.",
-    "D0102": "A warning of `dsc check`, where tokenizer and rows are there: `dsc train` refuses the first row that the "
-    "template cannot be used for. The loss of a row of `messages` is on what the template puts between "
-    "`{% generation %}` and `{% endgeneration %}`. A template without them would leave the row without a loss.",
-    "D0103": "A warning of `dsc check`, where the files are there: `dsc train` refuses to filter files of token ids, "
-    "in which there is no text to judge. In a blend, `filters { }` in a source says that it has none.",
-    "D0104": "A warning of `dsc check`, by the names of files alone. `dsc data prepare` and `dsc train` say the same, "
-    "and count files that are not in UTF-8, too. Files with other suffixes, hidden files and symbolic links are not "
-    "read. A pattern that matches no such file, such as `notes/**/*.md`, gives no warning.",
-    "D0105": "A warning of `dsc check`, `dsc data prepare` and `dsc train`. Each source of a blend is divided by "
-    "itself, so a file in two of them may be held out of one and trained on in the other.",
-    "D0106": "A warning of `dsc check`, where the files are there. A sample is `train.sequence` and two tokens more, "
-    "and the files of the source have fewer bytes. `dsc train` refuses a text that is shorter than a sample.",
-}
 
 
 def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Diagnostic, ...]:

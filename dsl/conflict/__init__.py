@@ -27,8 +27,7 @@ from dsl.conflict.sheet import (
     value_at,
     variables,
 )
-from dsl.messages.diagnostics import Conflict, Diagnostic, Edit, in_order
-from dsl.messages.source import Source, Span
+from dsl.messages.diagnostics import Conflict, Diagnostic, Edit, Source, Span, in_order
 from dsl.rules import JOINT, missing, related
 from dsl.rules.finding import Finding, Rule
 from dsl.rules.resources import compute_keeps_sms, state_fits

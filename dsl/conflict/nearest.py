@@ -8,9 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import log
 
-from dsl.closed_forms import memory, ramp
-from dsl.conflict.numbers import around, common, divisors, lcm
-from dsl.conflict.sheet import CHUNKS, DATA, SCHEDULE, SPLIT, Sheet, Value, checked, expert_widths, split
+from dsl.closed_forms import memory
+from dsl.closed_forms import stages as ramp
+from dsl.conflict.sheet import (
+    CHUNKS,
+    DATA,
+    SCHEDULE,
+    SPLIT,
+    Sheet,
+    Value,
+    around,
+    checked,
+    common,
+    divisors,
+    expert_widths,
+    lcm,
+    split,
+)
 from dsl.facts.schedules import DEFAULT, PLAIN, facts_of
 from dsl.rules.parallel import MAX_PLANNED
 from dsl.schema import Batch

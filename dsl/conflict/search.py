@@ -15,7 +15,7 @@ from math import inf
 from dsl.conflict import nearest, weakest
 from dsl.conflict.sheet import DATA, MODEL, PRECISION, SCHEDULE, WORLD, Sheet, Value, Variable
 from dsl.facts.schedules import default_of
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Span
 from dsl.rules.finding import Rule
 from dsl.rules.resources import state_fits
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from math import gcd, isqrt
 from typing import Any, Protocol, TypeVar
 
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Span
 from dsl.schema import Gqa, LayerRange, Moe, Node, Spec, TrainTokenizer
 from dsl.schema.paths import checked_key, checked_path, checked_paths
 
 Value = int | str
 Names = TypeVar("Names", bound=Collection[str])
-
 PLAIN = checked_paths(
     "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "parallel.expert", "parallel.data",
     "parallel.expert_tensor",
@@ -182,3 +183,32 @@ def text_of(variable: Variable, value: Value, spec: Spec) -> str:
         assert isinstance(value, int)
         return write(value, "byte")
     return str(value)
+
+
+# --- Divisors and multiples
+
+
+@cache
+def divisors(number: int) -> tuple[int, ...]:
+    """Ascending. The numbers of a spec are at most 10⁸, so at most 10⁴ are tried; of larger ones, those up to 10⁴."""
+    small = [each for each in range(1, min(isqrt(number), 10_000) + 1) if number % each == 0]
+    return tuple(sorted({*small, *(number // each for each in small)}))
+
+
+def lcm(*numbers: int) -> int:
+    """The least common multiple; 1 of none."""
+    result = 1
+    for each in numbers:
+        result = result * each // gcd(result, each)
+    return result
+
+
+def common(*numbers: int) -> int:
+    """The greatest common divisor; 0 of none."""
+    return gcd(*numbers)
+
+
+def around(value: int, unit: int) -> tuple[int, ...]:
+    """The multiples of `unit` next to `value`: the largest up to it, and the smallest from it on."""
+    below = value // unit * unit
+    return tuple(each for each in dict.fromkeys((below, -(-value // unit) * unit)) if each > 0)

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dsl.conflict.numbers import common, divisors, lcm
-from dsl.conflict.sheet import DATA, PIPELINE, SPLIT, Value, Variable, checked, split
+from dsl.conflict.sheet import DATA, PIPELINE, SPLIT, Value, Variable, checked, common, divisors, lcm, split
 from dsl.facts.schedules import FACTS, PLAIN, facts_of
 from dsl.schema.model import MAX_LAYER
 from dsl.schema.parallel import MAX_DEGREE

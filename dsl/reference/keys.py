@@ -17,7 +17,7 @@ from dsl.facts import units
 from dsl.rules import RULES
 from dsl.rules.finding import Rule
 from dsl.schema import Choices, Derived, LayerRange, Mtp, Node, Spec, Tile
-from dsl.schema.fields import WORDS_AS_TEXT, FieldType, fields_of
+from dsl.schema.base import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.text.syntax import NAMED
 
 NESTED = ("more",)  # blocks that may be within one of their kind

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from dsl.reference.keys import Block, Key, blocks, told_at
 from dsl.reference.lessons import COMMAND, Example, lesson
-from dsl.reference.topics import GROUPS, sample
-from dsl.reference.words import BATCH, FAMILIES, WORDS, Unit, Word, family
+from dsl.reference.topics import BATCH, FAMILIES, GROUPS, WORDS, Unit, Word, family, sample
 from dsl.rules.codes import CODES
 from dsl.schema import BUILT_IN
 

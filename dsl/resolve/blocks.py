@@ -7,15 +7,14 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from dsl.messages.diagnostics import MEANT
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import MEANT, Span
 from dsl.resolve import derive, forms
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import MAX_HINTED, count
 from dsl.resolve.merge import key_of, label_of, lost_keys, merge
 from dsl.resolve.values import out_of_bounds, scalar
 from dsl.schema import BUILT_IN, LayerRange, Model, Node, Tile, choices
-from dsl.schema.fields import FieldType, broken_bound, fields_of, keys_of
+from dsl.schema.base import FieldType, broken_bound, fields_of, keys_of
 from dsl.schema.model import MAX_LAYER
 from dsl.text.syntax import NAMED, Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
 
@@ -204,7 +203,7 @@ def _without_label(context: Context, name: str, labels: tuple[Value, ...]) -> No
 
 
 def _kind_hint(path: str, word: str, kinds: Collection[str]) -> str:
-    from dsl.resolve.meant import kind_hint  # only where something is wrong
+    from dsl.resolve.unused import kind_hint  # only where something is wrong
 
     return kind_hint(path, word, kinds)
 
@@ -341,7 +340,7 @@ def _unknown(
     if len(context.mistakes) >= MAX_HINTED:
         context.complain("E0201", message, word.span)
         return set()
-    from dsl.resolve.meant import key_meant  # only where something is wrong
+    from dsl.resolve.unused import key_meant  # only where something is wrong
 
     meant, hint, notes = key_meant(scope.path, cls, block, statement, keys)
     if isinstance(statement, Block) and len(meant) == 1 and MEANT.fullmatch(hint) and _takes_block(cls, *meant):

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from dsl.closed_forms.ramp import Size
+from dsl.closed_forms.stages import Size
 from dsl.facts.units import Quantity
-from dsl.messages.diagnostics import Diagnostic, Note, listed
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Diagnostic, Note, Span, listed
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import merge
 from dsl.schema import BUILT_IN, Node, Tile, Within

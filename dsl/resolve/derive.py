@@ -9,17 +9,16 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from dsl.closed_forms import ramp as ramps
+from dsl.closed_forms import stages
 from dsl.facts.devices import FIELDS as PEAK_FIELDS
 from dsl.facts.devices import peaks_of
 from dsl.facts.schedules import DEFAULT_CHUNKS, default_of, facts_of
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Span
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import STEP, TOKEN, convert, phrase, whole
 from dsl.resolve.merge import key_of, lost_keys
 from dsl.schema import Batch, Device, More, Node, Parallel, Schedule, Sm, Spec, Train, Unit, Within
-from dsl.schema.base import MAX_TOKENS
-from dsl.schema.fields import broken_bound, fields_of
+from dsl.schema.base import MAX_TOKENS, broken_bound, fields_of
 from dsl.schema.parallel import MAX_DEGREE
 from dsl.text.syntax import Attribute, Block, Word
 
@@ -172,7 +171,7 @@ def of_name(cls: type[Node], values: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- steps and tokens
 
 
-def ramp_of(context: Context) -> ramps.Ramp | None:
+def ramp_of(context: Context) -> stages.Ramp | None:
     """How the batch grows over the whole run, phases before this one included; None when what says so has failed."""
     ramp = own_ramp(context)
     try:
@@ -182,7 +181,7 @@ def ramp_of(context: Context) -> ramps.Ramp | None:
         return None
 
 
-def own_ramp(context: Context) -> ramps.Ramp | None:
+def own_ramp(context: Context) -> stages.Ramp | None:
     """How the batch grows from the beginning of this phase on, or None when what says so has failed."""
     try:
         batch: Batch = peek(context, "train.batch")
@@ -190,9 +189,9 @@ def own_ramp(context: Context) -> ramps.Ramp | None:
         quantum = 2 * _positive(context, "parallel.data") * micro_batch
     except RejectedError:
         return None
-    if batch.end < batch.start or ramps.num_sizes(batch, quantum) > ramps.MAX_SIZES:
+    if batch.end < batch.start or stages.num_sizes(batch, quantum) > stages.MAX_SIZES:
         return None
-    return ramps.ramp(batch, sequence, quantum)
+    return stages.ramp(batch, sequence, quantum)
 
 
 def tokens_of_steps(context: Context, scope: Scope, statement: Attribute | Block) -> int:

@@ -10,8 +10,7 @@ from itertools import islice
 
 from dsl.facts import units
 from dsl.facts.units import PLAIN, Dimension, Quantity, spoken
-from dsl.messages.diagnostics import Note, listed
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Note, Span, listed
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.merge import key_of
 from dsl.schema import Unit

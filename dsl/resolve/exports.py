@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from dsl.messages.diagnostics import Diagnostic, Note
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Diagnostic, Note, Span
 from dsl.resolve.merge import merge
 from dsl.text.syntax import Block, Import, Let
 

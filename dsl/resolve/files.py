@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsl.messages.diagnostics import Diagnostic, Note
-from dsl.messages.source import Source, Span
+from dsl.messages.diagnostics import Diagnostic, Note, Source, Span
 from dsl.resolve.exports import LET, Exports, Key, joined, put_over
 from dsl.resolve.merge import unique
 from dsl.text.parser import MAX_BYTES, decode, parse

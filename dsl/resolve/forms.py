@@ -8,10 +8,9 @@ from fractions import Fraction
 from itertools import takewhile
 from typing import Literal
 
-from dsl.closed_forms.ramp import Ramp
+from dsl.closed_forms.stages import Ramp
 from dsl.facts.units import PLAIN, Quantity, spoken
-from dsl.messages.diagnostics import listed
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Span, listed
 from dsl.resolve.context import Context, RejectedError, Scope, suggest
 from dsl.resolve.evaluate import STEP, TOKEN, convert, is_value, leading, phrase, whole
 from dsl.resolve.merge import key_of

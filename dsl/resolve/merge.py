@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from dsl.messages.diagnostics import Diagnostic, Note
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Diagnostic, Note, Span
 from dsl.text.syntax import ALTERNATIVES, Attribute, Block, Import, Let, Line, Lost, Number, Statement, Word
 
 MAX_NOTES = 8

@@ -9,23 +9,36 @@ run alone, which then has a precision of its own that extends it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from dsl.messages.diagnostics import MAX_LISTED
-from dsl.messages.source import OVERRIDE, Source, Span
+from dsl.messages.diagnostics import MAX_LISTED, OVERRIDE, Source, Span
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import ranges_of
+from dsl.resolve.files import Definitions
 from dsl.resolve.merge import PHASE, inner, key_of, merge
 from dsl.schema import BUILT_IN, Node, Spec
-from dsl.schema.fields import fields_of, keys_of
+from dsl.schema.base import fields_of, keys_of
 from dsl.text.parser import MAX_PARTS, parse
-from dsl.text.syntax import NAMED, Attribute, Block, Let, Line, Phrase, Range, Statement, String, Word
+from dsl.text.syntax import (
+    NAMED,
+    Attribute,
+    Block,
+    Call,
+    Let,
+    Line,
+    Number,
+    Phrase,
+    Range,
+    Statement,
+    String,
+    Value,
+    Word,
+)
 
 NAME_OR_CALL = re.compile(r"[A-Za-z_]\w*(\([^()]*\)?)?", re.ASCII)  # train(4096), also if not closed
 KEY = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+)*)\s*(=?)", re.ASCII)
 EXAMPLE = "write `-s parallel.pipeline=8`"
-
 Setting = Attribute | Block | tuple[Line, ...]  # what a path is set to; lines are those of a rate
 
 
@@ -56,8 +69,6 @@ def override(context: Context, text: str) -> None:
 
 
 # ---------------------------------------------------------------- reading
-
-
 def _read(context: Context, source: Source) -> tuple[Word, Setting] | None:
     """The path that is set, and to what."""
     match = KEY.match(source.text)
@@ -129,8 +140,6 @@ def _is_plain(value: str) -> bool:
 
 
 # ---------------------------------------------------------------- setting
-
-
 def _let_meant(name: str, lets: Collection[str]) -> str:
     """A hint for a name that is no key and no `let`; "" where there are none, or a key was meant."""
     from dsl.messages.spelling import nearest  # only where something is wrong
@@ -252,3 +261,62 @@ def _with(block: Block, old: Statement, new: Statement) -> Block:
     """A block with one statement in the place of another."""
     body = tuple(new if each is old else each for each in block.body)
     return Block(block.key, block.labels, block.parent, body, block.head, block.end)
+
+
+# --- A spec with some of its values written anew: what an edit of the text would give, without reading it again
+
+RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)", re.ASCII)
+CALL = re.compile(r"([a-z]+)\(([0-9]+)\)", re.ASCII)
+
+
+def edited(definitions: Definitions, edits: Mapping[Span, str]) -> Definitions:
+    """Definitions in which the values at the spans are others. Spans stay as they are."""
+    blocks = {key: _block(block, edits) for key, block in definitions.blocks.items()}
+    return replace(definitions, blocks=blocks, sources=[*definitions.sources], mistakes=[])
+
+
+def edited_overrides(overrides: Iterable[str], edits: Mapping[Span, str]) -> tuple[str, ...]:
+    """The overrides of the command line with these edits made."""
+    new = {span.source.text: (span, text) for span, text in edits.items() if span.source.name == OVERRIDE}
+    return tuple(
+        f"{text[: new[text][0].start]}{new[text][1]}{text[new[text][0].end :]}" if text in new else text
+        for text in overrides
+    )
+
+
+def respelled(definitions: Definitions, names: Mapping[Span, str]) -> Definitions:
+    """Definitions in which the keys of the blocks at the spans are others."""
+    blocks = {key: _respelled(block, names) for key, block in definitions.blocks.items()}
+    return replace(definitions, blocks=blocks, sources=[*definitions.sources], mistakes=[])
+
+
+def _respelled(block: Block, names: Mapping[Span, str]) -> Block:
+    key = Word(names[block.key.span], block.key.span) if block.key.span in names else block.key
+    body = tuple(_respelled(each, names) if isinstance(each, Block) else each for each in block.body)
+    same = key is block.key and all(new is old for new, old in zip(body, block.body, strict=True))
+    return block if same else replace(block, key=key, body=body)
+
+
+def _block(block: Block, edits: Mapping[Span, str]) -> Block:
+    labels = tuple(_value(edits[label.span], label.span) if label.span in edits else label for label in block.labels)
+    return replace(block, labels=labels, body=tuple(_statement(each, edits) for each in block.body))
+
+
+def _statement(statement: Statement, edits: Mapping[Span, str]) -> Statement:
+    if isinstance(statement, Block):
+        return _block(statement, edits)
+    if isinstance(statement, Attribute) and statement.phrase.span in edits:
+        span = statement.phrase.span
+        return replace(statement, phrase=Phrase((_value(edits[span], span),), span))
+    return statement
+
+
+def _value(text: str, span: Span) -> Value:
+    """Numbers with units, words, layer ranges and `train(4096)`: all that an edit writes."""
+    match = RANGE.fullmatch(text)
+    if match is not None:
+        return Range(Number(match[1], span), Number(match[2], span), span)
+    match = CALL.fullmatch(text)
+    if match is not None:
+        return Call(match[1], (Number(match[2], span),), span)
+    return Number(text, span) if text[0].isdigit() else Word(text, span)

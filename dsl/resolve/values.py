@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args, get_origin
 
 from dsl.facts import units
 from dsl.facts.units import exactly
-from dsl.messages.source import OVERRIDE, Span
+from dsl.messages.diagnostics import OVERRIDE, Span
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.evaluate import convert, number, phrase
 from dsl.schema import Tile, Unit
-from dsl.schema.fields import WORDS_AS_TEXT, FieldType, broken_bound
+from dsl.schema.base import WORDS_AS_TEXT, FieldType, broken_bound
 from dsl.schema.train import LOCAL
 from dsl.text.parser import MAX_STRING
 from dsl.text.syntax import Attribute, Let, ListOf, Number, String, Value, Word

@@ -9,23 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from dsl.messages.diagnostics import Diagnostic, Note
-from dsl.messages.source import Span
-from dsl.rules import (
-    adapter,
-    data,
-    indexer,
-    model,
-    parallel,
-    phases,
-    places,
-    precision,
-    recompute,
-    resources,
-    rewards,
-    tensor,
-    training,
-)
+from dsl.messages.diagnostics import Diagnostic, Note, Span
+from dsl.rules import adapter, data, model, parallel, phases, places, precision, resources, rewards, tensor
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
 from dsl.schema.paths import checked_paths
@@ -135,12 +120,12 @@ RULES: tuple[Row, ...] = (
     (("precision",), precision.scales_are_those_of_a_format),
     (
         ("recompute", "model.name", "model.logit_cap", "model.hyper_connections", *ATTENTIONS, f"{LAYERS}.ffn.shared"),
-        recompute.recomputed_ops_exist,
+        resources.recomputed_ops_exist,
     ),
-    (("recompute", "recompute_layers", "model.mtp", "model.hyper_connections"), recompute.layers_are_named_once),
+    (("recompute", "recompute_layers", "model.mtp", "model.hyper_connections"), resources.layers_are_named_once),
     (
         ("recompute_layers", "recompute", "model.mtp", "model.name", f"{LAYERS}.last"),
-        recompute.counted_layers_are_run_again,
+        resources.counted_layers_are_run_again,
     ),
     (
         (
@@ -197,9 +182,9 @@ RULES: tuple[Row, ...] = (
     (("adapter.on", "model"), adapter.adapted_matrices_exist),
     (("adapter", "model"), adapter.rank_is_low),
     (("adapter.on", "precision.dispatch", "precision.compute"), adapter.adapters_read_what_arrives),
-    (ATTENTIONS, indexer.indexers_read_what_attention_makes),
-    (("train.only", "train.validate", "adapter", "model.name", *ATTENTIONS), indexer.what_alone_is_trained_exists),
-    (("train.only", "parallel.zero", "parallel.data"), indexer.still_weights_are_whole),
+    (ATTENTIONS, model.indexers_read_what_attention_makes),
+    (("train.only", "train.validate", "adapter", "model.name", *ATTENTIONS), model.what_alone_is_trained_exists),
+    (("train.only", "parallel.zero", "parallel.data"), model.still_weights_are_whole),
     (("train.validate", "data.validation"), resources.validation_has_data),
     (("train.checkpoint.best", "train.checkpoint.every", "train.validate"), resources.best_is_measured),
     (("train.checkpoint.keep_every", "train.checkpoint.every"), resources.kept_checkpoints_are_saved),
@@ -281,7 +266,7 @@ RULES: tuple[Row, ...] = (
 )
 checked_paths(*(read for reads, _ in RULES for read in reads))
 
-REFUSALS: tuple[Rule, ...] = (training.trains_in_a_built_in_precision, training.has_kernels_of_the_precision)
+REFUSALS: tuple[Rule, ...] = (places.trains_in_a_built_in_precision, places.has_kernels_of_the_precision)
 
 
 def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> tuple[Diagnostic, ...]:

@@ -6,10 +6,35 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dsl.schema.attention import AnyAttention, CustomAttention, Mla, ModuleText
+from dsl.schema.attention import AnyAttention, Compressed, CustomAttention, Mla, ModuleText
 from dsl.schema.base import Choices, Node, Phase, Quiet, Syntax, Width
-from dsl.schema.compressed import Compressed
-from dsl.schema.residual import HyperConnections
+
+# --- Residual streams of a model that has several. Published values: arXiv 2606.19348, section 4.2
+
+
+class HyperConnections(Node):
+    """Several residual streams in the place of one (mHC, arXiv 2512.24880).
+
+    Every part of a layer reads a sum of them, and adds to all what it gives. They are mixed by a matrix of each token,
+    whose rows and columns sum to 1.
+    """
+
+    streams: Annotated[int, Field(ge=2, le=16, description="residual streams", examples=["streams = 4"])]
+    rounds: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=100,
+            description="rounds of Sinkhorn and Knopp, which divide by the sums of rows and of columns",
+            examples=["rounds = 20"],
+        ),
+    ] = 20
+    eps: Annotated[
+        float, Field(gt=0, le=0.1, description="what is added to sums that are divided by", examples=["eps = 1e-6"])
+    ] = 1e-6
+
+
+# --- model
 
 MAX_LAYER = 999  # counted from 0; a layer takes some 50 ms to compile
 
@@ -68,8 +93,6 @@ Clamped = Annotated[
         examples=["clamp { limit = 7, alpha = 1.702, shift = 1 }"],
     ),
 ]
-
-
 Biased = Annotated[
     bool,
     Quiet(),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dsl.messages.source import Source, Span
+from dsl.messages.diagnostics import Source, Span
 
 NAMED = ("model", "cluster", "precision")  # blocks of their own, which a run names
 KINDS = ("run", *NAMED)  # of the blocks of a file

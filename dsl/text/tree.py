@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dsl.messages.diagnostics import Diagnostic, is_hidden
-from dsl.messages.source import Source, Span
+from dsl.messages.diagnostics import Diagnostic, Source, Span, is_hidden
 from dsl.text.syntax import (
     Attribute,
     Binary,

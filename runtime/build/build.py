@@ -14,10 +14,9 @@ from itertools import count
 from pathlib import Path
 from types import ModuleType
 
-from runtime.build.certificate import CertificateError, program_names, recheck
+from runtime.build.certificate import CertificateError, check_collectives, check_start, program_names, recheck
 from runtime.build.files import BuildError, OtherBuildError, read, versions
 from runtime.build.modules import Modules
-from runtime.build.world_check import check_collectives, check_start
 from runtime.contract import Plan, Program, check_programs
 from runtime.system.strict_json import FormError
 

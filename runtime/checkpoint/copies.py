@@ -18,11 +18,10 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from runtime.checkpoint import durable_files as files
-from runtime.checkpoint.manifest_file import MANIFEST
 from runtime.checkpoint.places import Place, manifest_of
 from runtime.checkpoint.publish import Published, Saved
 from runtime.checkpoint.retention import Keep
-from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, Shard, render
+from runtime.checkpoint.shard_manifest import MANIFEST, CheckpointError, Manifest, Shard, render
 
 _STOP = -1
 

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.durable_files import CHUNK_BYTES, PUBLISHED
-from runtime.checkpoint.manifest_file import MANIFEST
-from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, parse
+from runtime.checkpoint.shard_manifest import MANIFEST, CheckpointError, Manifest, parse
 from runtime.system.outcome import ReportedError
 
 LOCAL = "local"  # the folder of the run

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.loading import DTYPE_NAMES, MANIFEST, Checkpoint, latest, load, published
-from runtime.checkpoint.manifest_file import Parsed
 from runtime.checkpoint.places import NOTHING, Inventory
 from runtime.checkpoint.retention import Keep
 from runtime.checkpoint.shard_manifest import (
     CheckpointError,
     Entry,
     Manifest,
+    Parsed,
     Shard,
     check_complete,
     check_name,

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.loading import latest
-from runtime.checkpoint.manifest_file import CHECKPOINTS, MANIFEST, read_manifest
 from runtime.checkpoint.places import Place, inventory
 from runtime.checkpoint.publish import LATEST, free_name, prepare, remove
-from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, render
+from runtime.checkpoint.shard_manifest import CHECKPOINTS, MANIFEST, CheckpointError, Manifest, read_manifest, render
 
 
 def restore(

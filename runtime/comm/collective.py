@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from runtime.comm.communicator import Communicator
-from runtime.comm.gloo_sums import GlooParts, GlooSums
-from runtime.comm.rows import Rows, as_bytes
 from runtime.comm.transport import (
     Carrier,
     Channel,
@@ -18,13 +19,301 @@ from runtime.comm.transport import (
     Parts,
     PartsKind,
     Pending,
+    Rows,
     Shares,
+    Summed,
     Sums,
     Swap,
     SwapKind,
     Work,
+    as_bytes,
     digest,
+    equal_shares,
+    largest_of,
+    sum_in_order,
 )
+from runtime.system.outcome import ReportedError
+
+# --- How ranks come together before a channel is opened: each says in a store where it is, so who is missing is named
+#
+# A channel that is opened before all its ranks are there holds those that are, on GPUs for ever. So ranks first wait
+# for one another in the store by which they were started, and that wait ends.
+
+
+class MissingRankError(ReportedError):
+    """Ranks did not come in time; the message names them, and what this rank waits in."""
+
+    def __init__(self, missing: Sequence[int], timeout_s: float, what: str) -> None:
+        who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        super().__init__(f"{who} did not come within {timeout_s:g} s: this rank waits in `{what}`", of_peer=True)
+        self.missing = tuple(missing)
+
+
+class Meeting:
+    """The start of a world, as one of its ranks sees it: `arrive` at one thing after the other.
+
+    All ranks make their meetings in the same order. `set_action`: is told what this rank waits in.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, timeout_s: float, set_action: Callable[[str], None] = lambda _: None
+    ) -> None:
+        number = store.add(f"dsc/starts of rank {rank}", 1)
+        self.store = dist.PrefixStore(f"dsc/start {number}", store)
+        self._rank, self._timeout_s, self._set_action = rank, timeout_s, set_action
+
+    def arrive(self, what: str, members: Sequence[int]) -> None:
+        """Return when all members have arrived at `what`, a name that they use once. Raises MissingRankError.
+
+        Three requests to the store and a wait, for whatever number of members.
+        """
+        self._set_action(what)
+        self.store.set(f"at/{self._rank}", json.dumps([what, [*members]]))
+        self.store.set(f"{what}/{self._rank}", "")
+        if self.store.add(f"{what}/count", 1) == len(members):
+            self.store.set(f"{what}/all", "")
+        try:
+            self.store.wait([f"{what}/all"], timedelta(seconds=self._timeout_s))
+        except RuntimeError:  # of which the store's are
+            if missing := self._missing(what, members, {what}):
+                raise MissingRankError(missing, self._timeout_s, what) from None
+            raise
+
+    def _missing(self, what: str, members: Sequence[int], seen: set[str]) -> list[int]:
+        """The members that keep the others waiting: where they themselves wait elsewhere, those that they wait for."""
+        away = self._away(what, members)
+        for rank in away:
+            if self.store.check([f"at/{rank}"]):
+                elsewhere, others = json.loads(self.store.get(f"at/{rank}"))
+                if elsewhere not in seen and self._away(elsewhere, others):
+                    return self._missing(elsewhere, others, seen | {elsewhere})
+        return away
+
+    def _away(self, what: str, members: Sequence[int]) -> list[int]:
+        return [rank for rank in members if not self.store.check([f"{what}/{rank}"])]
+
+
+# --- A group of ranks over torch.distributed, which its members alone make: of gloo between processes, NCCL between
+# GPUs
+#
+# `torch.distributed.new_group` names a group by how many groups the process has made, so all ranks must make all
+# groups. A communicator has a name of its own in the store instead
+# (docs/adr/0020-channels-are-opened-in-one-proven-order.md).
+
+
+class Communicator:
+    """One channel. Peers are world ranks; tensors are contiguous."""
+
+    def __init__(
+        self, channel: Channel, rank: int, meeting: Meeting, start_timeout_s: float, timeout_s: float, sms: int = 0
+    ) -> None:
+        """Waits for the members, `start_timeout_s` at most; MissingRankError. Later calls wait for `timeout_s`.
+
+        `sms`: those of a GPU that all its communicators together may take; 0: as many as NCCL takes.
+        """
+        self.kind, self.members = channel
+        self.rank, self.name, self.sms = rank, name_of(channel), sms
+        self.carrier: Carrier = "nccl" if dist.get_backend() == "nccl" else "gloo"
+        meeting.arrive(f"connect {self.name}", self.members)
+        self._group = self._make(meeting, start_timeout_s, timeout_s)
+
+    def _make(self, meeting: Meeting, start_timeout_s: float, timeout_s: float) -> Any:
+        if self.kind == "world":
+            return dist.group.WORLD
+        place = dist.PrefixStore(self.name, meeting.store), self.index_of(self.rank), len(self.members)
+        if self.carrier == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=timeout_s)
+            options.group_name = self.name  # type: ignore[assignment]  # a str of its own type
+            if self.sms:
+                options.config.max_ctas = most_ctas(self.kind, self.sms)
+            return dist.ProcessGroupNCCL(*place, options)
+        group = dist.ProcessGroupGloo(*place, timedelta(seconds=start_timeout_s))  # it connects at once
+        group._set_default_timeout(timedelta(seconds=timeout_s))
+        return group
+
+    def index_of(self, rank: int) -> int:
+        """The place of a world rank among the members."""
+        return self.members.index(rank)
+
+    def greet(self, device: torch.device) -> None:
+        """Use the channel for the first time, as it will be used later. ChannelError: another rank is at its end."""
+        stamp = digest(self.name)
+        mine = torch.tensor([self.rank, stamp], device=device)
+        size = len(self.members)
+        theirs = torch.zeros(size, 2, dtype=mine.dtype, device=device)
+        if self.kind == "edge":
+            self._greet_peer(mine, theirs)
+        elif self.kind in get_args(SwapKind):
+            ones = (1,) * size
+            self.all_to_all(theirs, mine.expand(size, 2).contiguous(), ones, ones).wait()
+        else:
+            self.all_gather(list(theirs), mine)
+            self.all_reduce(torch.ones(1, device=device)).wait()
+        if theirs.tolist() != [[member, stamp] for member in self.members]:
+            raise ChannelError(f"connect {self.name}: other ranks than these answer: {theirs.tolist()}")
+
+    def _greet_peer(self, mine: Tensor, theirs: Tensor) -> None:
+        """A message along the edge, and one back."""
+        here = self.index_of(self.rank)
+        theirs[here], peer = mine, self.members[1 - here]
+        answer = torch.zeros_like(mine)
+        for sends in (here == 0, here == 1):
+            (self.send(mine, peer) if sends else self.receive(answer, peer)).wait()
+        theirs[1 - here] = answer
+
+    # ---- what channels use
+
+    def send(self, tensor: Tensor, peer: int) -> Work:
+        """Begin to send a tensor."""
+        return _work(self._group.send([tensor], self.index_of(peer), 0))
+
+    def receive(self, tensor: Tensor, peer: int) -> Work:
+        """Begin to receive into a tensor."""
+        return _work(self._group.recv([tensor], self.index_of(peer), 0))
+
+    def all_to_all(self, room: Tensor, sent: Tensor, taken: Sequence[int], given: Sequence[int]) -> Work:
+        """Begin to give each member `given` rows of `sent`, and to take `taken` rows of each."""
+        return _work(self._group.alltoall_base(room, sent, list(taken), list(given)))
+
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> Work:
+        """Begin to sum a tensor over the members, or to take the largest of each of its numbers."""
+        return _work(self._group.allreduce([tensor], dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM))
+
+    def reduce_scatter(self, mine: Tensor, whole: Tensor) -> Work:
+        """Begin to give each member the sum of the part of `whole` at its place. Parts are equal; `mine` may be one.
+        NCCL has it, gloo has not."""
+        return _work(self._group._reduce_scatter_base(mine, whole))
+
+    def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
+        """Give each row the tensor of the member at its place."""
+        self.start_all_gather(rows, mine).wait()
+
+    def start_all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> Work:
+        """Begin to do so. `mine` may be one of the rows."""
+        return _work(self._group.allgather([list(rows)], [mine]))
+
+    def start_flat_gather(self, whole: Tensor, mine: Tensor) -> Work:
+        """Begin to fill `whole` with the equal parts of the members; `mine` may be the one at this one's place."""
+        return _work(self._group._allgather_base(whole, mine))
+
+
+def most_ctas(kind: str, sms: int) -> int:
+    """The thread blocks of NCCL, each of which takes an SM, for a channel of a kind, so that all that may run at a time
+    take no more than `sms`, if that is 7 or more: a rank has at most four directions of messages, its counts, its rows,
+    and sums of gradients, which take a quarter of what is left."""
+    sums = max(1, (sms - 5) // 4)
+    return {"edge": 1, "counts": 1, "reduce": sums}.get(kind, max(1, sms - 5 - sums))
+
+
+def name_of(channel: Channel) -> str:
+    """edge 3>4, expert 0-63, reduce 0-127, 1920-2047: the kind of a channel, and its ranks."""
+    kind, ranks = channel
+    if kind == "edge":
+        return f"{kind} {'>'.join(map(str, ranks))}"
+    starts = [rank for rank in ranks if rank - 1 not in ranks]
+    ends = [rank for rank in ranks if rank + 1 not in ranks]
+    runs = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return f"{kind} {', '.join(runs)}"
+
+
+def _work(work: Work | None) -> Work:
+    assert work is not None, "this rank is not a member of the group"
+    return work
+
+
+# --- Sums over gloo in the order of ranks: the bits are those of ranks that share memory, wherever the ranks are
+#
+# The sums that gloo makes itself are in the order of a ring. So a rank gets its share of all holders, and adds them.
+
+
+@dataclass(frozen=True)
+class GlooSums:
+    world: Communicator
+    communicators: Mapping[Channel, Communicator]
+
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
+        mine = tensor.view(-1)
+        rows = [*mine.new_empty(len(self.world.members), mine.numel())]
+        self.world.all_gather([as_bytes(row) for row in rows], as_bytes(mine))
+        mine.copy_(largest_of(rows) if largest else sum_in_order(rows))
+
+    def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
+        communicator = self.communicators["reduce", holders]
+        if len(holders) == 2 and not shares:
+            return communicator.all_reduce(flat)  # a + b is b + a
+        parts = _parts(flat, shares or equal_shares(flat.numel(), len(holders)))
+        here = communicator.index_of(communicator.rank)
+        rows = [
+            parts[here] if at == here else [part.new_empty(part.shape) for part in parts[here]]
+            for at in range(len(parts))
+        ]
+        return _Summing(communicator, _exchange(communicator, parts, rows), parts, rows, for_all=not shares)
+
+    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
+        _take(self.communicators["reduce", holders], _parts(flat, shares))
+
+
+@dataclass(frozen=True)
+class _Summing:
+    """Parts of a tensor that are under way: this rank's part of each holder, to its `rows`."""
+
+    communicator: Communicator
+    works: Sequence[Work]
+    parts: Sequence[Sequence[Tensor]]
+    rows: Sequence[Sequence[Tensor]]
+    for_all: bool  # whether each holder needs the sums of all parts
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+        mine = self.parts[self.communicator.index_of(self.communicator.rank)]
+        for part, *each in zip(mine, *self.rows, strict=True):
+            part.copy_(sum_in_order(each))
+        if self.for_all:
+            _take(self.communicator, self.parts)
+
+
+def _take(communicator: Communicator, parts: Sequence[Sequence[Tensor]]) -> None:
+    """Give each holder the parts of the others, of which each has its own."""
+    mine = parts[communicator.index_of(communicator.rank)]
+    for work in _exchange(communicator, [mine] * len(parts), parts):
+        work.wait()
+
+
+def _parts(flat: Tensor, shares: Shares) -> list[list[Tensor]]:
+    """The parts of each holder, without those that are empty."""
+    return [[flat[part] for part in share if part.stop > part.start] for share in shares]
+
+
+def _exchange(
+    communicator: Communicator, given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor]]
+) -> list[Work]:
+    """Begin to give each other member its tensors, in place, and to take as many from it as there is room for."""
+    others = [at for at, member in enumerate(communicator.members) if member != communicator.rank]
+    works = [communicator.receive(as_bytes(each), communicator.members[at]) for at in others for each in taken[at]]
+    works += [communicator.send(as_bytes(each), communicator.members[at]) for at in others for each in given[at]]
+    return works
+
+
+@dataclass(frozen=True)
+class GlooParts:
+    communicator: Communicator
+
+    def scatter(self, name: str, flat: Tensor, room: Tensor) -> Summed:
+        count = len(self.communicator.members)
+        given, ones = flat.view(count, -1), (1,) * count
+        taken = given.new_empty(given.shape) if room is flat else room.view(count, -1)
+        work = self.communicator.all_to_all(as_bytes(taken), as_bytes(given), ones, ones)
+        return Summed([work], [*taken], room.view(count, -1)[self.communicator.index_of(self.communicator.rank)])
+
+    def gather(self, name: str, flat: Tensor) -> Work:
+        parts = flat.chunk(len(self.communicator.members))
+        mine = parts[self.communicator.index_of(self.communicator.rank)]
+        return self.communicator.start_all_gather([as_bytes(part) for part in parts], as_bytes(mine))
+
+
+# --- collective
 
 
 class CollectiveLinks:

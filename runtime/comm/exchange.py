@@ -9,15 +9,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from runtime.comm.host_reads import HostReads
-from runtime.comm.rows import Layout, Rows, empty_rows, raw
-from runtime.comm.transport import ChannelError, Pending, Swap, Work, digest
+from runtime.comm.transport import ChannelError, Layout, Pending, Rows, Swap, Work, digest, empty_rows, raw
 from runtime.contract import MoeLayer
+
+# --- Numbers of a device that its host must know: the counts of rows by which it takes memory and starts exchanges
+
+
+class Given(Protocol):
+    """What a tensor comes from, or is made of, by who waits for it."""
+
+    def wait(self) -> torch.Tensor: ...
+
+
+class HostReads:
+    """Reads small tensors of a device on the host.
+
+    The host waits for what gives a tensor, on a stream of its own, and so not for the compute that was queued since.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type != "cpu" else None
+
+    def read(self, pending: Given) -> Any:
+        """Wait for a tensor; its numbers."""
+        if self._stream is None:
+            return pending.wait().tolist()
+        with torch.cuda.stream(self._stream):
+            tensor = pending.wait()
+            numbers = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            numbers.copy_(tensor, non_blocking=True)
+        self._stream.synchronize()
+        return numbers.tolist()
+
+
+# --- exchange
 
 
 @dataclass(frozen=True)
@@ -65,8 +95,6 @@ def ends_of(loads_L: Tensor, alignment: int) -> Tensor:
 
 
 # ---------------------------------------------------------------- between ranks
-
-
 @dataclass(frozen=True)
 class RankRoute(Route):
     """The rows that go to each rank of a group, and those that come from each, and where they lie here."""
@@ -131,8 +159,6 @@ class RankExchange:
 
 
 # ---------------------------------------------------------------- within a rank
-
-
 @dataclass(frozen=True)
 class LocalRoute(Route):
     """The rows of each expert, all of which come from here: how many, and where they end behind their padding."""

@@ -10,20 +10,22 @@ import torch
 from torch import Tensor
 
 from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, Memory, Reader, Writer, pipe_bytes
-from runtime.comm.parts import All, Summed
-from runtime.comm.rows import Rows, copy_rows
 from runtime.comm.transport import (
+    All,
     Carrier,
     Channel,
     ChannelError,
     PartsKind,
     Pending,
+    Rows,
     Shares,
+    Summed,
     Sums,
     Swap,
     SwapKind,
     Wanted,
     Work,
+    copy_rows,
     digest,
 )
 

@@ -19,10 +19,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.comm.parts import sum_parts
-from runtime.comm.rows import copy_rows
-from runtime.comm.transport import Shares, equal_shares, largest_of, sum_in_order
-from runtime.system.machine import machine
+from runtime.comm.transport import Shares, copy_rows, equal_shares, largest_of, sum_in_order, sum_parts
+from runtime.system.outcome import machine
 
 WORD = 8  # bytes
 LINE = 64  # bytes of a cache line, so that no word shares one with a word of another rank

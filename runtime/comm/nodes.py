@@ -20,10 +20,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from runtime.comm.exchange import Route, ends_of
-from runtime.comm.host_reads import HostReads
-from runtime.comm.rows import Layout, Rows, empty_rows, raw
-from runtime.comm.transport import ChannelError, Links, Pending, Swap, SwapKind, Work, digest
+from runtime.comm.exchange import HostReads, Route, ends_of
+from runtime.comm.transport import (
+    ChannelError,
+    Layout,
+    Links,
+    Pending,
+    Rows,
+    Swap,
+    SwapKind,
+    Work,
+    digest,
+    empty_rows,
+    raw,
+)
 
 
 def by_node(members: Sequence[int], on_node: int) -> tuple[tuple[int, ...], ...]:

@@ -26,32 +26,38 @@ from runtime.contract.data import (
     TrainedTokenizer,
 )
 from runtime.contract.held import Bias, Bucket, Host, OptimizerState, Parameter, Quantised, StateTensor, Table
-from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
 from runtime.contract.mesh import Mesh, Opening
 from runtime.contract.nodes import NodeKind, node_kind
 from runtime.contract.numbers import Batches
-from runtime.contract.overlap import BodyTimes, Overlap, ProgramTimes
 from runtime.contract.plan import (
+    BodyTimes,
     ClippedAttention,
     Indexer,
     Layers,
     Message,
     Model,
     MoeLayer,
+    Overlap,
     Phase,
     Plan,
     Precision,
+    ProgramTimes,
     Rows,
 )
 from runtime.contract.programs import (
     Call,
     Certificate,
     Collective,
+    EmittedOp,
     Exchanged,
     Facts,
+    KernelList,
     Manifest,
+    OptimizerStep,
     Program,
+    QuantisedWeights,
     Reduction,
+    SegmentKernels,
     check_programs,
 )
 from runtime.contract.recipe import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
@@ -23,10 +24,39 @@ from runtime.contract.numbers import (
     Shape,
     Vocab,
 )
-from runtime.contract.overlap import Overlap
 from runtime.contract.recipe import Adapter, Train
 from runtime.contract.slices import Slice, tiling_problem
 from runtime.system.strict_json import FormError, Pattern, Range, Tree, read
+
+# --- What a plan predicts of the time of bodies and programs, for people
+
+
+@dataclass(frozen=True)
+class BodyTimes:
+    """Predicted times of a body, and the share of its communication that is hidden under compute."""
+
+    ms: float
+    compute_ms: float
+    communication_ms: float
+    hidden: float
+
+
+@dataclass(frozen=True)
+class ProgramTimes:
+    """Predicted share of the communication of a program that is hidden under compute."""
+
+    hidden: float
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Predicted times by the names of bodies and of programs."""
+
+    bodies: Mapping[str, BodyTimes]
+    programs: Mapping[str, ProgramTimes]
+
+
+# --- plan
 
 
 @dataclass(frozen=True)
@@ -53,8 +83,6 @@ class Phase:
 
 
 # ---------------------------------------------------------------- the model
-
-
 @dataclass(frozen=True)
 class Layers:
     """The layers [first, last] with one feed-forward part, and with an attention of their own or the model's."""
@@ -81,8 +109,6 @@ class Model:
 
 
 # ---------------------------------------------------------------- what ranks hold and exchange
-
-
 @dataclass(frozen=True)
 class Message:
     """What one stage sends to the next."""
@@ -147,8 +173,6 @@ class ClippedAttention:
 
 
 # ---------------------------------------------------------------- the plan
-
-
 @dataclass(frozen=True)
 class Plan:
     """All that a rank needs to know beside its program."""

@@ -22,8 +22,7 @@ from pathlib import Path
 
 from runtime.contract import DataRequest
 from runtime.data.blended import prepare_data
-from runtime.data.errors import DataError, MissingError, where_paths_start
-from runtime.data.files import open_regular
+from runtime.data.files import DataError, MissingError, open_regular, where_paths_start
 from runtime.data.prepare import PHASES
 from runtime.system.outcome import printable, refusal_code
 

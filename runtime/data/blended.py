@@ -18,13 +18,11 @@ from typing import Any
 
 from runtime.contract import DataRequest, TrainedTokenizer
 from runtime.data import encode, prepare, store
-from runtime.data.encode import Progress
-from runtime.data.errors import DataError
-from runtime.data.files import write_synced
+from runtime.data.encode import Progress, Split
+from runtime.data.files import DataError, write_synced
 from runtime.data.filters import FILE
 from runtime.data.pieces import Journal
 from runtime.data.prepare import FORMAT, Guard, Prepared, Say, Task
-from runtime.data.split import Split
 from runtime.data.token_files import TokenTask
 from runtime.data.tokenizer_files import TOKENIZER
 

@@ -26,7 +26,7 @@ from tokenizers import Encoding, Tokenizer
 
 from runtime.contract import Chat, Prompts
 from runtime.data import tokenizer, tokenizer_files
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.readers import LINE_SUFFIXES, SourceFile, json_lines
 
 if TYPE_CHECKING:

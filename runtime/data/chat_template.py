@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 
 MAX_RENDERED = 64 << 20  # characters of a row
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of what a message thinks; templates read the first

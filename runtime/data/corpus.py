@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.data.errors import DataError, MissingError
-from runtime.data.files import open_regular
+from runtime.data.files import DataError, MissingError, open_regular
 from runtime.data.readers import BOM, COLUMN, SUFFIXES, TEXT_SUFFIXES, SourceFile, read_text, suffix_of
 
 STDLIB = "python_stdlib"

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data.errors import DataError
-from runtime.data.extra import INSTALL, extra
+from runtime.data.files import INSTALL, DataError, extra
 
 MINIMA = 128
 RUN = 5  # words

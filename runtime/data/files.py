@@ -1,8 +1,9 @@
-"""Files that may be anything: a pipe or a device in the place of a file is refused, where opening it would wait."""
+"""Files that may be anything, libraries that may be missing, and the errors of data that a user must mend."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import stat
 from difflib import get_close_matches
@@ -11,7 +12,46 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from runtime.data.errors import DataError
+from runtime.system.outcome import printable
+
+# --- What the user must mend about the data: exceptions whose messages name the file
+
+
+class DataError(ValueError):
+    """The corpus, the tokenizer or a shard cannot be used as given.
+
+    Names of files and parts of their contents are in the message, so it is made safe for a terminal here.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+class MissingError(DataError):
+    """Nothing is where a path of a spec says: its paths may start at another folder."""
+
+
+def where_paths_start(folder: Path) -> str:
+    """Say where paths of a spec are looked for, and how to name another folder."""
+    return printable(f"paths of the spec start at {folder.absolute()}; `--data DIR` names another folder")
+
+
+# --- Libraries that only some data needs: the extra `data` of the package
+
+INSTALL = 'pip install "dsc-trainer[data]"'
+
+
+def extra(name: str, purpose: str) -> Any:
+    """A module of the extra. Raises DataError that says what it is for and how to install it, where it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0]:
+            raise
+        raise DataError(f"{purpose}, {error.name} has to be installed: {INSTALL}") from None
+
+
+# --- Files that may be anything: a pipe or a device in the place of a file is refused, where opening it would wait
 
 MAX_NEAR = 500  # files that are looked at for one that may be meant
 

@@ -34,13 +34,13 @@ from tokenizers import Tokenizer
 
 from runtime.data import tokenizer, tokenizer_files
 from runtime.data.chat import RowEncoder, Settings
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.prompts import PromptEncoder, place_of
 from runtime.data.readers import SourceFile
 from runtime.data.row_shards import Notices
 from runtime.data.template_process import marks_assistant
-from runtime.data.words import Encoder
-from runtime.system.limits import end_with_parent, limit, too_much_memory
+from runtime.data.tokenizer import Encoder
+from runtime.system.limited import end_with_parent, limit, too_much_memory
 
 Ids = npt.NDArray[np.int64]
 Encode = Callable[[list[str]], tuple[list[list[int]], dict[str, Any]]]  # texts → ids of each, and what else to say

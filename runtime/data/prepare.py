@@ -20,16 +20,14 @@ from typing import Any
 import tokenizers
 
 from runtime.contract import DataRequest, Filters, TrainedTokenizer
-from runtime.data import chat, corpus, encode, filters, prompts, store, streams, token_files, tokenizer, tokenizer_files
+from runtime.data import chat, corpus, encode, filters, prompts, store, token_files, tokenizer, tokenizer_files
 from runtime.data.chat import Settings
-from runtime.data.encode import Progress, Tokens
-from runtime.data.errors import DataError
-from runtime.data.files import write_synced
+from runtime.data.encode import Progress, Split, Tokens, split
+from runtime.data.files import DataError, write_synced
 from runtime.data.filters import Filtered
 from runtime.data.infill import OF_TRAINED, Rate
 from runtime.data.pieces import Journal
 from runtime.data.readers import COLUMN, SUFFIXES, SourceFile
-from runtime.data.split import Split, split
 from runtime.data.store import Meta, key_of
 from runtime.data.token_files import TokenTask
 
@@ -108,7 +106,7 @@ def made(task: Task | TokenTask, where: Path, about: dict[str, Any]) -> Prepared
 
         def write(folder: Path) -> Meta:
             values = {"format": FORMAT, **task.build(where, folder, journal), **about}
-            return values | streams.infilled(folder, values, task.fim)
+            return values | token_files.infilled(folder, values, task.fim)
 
         meta = store.publish(where, task.key, write)
     return Prepared(where / task.key, meta, reused=False)

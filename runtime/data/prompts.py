@@ -10,14 +10,22 @@ What is kept of a row is JSON: {"prompt": the text or messages, "columns": all e
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from runtime.contract import Prompts
-from runtime.data import chat
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from runtime.contract import Plan, Prompts
+from runtime.data import chat, store, tokenizer
 from runtime.data.chat import Encoded, RowEncoder, Settings, as_inputs, messages_fault, more_fault
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
+from runtime.data.order import Order
 from runtime.data.readers import (
     LINE_SUFFIXES,
     MAX_DOCUMENT_BYTES,
@@ -27,14 +35,17 @@ from runtime.data.readers import (
     json_lines,
     suffix_of,
 )
-from runtime.data.rewards.scoring import ANSWER
+from runtime.data.rewards.scoring import ANSWER, Case
+from runtime.data.row_shards import Notices
+from runtime.data.shards import Reader, Tokens, Writer
+from runtime.data.store import META
+from runtime.data.tokenizer_files import TOKENIZER, special_tokens
 
 FORMAT = 1  # of what is kept of rows, and the tokens that they become
 SUFFIXES = (*LINE_SUFFIXES, *TABLE_SUFFIXES)
 # Where the answer of a row is, the first that is there: in rows for TRL, slime and verl.
 ANSWERS = (ANSWER, "solution", "ground_truth", "label", "reward_model.ground_truth")
 MAX_SHOWN = 6  # names of columns
-
 Read = Callable[[SourceFile], Iterable[str]]
 
 
@@ -53,8 +64,6 @@ def place_of(settings: Settings, file: SourceFile, text: str) -> str:
 
 
 # ---------------------------------------------------------------- rows
-
-
 def rows(file: SourceFile, keys: Prompts) -> Iterator[str]:
     """What is kept of each row of a file. Raises DataError with file and line, or row, for one without a prompt."""
     return (text for _, text in _placed(file, keys))
@@ -131,8 +140,6 @@ def _instead(row: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------- tokens
-
-
 class PromptEncoder(RowEncoder):
     """Tokens of prompts. A text has the special tokens that the tokenizer adds to texts, as in TRL; messages go through
     the chat template, to what begins the assistant's next turn."""
@@ -148,3 +155,192 @@ class PromptEncoder(RowEncoder):
         if not ids:
             raise DataError("the prompt has no tokens")
         return Encoded(ids, started=self._is_begun(ids))
+
+
+# --- Prompts as token ids and rows: a shard in Megatron's format, and `<prefix>.rows` with a line of JSON for each
+# prompt, as runtime/data/prompts.py keeps it
+
+NEW_LINE = 10
+BLOCK = 64 << 20  # bytes
+
+
+class PromptWriter:
+    """Writes a shard of prompts, as a context manager. The files must not exist; all are synced at the end."""
+
+    def __init__(self, prefix: Path, vocab: int) -> None:
+        self._writer = Writer(prefix, vocab)
+        self._rows = _rows_path(prefix).open("xb")
+        self._unanswered, self._first_unanswered = 0, -1
+
+    @property
+    def sizes(self) -> list[int]:
+        """Tokens of each prompt."""
+        return self._writer.sizes
+
+    @property
+    def unanswered(self) -> dict[str, int]:
+        """How many rows have no answer, and the number of the first of them, -1 where all have one."""
+        return {"rows": self._unanswered, "first": self._first_unanswered}
+
+    def __enter__(self) -> PromptWriter:
+        self._writer.__enter__()
+        return self
+
+    def add(self, ids: Tokens, row: str) -> None:
+        """Append a prompt: its tokens, and what is kept of its row."""
+        if json.loads(row)["columns"].get(ANSWER) is None:
+            self._first_unanswered = len(self.sizes) if not self._unanswered else self._first_unanswered
+            self._unanswered += 1
+        self._writer.add(ids)
+        self._rows.write(row.encode("ascii") + b"\n")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._rows as stream:
+            stream.flush()
+            os.fsync(stream.fileno())
+        self._writer.__exit__(kind, error, trace)
+
+
+class PromptReader:
+    """A memory-mapped shard of prompts. Raises DataError, naming the file, unless its files agree."""
+
+    def __init__(self, prefix: Path) -> None:
+        self.reader = Reader(prefix)
+        path = _rows_path(prefix)
+        if path.is_symlink() or not path.is_file():
+            raise DataError(f"{path}: no such file of a shard")
+        size = path.stat().st_size
+        self._rows: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r") if size else np.zeros(0, np.uint8)
+        firsts = range(0, size, BLOCK)
+        ends = (np.flatnonzero(self._rows[first : first + BLOCK] == NEW_LINE) + first for first in firsts)
+        self._begins = np.concatenate([np.zeros(1, np.int64), *(each + 1 for each in ends)])
+        if len(self._begins) != self.num_prompts + 1 or self._begins[-1] != size:
+            raise DataError(f"{path}: not {self.num_prompts} lines, one for each prompt")
+
+    @property
+    def num_prompts(self) -> int:
+        return self.reader.num_documents
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Tokens of each prompt."""
+        return np.diff(self.reader.starts)
+
+    def ids(self, number: int) -> Tokens:
+        """The tokens of a prompt."""
+        return self.reader.document(number)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """What is kept of the row of a prompt: its "prompt", a text or messages, and "columns"."""
+        row: dict[str, Any] = json.loads(self._rows[self._begins[number] : self._begins[number + 1]].tobytes())
+        return row
+
+
+def _rows_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".rows")
+
+
+# --- The prompts of a run, drawn one after the other, and completions as text beside the rows of their prompts
+#
+# Draw i is a pure function of (seed, i): an epoch visits each prompt once, in an order of its own
+# (runtime/data/order.py).
+
+Ids = npt.NDArray[np.int64]
+
+
+def open_prompts(plan: Plan, folder: Path) -> PromptSamples:
+    """The prompts that a run of `train.grpo` draws. `folder`: its prepared data, `Loop.corpus`.
+
+        prompts = open_prompts(plan, loop.corpus)           # on each rank; ranks share nothing but the files
+        for note in prompts.survey.notes(): say(f"data: {note}")   # once, before ranks begin
+        ids = prompts.prompt(i // group)                    # of the sequence with number i of the run
+        case = prompts.case(i // group, completion)         # ids as they were generated, the end among them or not
+        prompts.end                                         # the id that ends a completion
+        prompts.epochs(position.next)                       # how often each prompt was drawn
+        prompts.survey.facts                                # of the event "rows"
+
+    Raises DataError where no prompt is left, or where `check = exact` has no answer to compare with.
+    """
+    assert plan.train.grpo is not None
+    grpo, meta = plan.train.grpo, json.loads((folder / META).read_text("utf-8"))
+    if plan.data.prompts is None or "prompts" not in meta:
+        raise DataError(f"{folder}: these are no prompts")
+    unanswered = meta["prompts"]["unanswered"]["train"]
+    if unanswered["rows"] and any(each.check == "exact" for each in grpo.rewards):
+        named = ", ".join(f'"{each}"' for each in ANSWERS)
+        raise DataError(
+            f"{unanswered['rows']:,} of {meta['splits']['train']['documents']:,} prompts have no answer, which "
+            f"`check = exact` compares with: none of {named} is there. Name where it is: `prompts {{ answer = … }}`; "
+            f"`dsc data show --row {unanswered['first']}` shows the first"
+        )
+    return PromptSamples(folder, grpo.prompt, grpo.group, plan.train.seed, meta["tokenizer"]["end_of_document"])
+
+
+class Survey:
+    """The prompts of one split, and which of them are drawn: those of at most `longest` tokens. `numbers`: of these."""
+
+    def __init__(self, folder: Path, split: str, longest: int) -> None:
+        self.reader, self._longest = PromptReader(folder / split), longest
+        self._notices = Notices.of((store.meta_of(folder) or {}).get("prompts", {}))
+        self.numbers = np.flatnonzero(self.reader.sizes <= longest)
+        rows, samples = self.reader.num_prompts, len(self.numbers)
+        self.facts = {"rows": rows, "samples": samples, "padding": 0, "cut": 0, "dropped": rows - samples}
+        self.facts["without_loss"] = 0  # these are of conversations
+
+    def notes(self) -> list[str]:
+        """Return a sentence for prompts that are left out, and for those whose tokens may surprise."""
+        rows, dropped = (self.facts[name] for name in ("rows", "dropped"))
+        longest = f"the longest has {self.reader.sizes.max(initial=0):,}"
+        why = f"have more than `prompt = {self._longest}` tokens, and are left out; {longest}"
+        return [f"{dropped:,} of {rows:,} prompts {why}"] * bool(dropped) + self._notices.notes()
+
+
+class PromptSamples:
+    """The prompts of the training split of a prepared folder that have at most `longest` tokens.
+
+    `group`: completions of each. `end`: the id that ends a completion, `eos_token` of the tokenizer. Raises DataError
+    where no prompt is left.
+    """
+
+    def __init__(self, folder: Path, longest: int, group: int, seed: int, end: int) -> None:
+        self.group, self.end = group, end
+        self.survey = Survey(folder, "train", longest)
+        num = len(self.survey.numbers)
+        if not num:
+            raise DataError(f"no prompt is left: {'; '.join(self.survey.notes())}")
+        self.order = Order(group, num * group, seed)  # of completions: an epoch has `group` of each prompt
+        self._drawn = Order(1, num, seed)
+        self._path = folder / TOKENIZER
+
+    @cached_property
+    def _bpe(self) -> Tokenizer:
+        """The tokenizer, which only ranks that score completions need, and no process from which ranks are forked."""
+        return tokenizer.parse(tokenizer.read(self._path), special_tokens(self._path).get("eos_token"))
+
+    # ---- prompts by the number of their draw
+
+    def number(self, index: int) -> int:
+        """Which row of the split draw `index` is, from 0."""
+        return int(self.survey.numbers[self._drawn.window(index)])
+
+    def prompt(self, index: int) -> Ids:
+        """The token ids of draw `index`."""
+        return self.survey.reader.ids(self.number(index))
+
+    def case(self, index: int, completion: Ids) -> Case:
+        """What rewards are given of a completion of draw `index`: its text up to the end token, without special tokens.
+
+        The prompt of messages is what the chat template makes of them, special tokens written out.
+        """
+        row = self.survey.reader.row(self.number(index))
+        ends = np.flatnonzero(completion == self.end)
+        text = self._bpe.decode(completion[: ends[0] if len(ends) else None].tolist(), skip_special_tokens=True)
+        if isinstance(row["prompt"], str):
+            return Case(row["prompt"], text, row["columns"])
+        return Case(tokenizer.decode(self._bpe, self.prompt(index).tolist()), text, row["columns"], row["prompt"])
+
+    def epochs(self, sequences: int) -> float:
+        """How often each prompt was drawn once a run has had so many completions."""
+        return sequences / self.order.windows

@@ -18,9 +18,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from runtime.data.errors import DataError
-from runtime.data.extra import extra
-from runtime.data.files import open_regular
+from runtime.data.files import DataError, extra, open_regular
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")
 LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")

@@ -14,7 +14,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.shards import Reader, Tokens, Writer
 
 UNALIGNED = (

@@ -19,12 +19,12 @@ import numpy.typing as npt
 from runtime.contract import Chat
 from runtime.data import store
 from runtime.data.blend import Blend
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.order import PADDING, Order
 from runtime.data.packing import Packs, packed, runs, sums
 from runtime.data.permutation import Numbers
 from runtime.data.row_shards import Notices, RowReader
-from runtime.data.streams import open_split
+from runtime.data.token_files import open_split
 
 SPLITS = ("train", "validation")
 Fate = Literal["sample", "cut", "dropped", "without_loss"]  # of a row

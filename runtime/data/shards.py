@@ -18,8 +18,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data.errors import DataError
-from runtime.data.files import open_regular
+from runtime.data.files import DataError, open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

@@ -7,6 +7,7 @@ checkpoint can name the data of its run; what the data was asked for by, and whe
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -18,10 +19,64 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from runtime.data import lock, readers
-from runtime.data.errors import DataError
-from runtime.data.files import fingerprint, open_regular, sync_folder, write_synced
+from runtime.data import readers
+from runtime.data.files import DataError, descriptor_of_regular, fingerprint, open_regular, sync_folder, write_synced
 from runtime.data.pieces import Journal
+
+# --- A lock between processes, which says for whom it waits. The kernel gives it back when a process dies
+
+SAID_AFTER_S = 2.0
+POLL_S = 0.1
+MAX_HOLDER_BYTES = 4096
+
+
+@contextmanager
+def locked(path: Path, purpose: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock file `path`, which then names this process and `purpose`.
+
+    While another process holds it, `say` is called again and again from 2 s on with who that is. Raises OSError or
+    DataError where there is something else than a lock file: a symbolic link, a pipe.
+    """
+    handle = descriptor_of_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    try:
+        begun = time.monotonic()
+        while not _taken(handle):
+            if time.monotonic() - begun > SAID_AFTER_S:
+                say(f"waiting for {_holder(handle)} (lock: {path})")
+            time.sleep(POLL_S)
+        with suppress(OSError):  # a full disk: nobody can read who holds the lock, which is held all the same
+            os.ftruncate(handle, 0)
+            holder = f"process {os.getpid()}, which prepares data for {purpose}"
+            os.pwrite(handle, holder.encode("utf-8", "surrogateescape"), 0)  # a path may be any bytes
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def tried(path: Path) -> Iterator[bool]:
+    """Holds the lock file if no other process does; says whether it is held."""
+    handle = descriptor_of_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    try:
+        yield _taken(handle)
+    finally:
+        os.close(handle)
+
+
+def _taken(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(handle: int) -> str:
+    text = os.pread(handle, MAX_HOLDER_BYTES, 0).decode("utf-8", "replace")
+    return text or "another process, which prepares data"
+
+
+# --- store
 
 META = "meta.json"
 ABOUT = ("source", "skipped", "request", "places")
@@ -33,8 +88,6 @@ Meta = Mapping[str, Any]
 
 
 # ---------------------------------------------------------------- meta.json
-
-
 def signed(values: Meta) -> dict[str, Any]:
     """The values of a meta.json with the digest of the contents, and that of all values of the file."""
     values = {name: value for name, value in values.items() if name not in ("sha256", "meta_sha256")}
@@ -113,8 +166,6 @@ def folders(where: Path) -> Iterator[Path]:
 
 
 # ---------------------------------------------------------------- writing
-
-
 def publish(where: Path, name: str, write: Callable[[Path], Meta]) -> Meta:
     """Makes `where/name`, which appears whole or not at all; returns its meta.json.
 
@@ -197,10 +248,10 @@ def journal(where: Path, text: str) -> Iterator[Journal]:
 @contextmanager
 def shared_lock(cache: Path, text: str, purpose: str, say: Callable[[str], None]) -> Iterator[None]:
     """Holds a lock of the entries of one text in a cache that runs share: their names begin with `text`."""
-    with lock.locked(_lock_of(cache, text), purpose, say):
+    with locked(_lock_of(cache, text), purpose, say):
         for left in cache.glob(f"{BUILDING}*"):
             other = left.name.removeprefix(BUILDING).partition("-")[0]
-            with nullcontext(True) if other == text else lock.tried(_lock_of(cache, other)) as is_left:
+            with nullcontext(True) if other == text else tried(_lock_of(cache, other)) as is_left:
                 if is_left:  # by a process that was killed
                     shutil.rmtree(left, ignore_errors=True)
         yield
@@ -213,7 +264,7 @@ def _lock_of(cache: Path, text: str) -> Path:
 @contextmanager
 def run_lock(out: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock of the data of one run."""
-    with lock.locked(out / ".lock", str(out), say):
+    with locked(out / ".lock", str(out), say):
         for left in out.glob(f"{BUILDING}*"):
             shutil.rmtree(left, ignore_errors=True)
         yield

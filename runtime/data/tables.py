@@ -24,10 +24,8 @@ from datetime import date, time
 from pathlib import Path
 from typing import IO, Any
 
-from runtime.data.errors import DataError
-from runtime.data.extra import extra
-from runtime.data.files import open_regular
-from runtime.system.limits import end_with_parent, limit, too_much_memory
+from runtime.data.files import DataError, extra, open_regular
+from runtime.system.limited import end_with_parent, limit, too_much_memory
 
 LENGTH = struct.Struct("<I")
 END, FAULT = 2**32 - 1, 2**32 - 2

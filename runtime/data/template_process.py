@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.system.limited import Answer, DeadError, FaultError, LateError, Limited, serve
 
 if TYPE_CHECKING:

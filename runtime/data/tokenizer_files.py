@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.data.errors import DataError, MissingError
-from runtime.data.files import open_regular
+from runtime.data.files import DataError, MissingError, open_regular
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 GENERATION = "generation_config.json"

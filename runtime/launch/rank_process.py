@@ -24,7 +24,7 @@ from typing import NoReturn, TypeAlias
 import torch
 import torch.distributed as dist
 
-from runtime.comm.meeting import Meeting
+from runtime.comm.collective import Meeting
 from runtime.contract.options import START_TIMEOUT_S
 from runtime.launch import debug
 from runtime.launch.heartbeat import Board

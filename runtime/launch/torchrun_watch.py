@@ -28,8 +28,7 @@ import torch.distributed as dist
 from runtime.launch.heartbeat import Board, size_bytes
 from runtime.launch.rank_process import STOP_SIGNALS, is_lost_peer, last_lines
 from runtime.launch.rank_watch import POLL_S, REPEAT_S, Stillness, is_communication, process_state
-from runtime.launch.torchrun_meet import Hello
-from runtime.launch.torchrun_says import Beat, Ending, Peer, SharedBoard, State
+from runtime.launch.torchrun_meet import Beat, Ending, Hello, Peer, SharedBoard, State
 from runtime.system.outcome import Waiting, oom_kills_so_far
 
 BEAT_S = 0.5

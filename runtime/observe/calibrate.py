@@ -24,8 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.comm.connect import Endpoint
-from runtime.comm.rows import Rows
-from runtime.comm.transport import Wanted
+from runtime.comm.transport import Rows, Wanted
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from runtime.contract import NodeKind
-from runtime.observe.doctor.checks import device_faults
-from runtime.observe.doctor.facts import Device
+from runtime.observe.doctor.checks import Device, device_faults
 from runtime.system.outcome import ReportedError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "shared": "gloo"}  # of the process groups; NCCL wants a device a rank

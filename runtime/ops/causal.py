@@ -23,7 +23,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from runtime.ops.wide import wide_dtype
+from runtime.ops.product import wide_dtype
 
 BLOCK_ROWS = 64  # query rows of a block; twice as many where several heads share a key, of fewer positions then
 BLOCK_BYTES = 2**20  # of its scores, with all keys; 0.5 to 2 MiB are equally fast where L2 has 1 MiB a core

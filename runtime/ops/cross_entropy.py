@@ -1,4 +1,4 @@
-"""Cross entropy of next-token logits, summed over the valid targets: those ≥ 0. T tokens, V vocabulary."""
+"""The embedding, and the cross entropy of logits, of the whole vocabulary or of a part of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,32 @@ from torch import Tensor
 
 from runtime.ops.native import ops as native
 from runtime.ops.native.library import takes
-from runtime.ops.wide import wide, wide_dtype
+from runtime.ops.product import wide, wide_dtype
+
+# --- Rows of a table by token. T tokens, V rows of the table, D columns
+#
+# A token below 0 is in another part of the table, which another tensor rank has: its row is zeros.
+
+
+def embedding(tokens_T: Tensor, w_VD: Tensor) -> Tensor:
+    """tokens_T (int64), w_VD -> h_TD."""
+    h_TD = w_VD.index_select(0, tokens_T.clamp(min=0))
+    return h_TD.masked_fill_((tokens_T < 0)[:, None], 0)
+
+
+def embedding_wgrad(dy_TD: Tensor, tokens_T: Tensor, vocab: int) -> Tensor:
+    """dy_TD, tokens_T, vocab -> dw_VD."""
+    dw_VD = dy_TD.new_zeros((vocab, dy_TD.shape[1]), dtype=wide_dtype(dy_TD.dtype))
+    embedding_wgrad_(dw_VD, dy_TD, tokens_T)
+    return dw_VD.to(dy_TD.dtype)
+
+
+def embedding_wgrad_(acc_VD: Tensor, dy_TD: Tensor, tokens_T: Tensor) -> None:
+    """acc_VD += dw_VD of (dy_TD, tokens_T). On the CPU `index_add_` adds in the order of the tokens: deterministic."""
+    acc_VD.index_add_(0, tokens_T.clamp(min=0), wide(dy_TD).masked_fill((tokens_T < 0)[:, None], 0))
+
+
+# --- Cross entropy of next-token logits, summed over the valid targets: those ≥ 0. T tokens, V vocabulary
 
 BLOCK = 2**18  # logits at a time: 1 MiB of FP32, so that no second [T, V] tensor is made
 
@@ -83,4 +108,49 @@ def _rows(logits_TV: Tensor) -> int:
     return max(1, BLOCK // logits_TV.shape[1])
 
 
-OPS = (cross_entropy, cross_entropy_dgrad, cross_entropy_part, cross_entropy_part_dgrad)
+# --- Cross entropy where each tensor rank has the logits of a part of the vocabulary (`cross_entropy_part` gives both
+# numbers of its rows). T tokens, R ranks
+#
+# `parts` of a row are what each rank has as the logarithm of its sum of exponentials, and then the logit of the target,
+# which one of them has. A rank gives zeros in the place of what others have: the sum of what all give is exact.
+
+
+def place_parts(lse_T: Tensor, picked_T: Tensor, rank: Tensor, ranks: int) -> Tensor:
+    """lse_T, picked_T, rank [1] (int64), ranks -> parts [T, R + 1], what other ranks have left zero."""
+    parts = lse_T.new_zeros(lse_T.shape[0], ranks + 1)
+    parts.index_copy_(1, rank, lse_T[:, None])
+    parts[:, ranks] = picked_T
+    return parts
+
+
+def place_parts_dgrad(dy: Tensor, rank: Tensor) -> tuple[Tensor, Tensor]:
+    """dy [T, R + 1], rank [1] -> dlse_T, dpicked_T."""
+    return dy.index_select(1, rank)[:, 0], dy[:, -1].clone()
+
+
+def cross_entropy_of_parts(parts: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
+    """parts [T, R + 1], targets_T -> loss [] = Σ lse − logit of the target, of targets ≥ 0; lse_T of all parts."""
+    lse_T = torch.logsumexp(parts[:, :-1], dim=1)
+    return summed(lse_T, parts[:, -1], targets_T), lse_T
+
+
+def cross_entropy_of_parts_dgrad(dloss: Tensor, parts: Tensor, targets_T: Tensor, lse_T: Tensor) -> Tensor:
+    """dloss [], parts, targets_T, lse_T -> dparts: the share of each rank, and −1, times dloss; 0 of void targets."""
+    dloss_T1 = dloss.expand(targets_T.shape).masked_fill(targets_T < 0, 0)[:, None]
+    share_TR = torch.sub(parts[:, :-1], lse_T[:, None]).exp_().mul_(dloss_T1)
+    return torch.cat([share_TR, -dloss_T1], dim=1)
+
+
+OPS = (
+    embedding,
+    embedding_wgrad,
+    embedding_wgrad_,
+    cross_entropy,
+    cross_entropy_dgrad,
+    cross_entropy_part,
+    cross_entropy_part_dgrad,
+    place_parts,
+    place_parts_dgrad,
+    cross_entropy_of_parts,
+    cross_entropy_of_parts_dgrad,
+)

@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 
 from runtime.ops import elements
 from runtime.ops.elements import E2M1, E4M3, E5M6, Element
-from runtime.ops.native import formats as native
+from runtime.ops.native import ops
 from runtime.ops.native.library import takes
 from runtime.ops.quantise import scales
 
@@ -85,7 +85,7 @@ def unpacked(planes: Planes, form: Format, tile: Tile) -> Tensor:
     """
     *data, s = planes[: form.planes - (form.scale == "e4m3")]
     if form.element in COMPILED and takes(data[0]):
-        return native.decode(data[0], tile, s.to(torch.float32))
+        return ops.decode(data[0], tile, s.to(torch.float32))
     numbers = _numbers(data, form.element)
     wide = s.to(torch.float32).repeat_interleave(tile[0], -2).repeat_interleave(tile[1], -1)
     return numbers * wide[..., : numbers.shape[-2], : numbers.shape[-1]]
@@ -107,7 +107,7 @@ def _tiles(x: Tensor, tile: Tile) -> Tensor:
 def _magnitudes(x: Tensor, element: Element, tile: Tile) -> Tensor:
     """The largest magnitude of each tile; NaN is left out where the element has it, else it is an infinity."""
     if takes(x):
-        return native.magnitudes(x, tile, nan=not element.nan)
+        return ops.magnitudes(x, tile, nan=not element.nan)
     magnitudes = _tiles(x, tile).abs().nan_to_num(nan=0.0 if element.nan else torch.inf, posinf=torch.inf)
     return magnitudes.amax((-3, -1))
 
@@ -140,7 +140,7 @@ def _powers(most: Tensor, largest: float) -> Tensor:
 def _data(x: Tensor, inverse: Tensor, tile: Tile, element: Element, threshold: Tensor | None) -> Planes:
     """Numbers (FP32), each times what `inverse` says of its tile -> planes of their codes."""
     if element in COMPILED and takes(x):
-        return (native.encode(x, tile, inverse, threshold, COMPILED[element]),)
+        return (ops.encode(x, tile, inverse, threshold, COMPILED[element]),)
     R, C = x.shape[-2:]
     scaled = (_tiles(x, tile) * inverse[..., :, None, :, None]).flatten(-2).flatten(-3, -2)[..., :R, :C]
     if element == E4M3 and threshold is None:  # torch rounds to nearest, but makes NaN of what is larger

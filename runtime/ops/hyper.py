@@ -16,8 +16,7 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from runtime.ops.product import add_product_, wide_product
-from runtime.ops.wide import wide
+from runtime.ops.product import add_product_, wide, wide_product
 
 
 def hyper_products(h_TN: Tensor, fn_MN: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.ops.wide import wide
+from runtime.ops.causal import columns, split_heads
+from runtime.ops.mla_attention import join_gradients, split_inputs
+from runtime.ops.product import wide
 
 BLOCK_BYTES = {"cpu": 2**22}  # of the products of all heads with all keys; elsewhere launches are to be few
 ELSEWHERE = 2**28
@@ -76,8 +78,6 @@ def is_chosen(chosen_RK: Tensor, keys: int) -> Tensor:
 
 
 # ---------------------------------------------------------------- blocks
-
-
 @dataclass(frozen=True)
 class Block:
     """Queries of one sequence, and the keys in front of it that any of them sees."""
@@ -129,4 +129,180 @@ def blocks(
                 yield Block(rows, b * keys, seen, first_R[:, None], end_R[:, None])
 
 
-OPS = (select_keys,)
+# --- What an indexer is trained by: how far the softmax of its scores is from the attention that it chooses keys for
+#
+# DeepSeek-AI, "DeepSeek-V3.2", arXiv 2512.02556, §2.1: Σ_t KL(p(t) ‖ softmax(I(t))), p the mean of the heads'
+# attention, over all keys that a query sees, or over those that it has chosen; a query that sees none has no loss. p is
+# a target: attention gets no gradient of it. The scores I and the letters are those of `indexer`; attention has its
+# heads, each [nope | rope] wide, its keys already rotated.
+#
+# The gradients of the indexer are made with the loss, from the same products: dI = softmax(I) − p. They are kept for
+# the backward, which has no product left to do.
+
+
+def indexer_loss(
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    query: Tensor,
+    kv: Tensor | None,
+    k_rope: Tensor,
+    chosen: Tensor | None,
+    sequence: int,
+    index_heads: int,
+    heads: int,
+    nope: int,
+    rate: int,
+    starts: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q [T, H·C], k [B·S, C], weights [T, H] of the indexer; query, kv, k_rope of `mla_attention`, rotated; chosen
+    int32 [T, K] of `select_keys`, or none: all keys -> loss [], summed over the queries; and of a tangent of 1 the
+    gradients of q, k and weights, shaped like these.
+
+    Where a key stands for `rate` tokens, k and k_rope have a row for each so many. With nope = 0 there is no kv: the
+    keys of attention are all k_rope.
+    """
+    loss = wide(q[:0]).new_zeros(())
+    dq, dk, dweights = (torch.zeros_like(wide(x), memory_format=torch.contiguous_format) for x in (q, k, weights))
+    query_BHQC, key_BHSC = _queries_and_keys(query, kv, k_rope, sequence // rate, heads, nope)
+    Q = query_BHQC.shape[2]
+    for block in blocks(q, k, max(index_heads, heads), sequence, rate, starts, positions):
+        b, first = divmod(block.rows.start, Q)
+        rows = slice(first, first + block.rows.stop - block.rows.start)
+        hidden_RL = block.hidden() if chosen is None else ~is_chosen(chosen[block.rows], block.keys)
+        none_R1 = hidden_RL.all(dim=1, keepdim=True)
+        hidden_RL = hidden_RL & ~none_R1  # a softmax over no key is no number
+        scores_HRL = torch.bmm(query_BHQC[b, :, rows], key_BHSC[b, :, : block.keys].mT)
+        p_RL = scores_HRL.masked_fill_(hidden_RL, -torch.inf).softmax(dim=-1).mean(dim=0)
+        ours_RL = index_scores(q[block.rows], k[block.key_rows], weights[block.rows])
+        log_RL = ours_RL.masked_fill_(hidden_RL, -torch.inf).log_softmax(dim=-1)
+        nats_RL = torch.xlogy(p_RL, p_RL) - p_RL * log_RL.masked_fill(hidden_RL, 0.0)
+        loss += nats_RL.masked_fill(none_R1, 0.0).sum()
+        dscores_RL = log_RL.exp_().sub_(p_RL).masked_fill_(none_R1, 0.0)
+        _add_gradients(block.rows, dscores_RL, (q, k, weights), (dq, dk, dweights), block.key_rows)
+    return loss, dq.to(q.dtype), dk.to(k.dtype), dweights.to(weights.dtype)
+
+
+def _add_gradients(
+    rows: slice, dscores_RL: Tensor, given: tuple[Tensor, ...], gradients: tuple[Tensor, ...], keys: slice
+) -> None:
+    """Add what a block has of the gradients of q, k and weights."""
+    (q, k, weights), (dq, dk, dweights) = given, gradients
+    q_RX, k_LC, weights_RH = q[rows], k[keys], weights[rows]
+    hits_RHL = products(q_RX, k_LC).relu_()
+    dweights[rows] = torch.bmm(hits_RHL, dscores_RL[:, :, None])[..., 0]
+    dhits_RHL = (wide(weights_RH)[:, :, None] * dscores_RL[:, None]).mul_(hits_RHL > 0)
+    dhits_ML = dhits_RHL.flatten(0, 1)
+    dq[rows] = torch.mm(dhits_ML, wide(k_LC)).view(q_RX.shape)
+    dk[keys].addmm_(dhits_ML.mT, wide(q_RX).reshape(-1, k_LC.shape[1]))
+
+
+def _queries_and_keys(
+    query: Tensor, kv: Tensor | None, k_rope: Tensor, sequence: int, heads: int, nope: int
+) -> tuple[Tensor, Tensor]:
+    """Queries, scaled by 1/√C, and whole keys, S of each sequence and head: [B, H, Q, C], [B, H, S, C]."""
+    keys = split_heads(wide(k_rope), sequence, 1).expand(-1, heads, -1, -1)
+    if kv is not None:
+        keys = torch.cat((split_heads(wide(kv), sequence, heads)[..., :nope], keys), dim=-1)
+    query_BHQC = split_heads(wide(query), query.shape[0] // len(keys), heads)
+    return query_BHQC * query_BHQC.shape[3] ** -0.5, keys
+
+
+def indexer_loss_dgrad(
+    dloss: Tensor, q_gradient: Tensor, k_gradient: Tensor, weights_gradient: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dloss [], the gradients that were made with the loss -> dq, dk, dweights."""
+    gradients = (q_gradient, k_gradient, weights_gradient)
+    dq, dk, dweights = ((wide(each) * dloss).to(each.dtype) for each in gradients)
+    return dq, dk, dweights
+
+
+# --- Multi-head latent attention over the keys that each query has chosen. DeepSeek-AI, "DeepSeek-V3.2", arXiv
+# 2512.02556
+#
+# The letters are those of `mla_attention`: T queries in B sequences of S keys, H heads, [nope | rope] wide, that come
+# rotated. K keys are chosen by a query (`select_keys`), all of them of its past and of its document.
+#
+# Blocks of queries are multiplied with all keys in front of the last that any of them has chosen, and what is not
+# chosen is hidden. On a CPU and with torch this is faster than to gather keys: a query of DeepSeek-V3.2 would read 2048
+# keys and values of 128 heads, 0.3 GB, for products that take as long as 5 MB do. Gathering by a sum of rows would
+# besides give other bits each time on a GPU.
+
+
+def chosen_attention(
+    q: Tensor,
+    kv: Tensor,
+    k_rope: Tensor,
+    chosen: Tensor,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rope: int,
+    value: int,
+) -> tuple[Tensor, Tensor]:
+    """q [T, H·(nope+rope)], kv [B·S, H·(nope+value)], k_rope [B·S, rope], chosen int32 [T, K], −1 for no key -> o
+    [T, H·value], lse_BHQ, the logarithm of the denominator of softmax(q·k/√(nope+rope)), FP32 at least."""
+    q_PQC, k_PSC, v_PSV = split_inputs(wide(q), wide(kv), wide(k_rope), sequence, heads, nope, None)
+    o_PQV, lse_PQ = q_PQC.new_empty((*q_PQC.shape[:2], value)), q_PQC.new_empty(q_PQC.shape[:2])
+    for p, rows, keys, hidden_RS in _blocks(chosen, q_PQC, k_PSC, heads):
+        scores = torch.bmm(q_PQC[p, rows], k_PSC[p, keys].mT).masked_fill_(hidden_RS, -torch.inf)
+        lse_PQ[p, rows] = scores.logsumexp(dim=-1)
+        weights = scores.sub_(lse_PQ[p, rows, None]).exp_()
+        o_PQV[p, rows] = torch.bmm(weights, v_PSV[p, keys])
+    return columns(o_PQV.to(q.dtype), heads), lse_PQ.unflatten(0, (-1, heads))
+
+
+def chosen_attention_dgrad(
+    do: Tensor,
+    q: Tensor,
+    kv: Tensor,
+    k_rope: Tensor,
+    o: Tensor,
+    lse_BHQ: Tensor,
+    chosen: Tensor,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rope: int,
+    value: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """do [T, H·value], the forward's inputs and results -> dq, dkv, dk_rope, shaped like q, kv, k_rope."""
+    dtype = q.dtype
+    do, q, kv, k_rope, o = (wide(x) for x in (do, q, kv, k_rope, o))
+    q_PQC, k_PSC, v_PSV = split_inputs(q, kv, k_rope, sequence, heads, nope, None)
+    do_PQV = split_heads(do, q_PQC.shape[1], heads).flatten(0, 1)
+    delta_PQ = (do_PQV * split_heads(o, q_PQC.shape[1], heads).flatten(0, 1)).sum(dim=-1)
+    lse_PQ = lse_BHQ.flatten(0, 1)
+    dq_PQC, dk_PSC, dv_PSV = torch.empty_like(q_PQC), torch.zeros_like(k_PSC), torch.zeros_like(v_PSV)
+    for p, rows, keys, hidden_RS in _blocks(chosen, q_PQC, k_PSC, heads):
+        scores = torch.bmm(q_PQC[p, rows], k_PSC[p, keys].mT).masked_fill_(hidden_RS, -torch.inf)
+        weights = scores.sub_(lse_PQ[p, rows, None]).exp_()
+        dscores = torch.bmm(do_PQV[p, rows], v_PSV[p, keys].mT).sub_(delta_PQ[p, rows, None]).mul_(weights)
+        dv_PSV[p, keys].baddbmm_(weights.mT, do_PQV[p, rows])
+        dk_PSC[p, keys].baddbmm_(dscores.mT, q_PQC[p, rows])
+        dq_PQC[p, rows] = torch.bmm(dscores, k_PSC[p, keys])
+    dq, dkv, dk_rope = join_gradients(dq_PQC, dk_PSC, dv_PSV, heads, nope, None)
+    return dq.to(dtype), dkv.to(dtype), dk_rope.to(dtype)
+
+
+def _blocks(chosen: Tensor, q_PQC: Tensor, k_PSC: Tensor, heads: int) -> Iterator[tuple[slice, slice, slice, Tensor]]:
+    """Heads of a sequence, some of its queries, the keys in front of the last that one has chosen, and which of these
+    each query has not."""
+    (P, Q), S = q_PQC.shape[:2], k_PSC.shape[1]
+    size = max(1, BLOCK_BYTES.get(q_PQC.device.type, ELSEWHERE) // (heads * S * q_PQC.itemsize))
+    for b in range(P // heads):
+        for first in range(0, Q, size):
+            rows = slice(first, min(first + size, Q))
+            of_block = chosen[b * Q + rows.start : b * Q + rows.stop]
+            keys = int(of_block.max()) + 1
+            yield slice(b * heads, (b + 1) * heads), rows, slice(0, keys), ~is_chosen(of_block, keys)
+
+
+OPS = (
+    select_keys,
+    indexer_loss,
+    indexer_loss_dgrad,
+    chosen_attention,
+    chosen_attention_dgrad,
+)

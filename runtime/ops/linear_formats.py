@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops.formats import FORMATS, Format, Planes, Tile, packed, unpacked
-from runtime.ops.grouped_linear_fp8 import groups
+from runtime.ops.grouped_linear import groups
 from runtime.ops.hadamard import hadamard
 from runtime.ops.product import add_product_, product
 from runtime.ops.stochastic import thresholds

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from runtime.ops.native import fp8 as native
+from runtime.ops.native import ops
 from runtime.ops.native.library import takes
 
 TILE = 128
@@ -28,7 +28,7 @@ SMALLEST_SCALE = 2.0**-126
 def quantise(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
     """x_RC -> data q_RC, scales s_RB: tiles of rows."""
     if takes(x_RC):
-        return native.quantise(x_RC, pow2)
+        return ops.quantise(x_RC, pow2)
     R, C = x_RC.shape
     tiles_RBt = pad(x_RC.to(torch.float32), (0, -C % TILE)).view(R, -(-C // TILE), TILE)
     s_RB = scales(_magnitudes(tiles_RBt).amax(-1), pow2)
@@ -39,7 +39,7 @@ def quantise(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
 def quantise_columns(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
     """x_RC -> data q_CR, scales s_CB: tiles of columns, transposed."""
     if takes(x_RC):
-        return native.quantise_columns(x_RC, pow2)
+        return ops.quantise_columns(x_RC, pow2)
     return quantise(x_RC.t(), pow2)
 
 
@@ -54,7 +54,7 @@ def quantise_blocks(w_NK: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor, T
     The scales of the transposed data are these transposed.
     """
     if takes(w_NK):
-        return native.quantise_blocks(w_NK, pow2)
+        return ops.quantise_blocks(w_NK, pow2)
     N, K = w_NK.shape[-2:]
     padded = pad(w_NK.to(torch.float32), (0, -K % TILE, 0, -N % TILE))
     blocks = padded.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE))  # [.., N / 128, 128, K / 128, 128]
@@ -66,7 +66,7 @@ def quantise_blocks(w_NK: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor, T
 def requantise(q_RC: Tensor, s_RB: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
     """q_RC, s_RB in tiles of rows -> q_CR, s_CB in tiles of columns, by way of FP32."""
     if takes(q_RC):
-        return native.requantise(q_RC, s_RB, pow2)
+        return ops.requantise(q_RC, s_RB, pow2)
     return quantise_columns(dequantise(q_RC, s_RB), pow2)
 
 
@@ -78,7 +78,7 @@ def quantise_requantise(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tenso
 def dequantise(q: Tensor, s: Tensor) -> Tensor:
     """Data and scales of tiles of rows or of blocks -> FP32, a scale times a number rounded once."""
     if takes(q) and s.shape[:-1] == q.shape[:-1] and q.dim() == 2:
-        return native.dequantise(q, s)
+        return ops.dequantise(q, s)
     wide = s.repeat_interleave(TILE, -1)[..., : q.shape[-1]]
     if s.shape[-2] != q.shape[-2]:
         wide = wide.repeat_interleave(TILE, -2)[..., : q.shape[-2], :]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from runtime.ops.causal import rotate as turned
 from runtime.ops.causal import turns
-from runtime.ops.wide import wide, wide_dtype
+from runtime.ops.product import wide, wide_dtype
 
 
 def rotate(

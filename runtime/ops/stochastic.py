@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.ops.native import formats as native
+from runtime.ops.native import ops
 from runtime.ops.native.library import takes
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -29,7 +29,7 @@ def thresholds(x_RC: Tensor, key: Tensor, salt: int = 0) -> Tensor:
     key: seed, step and tensor (int64 [3]); `salt` tells apart roundings of one tensor.
     """
     seed, wide_RC = mixed(mixed(mixed(key[0] * _GOLDEN + salt) + key[1]) + key[2]), x_RC.to(torch.float32)
-    return native.thresholds(wide_RC, int(seed)) if takes(wide_RC) else top(hashed(wide_RC, seed))
+    return ops.thresholds(wide_RC, int(seed)) if takes(wide_RC) else top(hashed(wide_RC, seed))
 
 
 def hashed(x_RC: Tensor, seed: Tensor) -> Tensor:

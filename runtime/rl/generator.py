@@ -26,9 +26,8 @@ from runtime.contract import Call, Mesh, Plan, Program
 from runtime.ops import OPS
 from runtime.ops.cross_entropy import picked
 from runtime.ops.native import library
-from runtime.ops.wide import wide
-from runtime.rl.next_tokens import Next, NextTokens
-from runtime.rl.sampler import Sampler
+from runtime.ops.product import wide
+from runtime.rl.next_tokens import Next, NextTokens, Sampler
 from runtime.step.executor import Executor
 
 Ids = npt.NDArray[np.int64]

@@ -6,8 +6,7 @@ The tokens that were trained on decide, and not the steps: these are others than
 from __future__ import annotations
 
 from runtime.checkpoint.loading import Checkpoint
-from runtime.checkpoint.manifest_file import phase_of, trained_tokens
-from runtime.checkpoint.shard_manifest import CheckpointError
+from runtime.checkpoint.shard_manifest import CheckpointError, phase_of, trained_tokens
 from runtime.contract import Plan
 from runtime.contract.rate import tokens_to_train
 

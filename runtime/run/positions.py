@@ -12,7 +12,7 @@ from runtime.checkpoint.publish import Checkpoint
 from runtime.contract import EXTRA_TOKENS, Plan
 from runtime.contract.rate import batch_at, last_step, tokens_after, tokens_to_train
 from runtime.data.blend import Blend, Share, seed_of
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.order import Order, windows_in
 from runtime.data.position import Position
 from runtime.data.samples import RowSamples, too_short
@@ -26,7 +26,7 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
     Raises DataError where no row is left to train on, or a split of a source is shorter than one sample.
     """
     if build.plan.data.prompts is not None:
-        from runtime.data.prompt_samples import open_prompts  # with tokenizers
+        from runtime.data.prompts import open_prompts  # with tokenizers
 
         return open_prompts(build.plan, corpus).order
     meta, train = json.loads((corpus / "meta.json").read_text("utf-8")), build.plan.train

@@ -23,12 +23,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from runtime.comm import communicator, memory
-from runtime.comm.communicator import Communicator
+from runtime.comm import collective, memory
+from runtime.comm.collective import Communicator
 from runtime.comm.transport import Shares, Sums, Work
 from runtime.state import optimizer
 from runtime.step.trainer import Trainer
-from runtime.system.regular_files import write
+from runtime.system.lines import write
 
 WARM_UP = 3  # steps before
 FOLDER = "profile"  # of a run
@@ -345,7 +345,7 @@ class Profile:
         yield self.trainer.links, "sums", _Sums(self.trainer.links.sums, timed)
         # Whoever waits for memory that ranks share waits here; torch.distributed waits in its works and collectives.
         yield memory, "wait_until", timed(memory.wait_until, "wait")
-        yield communicator, "_work", partial(self._work, communicator._work)
+        yield collective, "_work", partial(self._work, collective._work)
         yield Communicator, "all_gather", timed(Communicator.all_gather, "wait")
 
     def _wait_counts(self, call: Callable[..., Any], action: str, micro_batch: int, site: str) -> Any:

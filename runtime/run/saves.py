@@ -29,15 +29,14 @@ import torch.distributed as dist
 
 from runtime.checkpoint import publish
 from runtime.checkpoint.copies import Copier
-from runtime.checkpoint.manifest_file import CHECKPOINTS
 from runtime.checkpoint.places import Inventory, Place, inventory
 from runtime.checkpoint.retention import LOSS, Keep
-from runtime.checkpoint.shard_manifest import CheckpointError
+from runtime.checkpoint.shard_manifest import CHECKPOINTS, CheckpointError
 from runtime.launch.rank_process import NO_TIMEOUT
 from runtime.observe.events import Events
 from runtime.state import snapshot
 from runtime.step.trainer import Trainer
-from runtime.system.regular_files import read_bytes, write
+from runtime.system.lines import read_bytes, write
 
 LAST_COPY_S = 1800.0  # in which the last checkpoint of a run is copied to its places
 STOP_COPY_S = 300.0  # and the one before a stop

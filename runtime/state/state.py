@@ -7,7 +7,9 @@ weights: a slice of what segments see where the dtype is the same, else a buffer
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,9 +18,44 @@ import torch
 from torch import Tensor
 
 from runtime import contract
-from runtime.checkpoint.slices import cut
+from runtime.checkpoint.loading import cut
 from runtime.comm.transport import Channel, Shares
-from runtime.state.initial_values import initial_table, initial_value
+
+# --- What parameters and tables are at first: a function of (seed, logical name) alone, the same on any ranks
+
+TABLE_ROWS = 4096  # that are drawn at a time
+
+
+def initial_value(
+    seed: int, name: str, shape: Sequence[int], init: float | None, *, uniform: bool = False, mean: float = 0.0
+) -> Tensor:
+    """Normal with standard deviation `init` (None: ones), drawn in float32 from a generator of (seed, name); or
+    `uniform`, between bounds that have this deviation. Around `mean`."""
+    if init is None:
+        return torch.ones(tuple(shape))
+    values, generator = torch.empty(tuple(shape)), _generator(seed, name)
+    if uniform:
+        bound = math.sqrt(3) * init
+        return values.uniform_(mean - bound, mean + bound, generator=generator)
+    return values.normal_(mean, init, generator=generator)
+
+
+def initial_table(seed: int, name: str, shape: Sequence[int], below: int) -> Tensor:
+    """Rows of different whole numbers below `below` (int32), in a random order: the first ones of a permutation of all,
+    drawn from a generator of (seed, name)."""
+    rows, columns = shape
+    generator = _generator(seed, name)
+    sizes = (min(TABLE_ROWS, rows - first) for first in range(0, rows, TABLE_ROWS))
+    drawn = (torch.rand((size, below), generator=generator) for size in sizes)
+    return torch.cat([each.argsort(dim=1, stable=True)[:, :columns].int() for each in drawn])
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+# --- state
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 

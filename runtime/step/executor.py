@@ -16,15 +16,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runtime.comm.exchange import Exchange, Route
-from runtime.comm.transport import Edge, Pending
-from runtime.contract import Call
+from runtime.comm import nodes
+from runtime.comm.exchange import Exchange, HostReads, LocalExchange, RankExchange, Route
+from runtime.comm.transport import Edge, Links, Pending
+from runtime.contract import Call, Message, Plan
+from runtime.contract.mesh import Columns, columns_with
+from runtime.state.state import DTYPES, State
 from runtime.step import records
 from runtime.step.host_copies import HostCopies
-from runtime.step.sharding import Sharding, Whole
-from runtime.step.split_rows import Choices, Sequences, SplitRows
-from runtime.step.step_time import StepTime, takes
-from runtime.step.trace import Span
+from runtime.step.sharding import Choices, Sequences, Sharding, SplitRows, Whole
+from runtime.step.step_time import Span, StepTime, takes
 
 
 class Board(Protocol):
@@ -288,3 +289,50 @@ def _now_us() -> int:
 def _name(kind: str, action: str, micro_batch: int, site: str) -> str:
     """The name of an exchange in the notation of schedules: `dispatch F3.0@L17`."""
     return f"{kind} {action}.{micro_batch}@{site}"
+
+
+# --- The executor of a rank: how it reaches the others, as its plan says
+
+
+def executor_of(plan: Plan, rank: int, state: State, links: Links, board: Board, time: StepTime) -> Executor:
+    """The executor of rank `rank`, on the device of its `state`."""
+    mesh, edges = plan.mesh, plan.edges
+    here, column = divmod(rank, mesh.columns)
+    world = {r: r * mesh.columns + column for r in range(mesh.pp)}
+
+    def group(kind: Columns) -> tuple[int, ...]:
+        return tuple(here * mesh.columns + each for each in columns_with(column, kind, mesh))
+
+    return Executor(
+        rank=here,
+        parameters=state.parameters,
+        gradients=state.gradients,
+        edges_in={a: links.edge(world[a], rank) for a, b in edges if b == here},
+        edges_out={b: links.edge(rank, world[b]) for a, b in edges if a == here},
+        exchange=_exchange(plan, rank, group("block"), links, state.device),
+        sharding=Sharding(state, links),
+        tensor_rows=SplitRows(links, rank, group("tensor")),
+        sequences=Sequences(links, rank, group("context"), plan.train.micro_batch),
+        choices=Choices(links, rank, group("sequence")),
+        message=_message(plan.message),
+        device=state.device,
+        board=board,
+        time=time,
+    )
+
+
+def _exchange(plan: Plan, rank: int, members: tuple[int, ...], links: Links, device: torch.device) -> Exchange:
+    alignment = plan.row_alignment
+    if len(members) == 1:
+        return LocalExchange({layer.site: layer for layer in plan.moe_layers}, alignment)
+    reads = HostReads(device)
+    if plan.mesh.node:
+        tokens = plan.train.micro_batch * plan.train.sequence // (plan.mesh.cp * plan.mesh.tp)
+        return nodes.exchange_of(rank, members, plan.mesh.node, links, reads, alignment, tokens)
+    rows, counts = links.swap("expert", members), links.swap("counts", members)
+    assert rows and counts, "a group of several ranks has both"
+    return RankExchange(rows, counts, len(members), reads, alignment)
+
+
+def _message(message: Message | None) -> tuple[tuple[int, ...], torch.dtype]:
+    return (message.shape, DTYPES[message.dtype]) if message else ((0,), torch.float32)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,6 @@ NO_TARGET = -1
 REAL = {"real": 0, "mtp_real": 1}  # which rows of routers are tokens, and not padding
 AHEAD = {"tokens": 0, "targets": 1, "mtp_tokens": 1, "mtp_targets": 2}
 PLACES = ("starts", "positions")
-
 Indices = npt.NDArray[np.int64]
 
 
@@ -224,3 +224,51 @@ def _of_part(data: dict[str, Tensor], vocab: int, rank: int, ranks: int) -> dict
     found = {f"part_{name}" if name.endswith("targets") else name: v for name, v in local.items()}
     like = data["tokens"]
     return found | {"tensor_rank": like.new_full((like.shape[0], 1), rank)}
+
+
+# --- The samples of a step, read by a thread beside the step before: no step but the first waits for them
+#
+# What a rank reads is what it has asked for in the step before: a pipeline rank without embedding and head reads no
+# tokens (runtime/step/micro_batches.py).
+
+Find = Callable[[], MicroBatches]
+
+
+class _Ahead(NamedTuple):
+    samples: bytes
+    found: Future[MicroBatches]
+
+
+class Feed:
+    """Micro-batches of the steps of a rank. `names`: what a step asks for, None until one has been executed; `waits`:
+    how many steps began before their samples were read."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "samples")
+        self._ahead: _Ahead | None = None
+        self.names: tuple[str, ...] | None = None
+        self.waits = 0
+
+    def take(self, samples: Indices, find: Find) -> MicroBatches:
+        """Micro-batches of these samples: those that were read ahead, if they are of these, else those of `find`. What
+        a step asks for is on the device then."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.samples == samples.tobytes():
+            self.waits += not ahead.found.done()
+            found = ahead.found.result()
+        else:
+            self.waits += 1
+            found = find()
+        for name in self.names or ():
+            _ = found[name]
+        return found
+
+    def read_ahead(self, samples: Indices, find: Find) -> None:
+        """Begin to read what the next step asks for, of these samples."""
+        self._ahead = _Ahead(samples.tobytes(), self._thread.submit(_read, find, self.names or ()))
+
+
+def _read(find: Find, names: Collection[str]) -> MicroBatches:
+    found = find()
+    found.read(names)
+    return found

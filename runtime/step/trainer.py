@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,27 +22,49 @@ from runtime.contract import EXTRA_TOKENS, Collective, Program
 from runtime.contract.rate import batch_at, learning_rate, value_at
 from runtime.data.position import Position
 from runtime.data.samples import BlendSamples
-from runtime.observe.health.rerun import Place, computed_again
+from runtime.observe.health.replicas import Place, computed_again
 from runtime.observe.health.watch import Watch
-from runtime.ops.wide import wide_dtype
-from runtime.state import optimizer, qk_clip
-from runtime.state.average import MovingAverage
-from runtime.state.offload import Staging
+from runtime.ops.product import wide_dtype
+from runtime.state import optimizer
+from runtime.state.offload import MovingAverage, Staging
 from runtime.state.optimizers import update_of
 from runtime.state.quantised import quantised_weights
 from runtime.state.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
 from runtime.step import records
-from runtime.step.executor import Board
-from runtime.step.executor_of import executor_of
-from runtime.step.feed import Feed
+from runtime.step.executor import Board, executor_of
 from runtime.step.ledger import Ledger
-from runtime.step.micro_batches import FilledUp, HeldOut, Indices, MicroBatches, Source, by_cost
-from runtime.step.rollout_source import RolloutSource
-from runtime.step.step_time import StepTime
-from runtime.step.trace import Span
+from runtime.step.micro_batches import Feed, FilledUp, HeldOut, Indices, MicroBatches, Source, by_cost
+from runtime.step.step_time import Span, StepTime
+
+# --- What a trainer needs of the policy of a run that learns from rewards (runtime/rl/policy.py)
+
+
+class RolloutSource(Protocol):
+    """Completions and rewards for the sequences of a step, in the place of samples of text."""
+
+    @property
+    def iterations(self) -> int:
+        """Steps on the same completions."""
+
+    def comes_again(self, step: int) -> bool:
+        """Whether the step after step number `step`, from 0 on, trains on the same completions."""
+
+    def roll_out(self, step: int, drawn: Indices) -> None:
+        """Have completions of the sequences `drawn`: those that are there, or new ones by the present weights."""
+
+    def micro_batches(self, device: torch.device) -> dict[str, Tensor]:
+        """What the micro-batches of this column read, by name: [micro-batch, token]."""
+
+    def compare(self, reported: Mapping[int, Tensor], data: Mapping[str, Tensor]) -> None:
+        """Compare the log-probabilities of the training forward, by micro-batch, with those of generation."""
+
+    def row(self) -> dict[str, Any]:
+        """What the row of a step says of its rollouts."""
+
+
+# --- trainer
 
 ON_CPU = Endpoint()
-
 Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, and largest; float64 but for counts
 
 
@@ -168,7 +190,7 @@ class Trainer:
         self.position = self.position.after(self.drawn, self.sequence, comes_again=comes_again)
         rate = learning_rate(self.plan.train.rate, self.position.tokens)
         self.settle()
-        factors = qk_clip.factors_of(self.plan.clipped, sums["logits"], self.clip) if self.clip else {}
+        factors = optimizer.factors_of(self.plan.clipped, sums["logits"], self.clip) if self.clip else {}
         self._update(optimizer.Numbers(self.step, rate, norm, factors))
         if self.average:
             self.average.start()

@@ -13,6 +13,7 @@ process that leaves its session and its parent becomes a child of the outer one 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -26,8 +27,46 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from runtime.system.limits import cap, end_with_parent, ends_with_parent_by, take_orphans, too_much_memory
 from runtime.system.outcome import death_text
+
+# --- Limits that a process sets for itself before it runs what others wrote: a tokenizer, a table, a reward
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread ends that started it, and write no core file."""
+    ends_with_parent_by(signal.SIGKILL)
+    limit(resource.RLIMIT_CORE, 0)
+
+
+def ends_with_parent_by(sent: signal.Signals) -> None:
+    """Let the kernel send a signal to this process when the thread ends that started it."""
+    ctypes.CDLL(None).prctl(1, sent)  # PR_SET_PDEATHSIG
+
+
+def take_orphans() -> None:
+    """Make this process the parent of each process below it whose own parent ends."""
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def limit(which: int, soft: int) -> None:
+    """Set the soft limit of a resource (resource.RLIMIT_*), or its hard limit where that is lower."""
+    _, hard = resource.getrlimit(which)
+    resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def cap(which: int, most: int) -> None:
+    """Set both limits of a resource, which this process and those that it starts cannot raise again."""
+    _, hard = resource.getrlimit(which)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (most, most))
+
+
+def too_much_memory(data_bytes: int) -> str:
+    """What is said of a process that needs more memory than its limit."""
+    return f"it needs more than {data_bytes / 2**30:.3g} GiB of memory"
+
+
+# --- limited
 
 Object = Mapping[str, Any]
 Answer = Callable[[Object], Object]
@@ -58,8 +97,6 @@ class DeadError(Exception):
 
 
 # ---------------------------------------------------------------- who asks
-
-
 class Limited:
     """The process of a module, started at once; `folder`: where it runs. It ends with the thread that starts it."""
 
@@ -158,8 +195,6 @@ class Limited:
 
 
 # ---------------------------------------------------------------- who answers
-
-
 def serve(data_bytes: int, begin: Callable[[Object], Answer]) -> int:
     """Answer the questions of standard input until it ends; the exit code. `begin`: from the first question to what
     answers the others. FaultError of either ends the process."""

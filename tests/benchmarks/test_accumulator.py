@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.studies import accumulator
 from runtime.ops import OPS
-from runtime.ops.linear_fp8 import scaled_product
+from runtime.ops.linear import scaled_product
 from runtime.ops.quantise import dequantise
 
 E4M3 = torch.float8_e4m3fn

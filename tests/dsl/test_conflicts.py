@@ -18,8 +18,7 @@ from dsl.conflict.nearest import distance
 from dsl.conflict.search import MAX_CHANGED, Problem, Row
 from dsl.conflict.sheet import Sheet, variables
 from dsl.load import analyse, check, load
-from dsl.messages.diagnostics import Diagnostic, Edit, giver
-from dsl.messages.source import OVERRIDE
+from dsl.messages.diagnostics import OVERRIDE, Diagnostic, Edit, giver
 from dsl.resolve.files import collect
 from dsl.schema import Spec
 from tests import copies

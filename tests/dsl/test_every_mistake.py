@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsl.load import analyse
-from dsl.messages.diagnostics import Diagnostic
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Diagnostic, Source
 from dsl.text.edits import apply, edit_of
 
 SPECS = Path(__file__).parents[2] / "specs"

@@ -15,8 +15,7 @@ import pytest
 from compiler.cli.main import main
 from dsl.canonical import canonical
 from dsl.load import load
-from dsl.messages.diagnostics import SpecError
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source, SpecError
 from dsl.text.formatter import formatted
 from dsl.text.parser import MAX_BYTES, decode, parse
 from dsl.text.syntax import Statement

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsl.load import check
-from dsl.messages.diagnostics import Diagnostic, render_all
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Diagnostic, Source, render_all
 from dsl.text.parser import MAX_DEPTH, MAX_MISTAKES, decode, parse
 from dsl.text.syntax import Attribute
 

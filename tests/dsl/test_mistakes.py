@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsl.load import analyse
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source
 
 BASE = (Path(__file__).parents[1] / "ui" / "lib" / "base.dsc").read_text("utf-8")
 # One line for each value, so that every mistake has a line of its own.

@@ -22,13 +22,12 @@ from dsl.reference import Block, blocks, find, keys, plain, suggestions, text_of
 from dsl.reference.keys import codes_of
 from dsl.reference.lessons import FILE, lesson
 from dsl.reference.pages import errors_page, keys_page, units_page
-from dsl.reference.topics import GROUPS, names_of_topics, sample
-from dsl.reference.words import BATCH, FAMILIES, WORDS, Word, family
+from dsl.reference.topics import BATCH, FAMILIES, GROUPS, WORDS, Word, family, names_of_topics, sample
 from dsl.resolve.derive import DEFAULTS
 from dsl.rules import REFUSALS, RULES
 from dsl.rules.codes import CODES, RETIRED
 from dsl.schema import Choices, Derived, Node, Spec
-from dsl.schema.fields import fields_of, keys_of
+from dsl.schema.base import fields_of, keys_of
 from tests import copies
 from tests.dsl.test_lessons import said
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dsl import schema
 from dsl.canonical import canonical
 from dsl.load import load
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source
 from dsl.text.formatter import formatted
 from tests import copies
 from tests.dsl.test_roundtrip import names, reread, small, texts

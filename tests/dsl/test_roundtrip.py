@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from dsl import schema
 from dsl.canonical import canonical
-from dsl.closed_forms.ramp import of
-from dsl.closed_forms.stages import fewest_stages_of_rank
+from dsl.closed_forms.stages import fewest_stages_of_rank, of
 from dsl.load import analyse, load
-from dsl.messages.diagnostics import SpecError
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source, SpecError
 from dsl.text.formatter import formatted
 from dsl.text.parser import decode
 from tests.specs.shipped import NAMES, path_of

@@ -16,7 +16,7 @@ from dsl.rules import JOINT, JOINT_CODES, RULES
 from dsl.rules.finding import Rule, nearest_divisor
 from dsl.rules.rewards import _unreadable
 from dsl.schema import Node, Spec
-from dsl.schema.fields import fields_of
+from dsl.schema.base import fields_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 

@@ -10,7 +10,7 @@ import pytest
 from lark import Lark
 from lark.exceptions import UnexpectedInput
 
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source
 from dsl.text import make_table
 from dsl.text.syntax import Statement
 from dsl.text.table import END, Parser, Token, UnexpectedError, load, tokens

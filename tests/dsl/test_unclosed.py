@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsl.load import analyse
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source
 from dsl.text.edits import apply, edit_of
 from dsl.text.parser import parse
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from dsl.schema import Node, Spec
+from dsl.schema.base import FieldType, fields_of, keys_of
 from dsl.schema.choices import OPEN
-from dsl.schema.fields import FieldType, fields_of, keys_of
 from dsl.text.syntax import NAMED
 from dsl.text.table import tokens
 

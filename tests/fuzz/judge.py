@@ -18,8 +18,7 @@ from zlib import crc32
 
 from dsl.canonical import canonical
 from dsl.load import analyse
-from dsl.messages.diagnostics import Diagnostic, SpecError, render_all
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Diagnostic, Source, SpecError, render_all
 from dsl.rules.codes import CODES
 from dsl.schema import Node, Spec
 from dsl.text.formatter import formatted

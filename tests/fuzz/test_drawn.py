@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
 
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source
 from dsl.schema import (
     Batch,
     Dense,
@@ -23,7 +23,7 @@ from dsl.schema import (
     Train,
     TrainTokenizer,
 )
-from dsl.schema.fields import FieldType, fields_of, keys_of
+from dsl.schema.base import FieldType, fields_of, keys_of
 from dsl.text.parser import parse
 from dsl.text.syntax import NAMED, Attribute, Block
 from tests.fuzz.generate import KINDS

@@ -17,8 +17,7 @@ from compiler.ir import Body, Instruction
 from compiler.pipeline import lower_spec
 from compiler.plan.plan import make_plan
 from dsl.load import analyse
-from dsl.messages.diagnostics import Diagnostic
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Diagnostic, Source
 from dsl.schema import Spec
 from dsl.text.parser import decode
 from tests.fuzz.generate import Input, generated

@@ -16,7 +16,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.comm import communicator, connect
+from runtime.comm import collective, connect
 from tests.gpu.pretend import SEEN, Pretend
 
 
@@ -107,6 +107,6 @@ def _inner(tensor: Tensor) -> Tensor:
 @contextlib.contextmanager
 def nccl() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for module in (communicator, connect):
+        for module in (collective, connect):
             stack.enter_context(mock.patch.object(module, "dist", PretendNccl()))
         yield

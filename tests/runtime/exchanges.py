@@ -10,12 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.comm.connect import Endpoint
-from runtime.comm.exchange import Exchange, RankExchange
-from runtime.comm.host_reads import HostReads
-from runtime.comm.rows import raw
-from runtime.comm.staged import StagedSwap
-from runtime.comm.transport import Wanted
+from runtime.comm.connect import Endpoint, StagedSwap
+from runtime.comm.exchange import Exchange, HostReads, RankExchange
+from runtime.comm.transport import Wanted, raw
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch

@@ -15,18 +15,14 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from runtime.comm.connect import Endpoint
-from runtime.comm.exchange import Exchange, RankExchange
-from runtime.comm.host_reads import HostReads
+from runtime.comm.connect import Endpoint, StagedSwap
+from runtime.comm.exchange import Exchange, HostReads, RankExchange
 from runtime.comm.nodes import Hops, NodeExchange, Place, by_node
-from runtime.comm.rows import Rows, raw
-from runtime.comm.staged import StagedSwap
-from runtime.comm.transport import Swap, SwapKind, Wanted, Work
+from runtime.comm.transport import Rows, Swap, SwapKind, Wanted, Work, raw
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.ops.permute import permute
-from runtime.ops.unpermute import unpermute
+from runtime.ops.routing import permute, unpermute
 
 TOKENS, LOCAL, TOP_K, COLUMNS = 23, 2, 3, 16  # LOCAL: experts of a rank
 E4M3 = torch.float8_e4m3fn

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.comm.connect import Endpoint
-from runtime.comm.staged import StagedParts
+from runtime.comm.connect import Endpoint, StagedParts
 from runtime.comm.transport import Parts, Wanted
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.comm import communicator
-from runtime.comm.communicator import Communicator, most_ctas
+from runtime.comm import collective
+from runtime.comm.collective import Communicator, most_ctas
 from runtime.comm.transport import Channel
 from runtime.observe.device import choose, divide, take
 
@@ -56,7 +56,7 @@ def test_nccl_takes_no_more_sms_than_it_is_left(monkeypatch: pytest.MonkeyPatch,
 
     group.Options = lambda: SimpleNamespace(config=SimpleNamespace())  # type: ignore[attr-defined]
     stand_in = SimpleNamespace(get_backend=lambda: "nccl", PrefixStore=lambda *_: None, ProcessGroupNCCL=group)
-    monkeypatch.setattr(communicator, "dist", stand_in)
+    monkeypatch.setattr(collective, "dist", stand_in)
     meeting = SimpleNamespace(arrive=lambda *_: None, store=None)
     edges: list[Channel] = [("edge", ends) for ends in ((0, 2), (2, 0), (2, 4), (4, 2))]
     for channel in (*edges, ("expert", (2, 3)), ("counts", (2, 3)), ("reduce", (0, 2, 4))):

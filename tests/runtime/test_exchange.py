@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compiler.ir.received_rows import even_rows, most_rows
-from runtime.comm.exchange import LocalExchange
-from runtime.comm.host_reads import HostReads
+from compiler.ir.expert_placement import even_rows, most_rows
+from runtime.comm.exchange import HostReads, LocalExchange
 from runtime.comm.nodes import Hops, NodeExchange, Place, sums_of
-from runtime.comm.rows import Layout, Rows
+from runtime.comm.transport import Layout, Rows
 from runtime.contract import MoeLayer
-from runtime.ops.permute import permute
-from runtime.ops.unpermute import unpermute
+from runtime.ops.routing import permute, unpermute
 from tests.gpu.pretend import DEVICE, Pretend, pretended
 from tests.runtime import exchanges, node_exchanges
 from tests.runtime.step.processes import run_module

@@ -17,8 +17,7 @@ from compiler.pipeline import compile_spec
 from dsl.load import load
 from runtime.build.build import Build
 from runtime.launch.heartbeat import Board
-from runtime.step.feed import Feed
-from runtime.step.micro_batches import MicroBatches
+from runtime.step.micro_batches import Feed, MicroBatches
 from runtime.step.trainer import Trainer
 from tests.runtime.step.samples import RandomSamples
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.comm import memory, parts
+from runtime.comm import memory, transport
 from runtime.comm.memory import (
     CIRCLE_BYTES,
     ENTRIES,
@@ -166,7 +166,7 @@ def on_all(each: list[Circle], work: Callable[[Circle], None]) -> None:
 @pytest.mark.parametrize("members", [2, 3, 4])
 @pytest.mark.parametrize("elements", [1, 5, 12, 70_001])
 def test_every_member_has_the_same_sum(monkeypatch: pytest.MonkeyPatch, members: int, elements: int) -> None:
-    monkeypatch.setattr(parts, "BLOCK", 1000)
+    monkeypatch.setattr(transport, "BLOCK", 1000)
     each = circles(members, elements)
     flats = [circle.memories[circle.index].tensor("flat", elements, torch.float64) for circle in each]
     for round_ in range(3):

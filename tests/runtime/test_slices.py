@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from runtime import contract
+from runtime.checkpoint.loading import cut, place
 from runtime.checkpoint.publish import CheckpointError, Part, load
-from runtime.checkpoint.slices import cut, place
 from runtime.contract.slices import Slice, held_elements, tiling_problem
 from runtime.state import snapshot
-from runtime.state.initial_values import initial_value
-from runtime.state.state import State, build_state
+from runtime.state.state import State, build_state, initial_value
 from runtime.system.strict_json import FormError, pretty
 from tests.runtime.faulty_files import save_all
 from tests.runtime.plans import small_plan

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.comm.communicator import name_of
+from runtime.comm.collective import name_of
 from runtime.comm.connect import Endpoint, Transport
 from runtime.comm.transport import Links, Wanted
 from runtime.contract import Mesh, Opening

@@ -23,10 +23,9 @@ from runtime.contract import Mesh, Opening
 from runtime.launch import torchrun_watch
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import Target
-from runtime.launch.run_lock import lock_folder
+from runtime.launch.room import lock_folder
 from runtime.launch.torchrun import RefusedError, attach
-from runtime.launch.torchrun_meet import Place
-from runtime.launch.torchrun_says import Beat, Peer
+from runtime.launch.torchrun_meet import Beat, Peer, Place
 from runtime.system.outcome import EXIT_RETRY
 from tests.runtime.hangs import from_then_on
 from tests.runtime.processes import Fork, block, forked, listeners, wait_for

@@ -38,7 +38,7 @@ from dsl.schema import (
     Rope,
     YarnScaling,
 )
-from dsl.schema.fields import FieldType, fields_of
+from dsl.schema.base import FieldType, fields_of
 from tests.reference.config import Config
 from tests.reference.delta import delta_rule
 from tests.reference.model import Reference

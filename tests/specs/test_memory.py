@@ -13,7 +13,7 @@ from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
 from compiler.ir import Plan
 from compiler.pipeline import compile_spec, lower_spec
-from compiler.plan.row_counts import balanced_rows
+from compiler.plan.split_blocks import balanced_rows
 from compiler.program.lowered import Lowered
 from compiler.program.proof import prove
 from dsl.closed_forms.memory import ITEMSIZE, lower_bound

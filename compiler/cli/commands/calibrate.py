@@ -114,7 +114,7 @@ def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
 
 def _measured(device: str, spec: Spec, plan: Plan) -> Table | int:
     """The table of this machine, or the exit code of the processes that measure."""
-    from compiler.plan.row_counts import balanced_rows
+    from compiler.plan.split_blocks import balanced_rows
 
     tasks, large = tasks_of(plan, rates_of(spec, "cpu"), balanced_rows(spec))
     if large:

@@ -24,8 +24,7 @@ from compiler.cli.commands.common import EXIT_SPEC, add_overrides, human, say, w
 from compiler.plan.read_files import mistakes_of
 from dsl.closed_forms.counts import parameters
 from dsl.load import Analysis, View, analyse, refusals
-from dsl.messages.diagnostics import Diagnostic, Edit, Note, SpecError, given, giver, plural, visible
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Diagnostic, Edit, Note, Source, SpecError, given, giver, plural, visible
 from dsl.resolve.chosen import find, split
 from dsl.resolve.files import content_of, read
 
@@ -162,7 +161,7 @@ def _as_json(results: list[Checked], items: list[Diagnostic]) -> None:
 
 def document(results: Sequence[Checked], items: Sequence[Diagnostic]) -> dict[str, Any]:
     """The document that docs/json.md describes."""
-    from dsl.text.as_json import diagnostic_value  # only who asks for it waits for it
+    from dsl.text.edits import diagnostic_value  # only who asks for it waits for it
 
     return {
         "version": JSON_VERSION,

@@ -81,21 +81,21 @@ def _unwritten(args: argparse.Namespace, error: OSError) -> int:
 
 
 def _html(compared: Compared) -> str:
-    from compiler.tools.report.compare_page import compare_html  # with jinja2
+    from compiler.tools.report.compared import compare_html  # with jinja2
 
     return compare_html(compared)
 
 
 def table(compared: Compared) -> str:
     """Return the figures of runs, a line each."""
-    from compiler.tools.report.compare_page import view_of
+    from compiler.tools.report.compared import view_of
 
     view, names = view_of(compared), [run.name for run in compared.runs]
     return aligned(["run", *view.heads], [[name, *row] for name, row in zip(names, view.table, strict=True)])
 
 
 def _text(compared: Compared) -> str:
-    from compiler.tools.report.compare_page import view_of
+    from compiler.tools.report.compared import view_of
 
     view, names = view_of(compared), [run.name for run in compared.runs]
     parts = [table(compared)]

@@ -76,7 +76,7 @@ def _of_show(args: argparse.Namespace) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Show a row, or prepare the data; 0, or 2 where the spec or its data cannot be used."""
-    from runtime.data.errors import DataError, MissingError, where_paths_start
+    from runtime.data.files import DataError, MissingError, where_paths_start
 
     if args.what == "prepare" and (given := _of_show(args)):
         return wrong(f"`dsc data prepare` takes no {given}", how=args.format)

@@ -83,7 +83,7 @@ def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
 
 def check_prefix(prefix: Path, spec: Spec) -> None:
     """Raise DataError where Megatron's files cannot be written under a prefix, or cannot say what the data is."""
-    from runtime.data.errors import DataError
+    from runtime.data.files import DataError
 
     if spec.data.fim or any(each.fim for each in spec.data.sources):
         raise DataError(
@@ -105,7 +105,7 @@ def write_megatron(prepared: Prepared, prefix: Path) -> list[Path]:
     A file appears whole or not at all, .idx behind .bin; files of these names are replaced. Splits without documents
     are left out. Returns the paths. Raises DataError where data is in such files already.
     """
-    from runtime.data.errors import DataError
+    from runtime.data.files import DataError
 
     if sources := prepared.meta.get("token_files"):
         named = ", ".join(filter(None, sources))
@@ -166,7 +166,7 @@ def unusable(prepared: Prepared, phases: Sequence[Spec]) -> str:
     """Why `dsc train` refuses to train the phases on prepared data, "" where it does not: no split may be shorter than
     one sample."""
     from runtime.contract import EXTRA_TOKENS
-    from runtime.data.errors import DataError
+    from runtime.data.files import DataError
     from runtime.data.samples import RowSamples, too_short
 
     data, validating = phases[0].data, [each.train.sequence for each in phases if each.train.validate]

@@ -100,7 +100,7 @@ def shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Show
     """The row or sequence that is asked for. Raises DataError where there is none."""
     from compiler.emit.recipe import data_request
     from runtime.data.blended import prepare_data
-    from runtime.data.errors import DataError
+    from runtime.data.files import DataError
     from runtime.data.prepare import PHASES
     from runtime.data.tokenizer_files import TOKENIZER
 
@@ -132,7 +132,7 @@ def shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Show
 
 def _source(name: str | None, request: DataRequest) -> str:
     """The source that is looked at, "" where there is one. Raises DataError for a name that none has."""
-    from runtime.data.errors import DataError
+    from runtime.data.files import DataError
 
     names = [each.name for each in request.data.sources]
     if name is not None and name not in names:
@@ -180,7 +180,7 @@ def _conversations(request: DataRequest, folder: Path, split: str, train: Train,
 
 
 def _prompts(_: DataRequest, folder: Path, split: str, train: Train, __: str) -> Rows:
-    from runtime.data.prompt_samples import Survey
+    from runtime.data.prompts import Survey
 
     assert train.grpo is not None, "a rule of specs: prompts are those of `grpo`"
     survey = Survey(folder, split, train.grpo.prompt)
@@ -203,7 +203,7 @@ def _num_windows(tokens: int, split: str, train: Train) -> int:
 
 
 def _windows(request: DataRequest, folder: Path, split: str, train: Train, source: str) -> Rows:
-    from runtime.data.streams import open_split
+    from runtime.data.token_files import open_split
 
     reader = open_split(folder, split, source)
 
@@ -222,7 +222,7 @@ def _sequence(
     args: argparse.Namespace, request: DataRequest, folder: Path, train: Train, bpe: Tokenizer | None
 ) -> ShownSequence:
     """The sequence that is asked for. Raises DataError where there is none, or where its documents are not apart."""
-    from runtime.data.errors import DataError
+    from runtime.data.files import DataError
 
     if request.data.prompts is not None:
         raise DataError(f"--sequence {args.sequence}: a prompt is in no sequence with others: --row {args.sequence}")
@@ -262,7 +262,7 @@ def _packs(request: DataRequest, folder: Path, split: str, train: Train, _: str)
 
 
 def _masked(request: DataRequest, folder: Path, split: str, train: Train, source: str) -> Sequences:
-    from runtime.data.streams import open_split
+    from runtime.data.token_files import open_split
 
     reader = open_split(folder, split, source)
 

@@ -64,7 +64,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the loss; 0, or 2 where something that was given cannot be used."""
-    from compiler.tools.inference.faults import InferenceError
+    from compiler.tools.inference.sources import InferenceError
 
     try:
         return _run(args)
@@ -115,7 +115,7 @@ def _measured(args: argparse.Namespace, source: Source) -> int:
 def _tokenizer(named: Path | None, source: Source) -> Tokenizer | None:
     """The tokenizer that says how many bytes token ids are; None where there is none. One of the source that cannot be
     used is said, and one that was named raises InferenceError."""
-    from compiler.tools.inference.faults import InferenceError
+    from compiler.tools.inference.sources import InferenceError
     from compiler.tools.inference.token_streams import read_tokenizer
 
     if (path := named or source.tokenizer) is None:

@@ -18,11 +18,10 @@ from compiler.cli.commands.train_processes import call
 from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
-from compiler.plan.actions.order_cache import Orders
+from compiler.plan.actions.order import Orders
 from compiler.plan.read_files import with_files
 from compiler.tools.inference.evaluation import NO_TARGET, Ids, Loss, windows
-from compiler.tools.inference.faults import InferenceError
-from compiler.tools.inference.sources import Source
+from compiler.tools.inference.sources import InferenceError, Source
 from compiler.tools.report.page import build_pages
 from dsl.schema import Spec
 from dsl.schema.train import Validate

@@ -16,27 +16,13 @@ import sys
 from dataclasses import asdict
 
 from compiler.cli.commands.common import wrong
-from compiler.machine.rates import table_codes as of_rates
-from compiler.model.modules import module_codes as of_modules
-from compiler.plan.experts import placement_codes as of_placements
-from compiler.schedule import schedule_codes as of_schedules
-from compiler.tools import data_source as of_data
-from compiler.tools.importers import import_codes as of_imports
-from compiler.tools.weights import initial_codes as of_weights
 from dsl.reference import Topic, find, index, keys, suggestions, text_of
 from dsl.rules.codes import CODES
+from dsl.rules.file_codes import CODES as FILE_CODES
+from dsl.rules.file_codes import MORE
 
 VERSION = 1  # of the JSON, docs/json.md
 SHOWN = 4  # topics that are printed whole; of more, one line each
-OF_FILES = (
-    of_imports,
-    of_schedules,
-    of_placements,
-    of_rates,
-    of_weights,
-    of_modules,
-    of_data,
-)  # rules of files that are no specs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 def _of_files(asked: str) -> tuple[Topic, ...]:
     """What is said of a code that is no spec's."""
     code = asked.strip().strip("`").upper()
-    return tuple(Topic("code", code, table.CODES[code], table.MORE[code]) for table in OF_FILES if code in table.CODES)
+    return (Topic("code", code, FILE_CODES[code], MORE[code]),) if code in FILE_CODES else ()
 
 
 def _plain(topic: Topic) -> dict[str, object]:

@@ -12,8 +12,7 @@ from compiler.cli.commands.output_folder import new_folder
 from compiler.cli.commands.schedule_spec import Run, run_of
 from compiler.ir.stage_placement import BIDIRECTIONAL
 from compiler.tools.exporters import megatron_bridge, torchtitan
-from compiler.tools.exporters.ledger import Loss, comments
-from compiler.tools.exporters.planned import Exported, ExportError, Planned
+from compiler.tools.exporters.planned import Exported, ExportError, Loss, Planned, comments
 from dsl.facts.layout import stages_of_layout
 from dsl.facts.schedules import PLAIN
 from dsl.messages.diagnostics import plural, visible

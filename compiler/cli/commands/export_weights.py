@@ -10,19 +10,26 @@ from typing import Any
 from compiler.cli.commands.common import progress, reason, say, wrong
 from compiler.cli.commands.output_folder import new_folder
 from compiler.cli.commands.train_processes import ask
-from compiler.plan.initial_weights import once_published
+from compiler.plan.read_files import once_published
 from compiler.tools.importers.huggingface import LATENT_EPS
 from compiler.tools.weights.adapter import CONFIG as ADAPTER_CONFIG
 from compiler.tools.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
-from compiler.tools.weights.adapter import Adapters, adapter_config, published_adapters
-from compiler.tools.weights.checkpoint import ModelError, check_tensors, model_of, published_name, sequence_of
+from compiler.tools.weights.adapter import (
+    Adapters,
+    ModelError,
+    adapter_config,
+    check_tensors,
+    model_of,
+    published_adapters,
+    published_name,
+    sequence_of,
+)
 from compiler.tools.weights.config import NoFamilyError, Publication, publication, with_format
 from compiler.tools.weights.tokenizer import files_for
 from dsl.messages.diagnostics import visible
-from runtime.checkpoint.manifest_file import base_of, find_manifest
-from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
+from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, base_of, find_manifest
 from runtime.contract.weights import ONE, Export
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.system.outcome import refusal_code
 from runtime.system.strict_json import pretty
 

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write text; 0, or 2 where something that was given cannot be used."""
-    from compiler.tools.inference.faults import InferenceError
+    from compiler.tools.inference.sources import InferenceError
 
     if fault := _fault(args):
         return wrong(fault, how=args.format)
@@ -100,9 +100,9 @@ def _run(args: argparse.Namespace) -> int:
 
 def _written(args: argparse.Namespace, source: Source) -> int:
     from compiler.tools.inference.conversations import conversation_of
-    from compiler.tools.inference.faults import InferenceError
+    from compiler.tools.inference.generation import Sampler
     from compiler.tools.inference.loaded import divide_work
-    from compiler.tools.inference.sampling import Sampler
+    from compiler.tools.inference.sources import InferenceError
     from compiler.tools.inference.writing import open_writer
 
     if source.spec.model.customs:
@@ -138,7 +138,7 @@ def _written(args: argparse.Namespace, source: Source) -> int:
 
 def _prompt(argument: str) -> str:
     """The prompt that an argument is, or says where to read."""
-    from compiler.tools.inference.faults import InferenceError
+    from compiler.tools.inference.sources import InferenceError
 
     try:
         text = sys.stdin.read() if argument == STDIN else argument

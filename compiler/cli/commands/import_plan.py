@@ -11,15 +11,13 @@ from pathlib import Path
 from compiler.cli.commands.common import EXIT_DIFFERS, refused, say, wrong
 from compiler.files.text import TextFileError, read_text
 from compiler.schedule.spec_schedule import MAX_BYTES
-from compiler.tools.importers import command_lines, key_files, megatron, torchtitan
-from compiler.tools.importers.plan_ledger import CHANGES, Entry
-from compiler.tools.importers.plan_text import Imported, Members
+from compiler.tools.importers import key_files, megatron, shell_words, torchtitan
+from compiler.tools.importers.plan_ledger import CHANGES, Entry, Imported, Members
 from compiler.tools.importers.python_calls import returned
 from compiler.tools.importers.torchtitan import Beside
 from compiler.tools.importers.write import identifier
 from dsl.load import analyse
-from dsl.messages.diagnostics import Diagnostic, SpecError, plural, render_all, visible
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Diagnostic, Source, SpecError, plural, render_all, visible
 from dsl.resolve.files import read
 from dsl.text.formatter import formatted
 
@@ -81,7 +79,7 @@ def _megatron(args: argparse.Namespace, name: str, source: Source, variables: di
     elif args.path.suffix in (".yaml", ".yml"):
         members, computed = key_files.yaml_keys(source, variables)
     else:
-        members, computed = command_lines.script(source, variables)
+        members, computed = shell_words.script(source, variables)
     return megatron.imported(members, name, args.devices, args.vocab), computed
 
 

@@ -23,8 +23,8 @@ from compiler.cli.commands.output_files import is_file, put, status, write
 from compiler.files.text import read_text
 from compiler.schedule.costs import MOST_BYTES, Costs, costs_of_json, shipped, shipped_names
 from compiler.schedule.schedule import Schedule
-from compiler.tools.picture.compared import measured_picture
 from compiler.tools.picture.formats import FORMATS, render, screen_of
+from compiler.tools.picture.panel import measured_picture
 from compiler.tools.picture.recorded import (
     Line,
     Measured,
@@ -39,7 +39,7 @@ from compiler.tools.picture.recorded import (
     read_trace,
 )
 from dsl.messages.diagnostics import SpecError
-from runtime.build.run_copy import described
+from runtime.build.files import described
 
 if TYPE_CHECKING:
     from compiler.cli.commands.schedule_spec import Run

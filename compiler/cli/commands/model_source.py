@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compiler.cli.commands import import_
-from compiler.tools.inference.faults import InferenceError
-from compiler.tools.inference.sources import Source, find_source
+from compiler.tools.inference.sources import InferenceError, Source, find_source
 
 
 @contextmanager

@@ -125,7 +125,7 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
     chosen = load_spec(spec, args.set, args.format)
     if chosen is None:
         return None
-    from compiler.plan.experts.spec_experts import layers_with_experts, layout_of, routing_of
+    from compiler.plan.experts.spec_placement import layers_with_experts, layout_of, routing_of
 
     layers = layers_with_experts(chosen.spec)
     if len(layers) != len(loads):

@@ -11,13 +11,12 @@ from fractions import Fraction
 from typing import Any
 
 from compiler.cli.commands.schedule_answer import Answer, Entry, cells, columns, percent, shown
-from compiler.schedule.costs import Costs
-from compiler.schedule.links import ALIKE
+from compiler.schedule.costs import ALIKE, Costs
 from compiler.schedule.measure import Measured
 from compiler.schedule.memory import gigabytes
 from compiler.schedule.torch_csv import to_torch_csv
 from compiler.schedule.weights import StageWeight, Weight
-from compiler.tools.picture.output import TooMuchError
+from compiler.tools.picture.formats import TooMuchError
 from dsl.facts.schedules import in_words
 
 

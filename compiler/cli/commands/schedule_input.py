@@ -20,6 +20,9 @@ from compiler.files.text import TextFileError, read_text
 from compiler.ir.stage_placement import BIDIRECTIONAL, V
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedule.costs import (
+    ALIKE,
+    MAX_CELLS,
+    MAX_RANKS,
     MOST_BYTES,
     UNIT_OF_SHIPPED,
     Costs,
@@ -30,8 +33,6 @@ from compiler.schedule.costs import (
     shipped,
     shipped_names,
 )
-from compiler.schedule.limits import MAX_CELLS, MAX_RANKS
-from compiler.schedule.links import ALIKE
 from compiler.schedule.measure import measure
 from compiler.schedule.schedule import Schedule, ScheduleError
 from compiler.schedule.torch_csv import NO_COPIES

@@ -11,8 +11,8 @@ from itertools import accumulate, pairwise
 from compiler.cli.commands.schedule_tried import ANYTHING, Tried
 from compiler.ir import Plan, Use
 from compiler.plan.plan import make_plan
-from compiler.plan.rank_rates import rank_rates
 from compiler.plan.spec_files import schedule_of_file
+from compiler.plan.spec_rates import rank_rates
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import copy_time, rank_times, stage_costs
 from compiler.program.lower.scheduler import Scheduler
@@ -22,7 +22,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import has_copies
 from compiler.tools.picture.comm_lane import lanes_of
 from compiler.tools.picture.drawing import Lanes
-from dsl.closed_forms import ramp
+from dsl.closed_forms import stages
 from dsl.facts.layout import layout_of
 from dsl.schema import Spec
 
@@ -47,7 +47,7 @@ class Run:
     @cached_property
     def num_micro_batches(self) -> int:
         """Micro-batches of a step on each data rank, once the batch has grown."""
-        return ramp.micro_batches(self.spec)[-1]
+        return stages.micro_batches(self.spec)[-1]
 
     @property
     def num_stages(self) -> int:

@@ -21,8 +21,8 @@ from dsl.leaves import Leaf, Origin, leaves, origin_of
 from dsl.messages.diagnostics import visible
 from dsl.resolve.chosen import split
 from dsl.schema import Spec
-from dsl.schema.fields import fields_of
-from dsl.text.as_json import span_value
+from dsl.schema.base import fields_of
+from dsl.text.edits import span_value
 
 JSON_VERSION = 1
 BEFORE_COMMENT = "  # "

@@ -26,7 +26,7 @@ from compiler.cli.commands.replay import SHOWN, TRAINED, step_number
 from compiler.cli.commands.train_processes import call
 from compiler.files.text import TextFileError
 from compiler.tools.picture.recorded import Line, TraceError
-from compiler.tools.picture.step_events import step_events, step_of
+from compiler.tools.picture.trace_events import step_events, step_of
 from compiler.tools.report.run_page import step_rows
 
 EXIT_OTHER = 4  # the step that is trained again has other numbers than the run

@@ -47,8 +47,7 @@ from dsl.messages.diagnostics import Diagnostic, SpecError
 from dsl.resolve.chosen import find
 from dsl.resolve.files import RESOLVED, content_of
 from runtime.contract.options import run_name
-from runtime.system.outcome import printable
-from runtime.system.streams import open_streams, tell
+from runtime.system.outcome import open_streams, printable, tell
 
 VERSION = 1  # of the JSON, docs/json.md
 TOO_LARGE = "E0812"  # a plan that certainly does not fit its devices
@@ -308,8 +307,7 @@ def _has_finished(each: Planned) -> bool:
 def _compare(top: Path, finished: Sequence[Planned]) -> None:
     """Print a table of what was trained, and write a page of it; nothing of less than two runs."""
     from compiler.cli.commands.compare import table
-    from compiler.tools.report.compare_page import compare_html
-    from compiler.tools.report.compared import compare, read_run
+    from compiler.tools.report.compared import compare, compare_html, read_run
 
     if len(finished) < 2:
         return

@@ -30,8 +30,7 @@ from rich.text import Text
 from compiler.cli.commands.common import wrong
 from runtime.observe.watch.dashboard import dashboard, rules
 from runtime.observe.watch.follow import Follower, Item
-from runtime.observe.watch.run_state import State
-from runtime.observe.watch.running import is_held
+from runtime.observe.watch.run_state import State, is_held
 from runtime.observe.watch.view import has_blocks, line, panel, told
 from runtime.system.outcome import printable
 

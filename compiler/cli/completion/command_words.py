@@ -10,7 +10,7 @@ from typing import Literal, get_args, get_origin
 
 from dsl.rules.codes import CODES
 from dsl.schema import BUILT_IN, Model, Node, Spec, Tile, TrainTokenizer
-from dsl.schema.fields import fields_of
+from dsl.schema.base import fields_of
 
 Kind = Literal["", "words", "specs", "files", "overrides", "topics"]
 SPECS = frozenset({"spec", "specs", "before", "after", "paths"})  # arguments that are .dsc files

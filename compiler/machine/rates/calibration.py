@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.ir import Cost, Plan, Use
-from compiler.machine.rates.kernel_classes import FLOPS, shape_at
 from compiler.machine.rates.rates import Rates
-from compiler.machine.rates.table import Device, Row, Table
+from compiler.machine.rates.table import FLOPS, Device, Row, Table, shape_at
 from compiler.model.ops import GRADIENTS, RULES, Tensor, kernel_class
 from compiler.model.ops.rule import statistics_dtype
-from compiler.model.segments.interpret import interpret
-from compiler.model.segments.node_costs import costs
+from compiler.model.segments.interpret import costs, interpret
 from compiler.model.segments.split import phases
 
 # A call beyond these would take a CPU seconds, or memory that training shares out.

@@ -14,26 +14,100 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import cache
+from math import log2
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from compiler.files import text as textfile
-from compiler.machine.rates.kernel_classes import CLASSES, FLOPS, HOST, INSTEAD, LINKS, PAIR, SECONDS, SEQUENCES
 from dsl.messages.diagnostics import is_hidden
 from dsl.schema import Strict
+
+# --- Kernel classes: in what their rates are stated, and what stands in for a class that has no rows. An op's class is
+# a fact of its rule (`compiler.model.ops`)
+#
+# A rate depends on the class, the dtype and the shape of a kernel. The shape is
+#
+#     products            (m, n, k): m rows and n columns, summed over k; dgrad and wgrad in their own extents
+#     grouped products    (groups, m, n, k): m, or k of weight gradients, is the mean of the groups
+#     attention           (tokens, sequence, heads, width of a key, width of a value), and so of the delta rule
+#     all others          (rows, columns) of the largest tensor that is read or written
+
+SEQUENCES = ("attention", "attention_backward", "delta_rule", "delta_rule_backward")  # of whole sequences
+FLOPS = ("gemm", "grouped_gemm", "wgrad", "grouped_wgrad", *SEQUENCES)  # rates in FLOP/s
+MEMORY = (
+    *("rope", "norm", "swiglu", "add", "permute", "quantise", "cast", "cross_entropy", "router", "embedding", "copy"),
+)
+LINKS = (  # rates in byte/s; shape (ranks, bytes a rank sends)
+    *("dispatch_node", "combine_node", "dispatch_network", "combine_network"),
+    *("message_node", "message_network", "all_reduce_node", "all_reduce_network"),
+)
+HOST = "host"  # copies between an accelerator and pinned memory of its host, byte/s a direction
+BYTES = (*MEMORY, *LINKS, "optimizer", HOST)
+# Seconds: of a launch, what a transfer takes however small it is, and until a host has numbers of its device.
+SECONDS = ("launch", "exchange_node", "exchange_network", "latency_node", "latency_network", "host_read")
+PAIR = "pair"  # of factors alone: of two micro-batches over two lanes, beside what both lanes take
+CLASSES = (*FLOPS, *BYTES, *SECONDS)
+# Where a class has no rows, the rows of the next that has.
+INSTEAD = {
+    "wgrad": ("gemm",),
+    "grouped_gemm": ("gemm",),
+    "grouped_wgrad": ("wgrad", "grouped_gemm", "gemm"),
+    "attention_backward": ("attention",),
+    "delta_rule": ("attention",),
+    "delta_rule_backward": ("delta_rule", "attention_backward", "attention"),
+    **{kind: ("copy",) for kind in (*MEMORY, "optimizer") if kind != "copy"},
+    "combine_node": ("dispatch_node",),
+    "combine_network": ("dispatch_network",),
+    "message_network": ("message_node",),
+    "message_node": ("message_network",),
+    "all_reduce_node": ("message_node", "message_network"),
+    "all_reduce_network": ("message_network", "all_reduce_node", "message_node"),
+    "latency_network": ("latency_node",),
+    "latency_node": ("latency_network",),
+    "exchange_network": ("latency_network",),
+    "exchange_node": ("latency_node",),
+}
+
+
+def shape_at(shape: Sequence[int | str], rows: int) -> tuple[int, ...]:
+    """A shape with `rows` received rows for "R": spread evenly over the groups where a product has these."""
+    groups = shape[0] if len(shape) == 4 else 1
+    assert isinstance(groups, int)
+    return tuple(max(1, rows // groups) if extent == "R" else int(extent) for extent in shape)
+
+
+# --- The rate of a shape that is no row: a mean of the rows of its class, the nearer the heavier
+#
+# Distances are those of logarithms: a matrix of half the rows is as far away as one of twice as many. A shape that is a
+# row gets that row's rate. Of transfers: compiler/machine/topology/fabric.py.
+
+Point = tuple[tuple[int, ...], float]  # shape, rate
+
+
+def rate_at(points: Sequence[Point], shape: tuple[int, ...]) -> float:
+    """The rate of a shape. `points` is not empty; points without a shape count as being everywhere a factor 2 away."""
+    near: list[tuple[float, float]] = []
+    for at, rate in points:
+        square = sum(log2(a / b) ** 2 for a, b in zip(at, shape, strict=True)) if at and shape else 1.0
+        if square == 0:
+            return rate
+        near.append((1 / square**2, rate))  # many rows far away weigh less than one nearby
+    # Times of equal work are averaged, so rates harmonically: a slow row is not hidden by a fast one.
+    return sum(weight for weight, _ in near) / sum(weight / rate for weight, rate in near)
+
+
+# --- table
 
 TABLES = Path(__file__).parent / "tables"
 MAX_BYTES = 8 << 20
 MAX_ROWS = 5_000  # a second of lookups; a spec of 61 layers has some 100 shapes
-
 MAX_TEXT = 500
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
-
 # Peaks of wider floats over the BF16 peak, H100 data sheet: TF32 495 and FP64 67 of 989 TFLOPS.
 OVER_BF16 = {"bf16": 1.0, "fp32": 0.5, "fp64": 0.068, "any": 1.0}
 
@@ -126,7 +200,7 @@ class Table(Entry):
 
     name: Text
     base: str | None = None
-    # rates of 16 bits and more go from shape to shape by tiles and waves (compiler/machine/rates/tiles.py)
+    # rates of 16 bits and more go from shape to shape by tiles and waves (compiler/machine/rates/rates.py)
     tiles: bool = False
     device: Device
     rows: Annotated[tuple[Row, ...], Field(max_length=MAX_ROWS)] = ()
@@ -184,8 +258,6 @@ def _extents(kind: str) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------- files
-
-
 def shipped_tables() -> tuple[str, ...]:
     """Names of the tables that come with dsc."""
     return tuple(sorted(path.stem for path in TABLES.glob("*.json")))
@@ -287,6 +359,3 @@ def _said(message: str) -> str:
     message = message.removeprefix("Value error, ").replace("Tuple should", "The list should")
     message = message.replace(" after validation", "")
     return message[:1].lower() + message[1:]
-
-
-__all__ = ["INSTEAD", "Device", "Factor", "RateError", "Row", "Table", "read_table", "shipped_table", "shipped_tables"]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import networkx as nx
 
-from compiler.machine.topology.fabric import Fabric
-from compiler.machine.topology.links import LARGE, LEAF, POD, Link
+from compiler.machine.topology.fabric import LARGE, LEAF, POD, Fabric, Link
 
 MOST_DEVICES = 4096
 

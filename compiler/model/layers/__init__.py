@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from compiler import ir
 from compiler.ir.dtypes import is_packed, packed_of
 from compiler.ir.segment import SUM
-from compiler.model.layers import attention, balance, dense, ends, hyper, indexer, moe, mtp, padding, stream
+from compiler.model.layers import attention, dense, ends, indexer, moe, qk_clip, residual
 from compiler.model.layers.adapter import adapted
 from compiler.model.layers.builder import Place
 from compiler.model.layers.value_dtypes import stored
@@ -43,7 +43,7 @@ class Layer:
 
     def _new(self, place: Place) -> ir.Segment:
         names = tuple(name for name in self.recompute if name in place.recompute)
-        plain, lora = padding.around(place, self.plain(place)), place.spec.adapter
+        plain, lora = qk_clip.around(place, self.plain(place)), place.spec.adapter
         plain = adapted(plain, lora) if lora else plain
         only = place.spec.train.only == "indexer"
         plain = indexer.alone(plain) if only else plain
@@ -52,7 +52,7 @@ class Layer:
         left |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in kept) else {"quantise"}
         left |= {"norm_gradient"} if place.D > WIDEST_NORM_GRADIENT else set()
         left |= (
-            {"residual_norm", "norm_gradient"} if hyper.mixing(place) else set()
+            {"residual_norm", "norm_gradient"} if residual.mixing(place) else set()
         )  # no norm is of a sum, or next to it
         # Adapters read the same values as they are, and where weights are not trained, nothing is quantised for them.
         left |= {"quantise", "norm_gradient"} if lora or only else set()
@@ -65,7 +65,7 @@ class Layer:
 
 GATED = ("attention", "project", "attend", "products")
 LAYERS: dict[str, Layer] = {
-    "added": Layer(stream.build_added, stream.ADDED_PARAMETERS),
+    "added": Layer(residual.build_added, residual.ADDED_PARAMETERS),
     "attention": Layer(
         attention.build,
         attention.PARAMETERS,
@@ -73,8 +73,10 @@ LAYERS: dict[str, Layer] = {
         ("residual_norm", "quantise", "norm_gradient"),
     ),
     "attend": Layer(attention.build_attend, attention.PARAMETERS, ("rmsnorm", "mla_up", "attention"), ("quantise",)),
-    "balance": Layer(balance.build_balance, {}),
-    "between": Layer(stream.build_between, stream.BETWEEN_PARAMETERS, ("hyper",), ("residual_norm", "norm_gradient")),
+    "balance": Layer(moe.build_balance, {}),
+    "between": Layer(
+        residual.build_between, residual.BETWEEN_PARAMETERS, ("hyper",), ("residual_norm", "norm_gradient")
+    ),
     "dense": Layer(
         dense.build,
         dense.PARAMETERS,
@@ -82,14 +84,14 @@ LAYERS: dict[str, Layer] = {
         ("residual_norm", "quantise", "norm_gradient"),
     ),
     "embed": Layer(ends.build_embed, ends.EMBED_PARAMETERS),
-    "enter": Layer(stream.build_enter, stream.ENTER_PARAMETERS, ("hyper",), ("norm_gradient",)),
+    "enter": Layer(residual.build_enter, residual.ENTER_PARAMETERS, ("hyper",), ("norm_gradient",)),
     "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "up", "experts"), ("quantise",)),
     "final_norm": Layer(ends.build_final_norm, ends.FINAL_NORM_PARAMETERS, ("hyper",)),
     "head": Layer(ends.build_head, ends.HEAD_PARAMETERS, ("logits",), ("logits",)),
     "join": Layer(moe.build_join, moe.JOIN_PARAMETERS, ("hyper",), ("join", "quantise")),
-    "leave": Layer(stream.build_leave, stream.LEAVE_PARAMETERS),
+    "leave": Layer(residual.build_leave, residual.LEAVE_PARAMETERS),
     "loss": Layer(ends.build_loss, {}),
-    "mtp_input": Layer(mtp.build, mtp.PARAMETERS, ("rmsnorm",)),
+    "mtp_input": Layer(ends.build, ends.PARAMETERS, ("rmsnorm",)),
     "products": Layer(attention.build_products, attention.PARAMETERS, (), ("quantise",)),
     "project": Layer(
         attention.build_project,
@@ -103,6 +105,6 @@ LAYERS: dict[str, Layer] = {
         ("rmsnorm", "hyper", "router"),
         ("residual_norm", "route", "quantise", "norm_gradient"),
     ),
-    "streams": Layer(hyper.build_copy, {}),
+    "streams": Layer(residual.build_copy, {}),
     "shared": Layer(moe.build_shared, moe.SHARED_PARAMETERS, ("rmsnorm", "swiglu", "up", "shared"), ("quantise",)),
 }

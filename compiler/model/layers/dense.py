@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
-from compiler.model.layers import custom, hyper
-from compiler.model.layers.activation import activated, constants_of, up_parts
-from compiler.model.layers.builder import Place, segment
-from compiler.model.layers.linear import linear, named, weights
+from compiler.model.layers import custom, residual
+from compiler.model.layers.builder import Place, linear, named, segment, weights
 from compiler.model.layers.residual import (
     arriving,
     entering,
@@ -20,11 +18,47 @@ from compiler.model.layers.residual import (
     sum_of,
     summed,
 )
-from dsl.schema import Custom, Dense
+from dsl.schema import Custom, Dense, Moe
+from dsl.schema.model import is_gated
+
+# --- The activation of a feed-forward part: the op between up and down, by name, and its constants
+
+CLAMPED = "clamped_swiglu"
+
+
+def activated(ops: Any, h_TM: Any, activation: str, limit: float, alpha: float, shift: float) -> Any:
+    """act(gate)·up of the columns [gate | up], or act of each column."""
+    if activation == CLAMPED:
+        return ops.clamped_swiglu(h_TM, limit, alpha, shift)
+    return getattr(ops, activation)(h_TM)
+
+
+def times_gate(ops: Any, h_RM: Any, gate_R: Any, activation: str, limit: float, alpha: float, shift: float) -> Any:
+    """The activation of each row times its gate weight: one op for SwiGLU."""
+    if activation == "swiglu":
+        return ops.gated_swiglu(h_RM, gate_R)
+    return ops.gate_rows(activated(ops, h_RM, activation, limit, alpha, shift), gate_R)
+
+
+def constants_of(ffn: Dense | Moe) -> dict[str, float | str]:
+    """What a segment says of its activation and of its biases; nothing where that is a SwiGLU without any."""
+    biased: dict[str, float | str] = {"biased": True} if ffn.bias else {}
+    if ffn.clamp is not None:
+        clamp = ffn.clamp
+        return {"activation": CLAMPED, "limit": clamp.limit, "alpha": clamp.alpha, "shift": clamp.shift, **biased}
+    return biased if ffn.activation == "swiglu" else {"activation": ffn.activation, **biased}
+
+
+def up_parts(ffn: Dense | Moe, inner: int) -> tuple[int, ...]:
+    """Columns of the product before the activation, which gives `inner`: of the gate, if it has one, and of up."""
+    return (inner, inner) if is_gated(ffn) else (inner,)
+
+
+# --- dense
 
 PARAMETERS = named(
     {"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down", "post_norm": "ffn.post_norm"}, "up", "down"
-) | hyper.paths("ffn")
+) | residual.paths("ffn")
 
 
 def dense(
@@ -42,7 +76,7 @@ def dense(
     pre: bool = True,
     post: bool = False,
     factor: float = 1.0,
-    streams: hyper.Streams = (),
+    streams: residual.Streams = (),
 ) -> tuple[Any, ...]:
     """residual + down(act(up(rmsnorm(residual)))), the residual being h + y, of which attention gave y."""
     residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
@@ -84,12 +118,12 @@ def build(place: Place) -> ir.Segment:
     return segment(
         "dense",
         dense,
-        (*hyper.mixers(place), *pre_gain(place), *up, *down, *post_gain(place)),
+        (*residual.mixers(place), *pre_gain(place), *up, *down, *post_gain(place)),
         sum_of(place),
         ("out",),
         eps=place.model.norm_eps,
         **constants_of(ffn),
-        **hyper.streams_of(place),
+        **residual.streams_of(place),
         **entrance(place),
         **exit_of(place),
     )

@@ -19,8 +19,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.model.layers import qk_clip
-from compiler.model.layers.builder import Constant, Place, segment
-from compiler.model.layers.linear import linear, named, weights
+from compiler.model.layers.builder import Constant, Place, linear, named, segment, weights
 from compiler.model.layers.residual import entering, entrance, exit_of, has_post, leaving, post_gain, pre_gain
 from compiler.model.layers.rotation import Rotation, constants, placed, rotated
 from dsl.schema import Gqa

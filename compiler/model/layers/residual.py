@@ -1,29 +1,146 @@
-"""What is between the residual stream and a part of a block: norms in front of it and behind it, and a factor.
-
-Norms in front alone (Llama), behind alone (OLMo 2, arXiv 2501.00656), or both (Gemma 2, arXiv 2408.00118).
-
-With hyper-connections the stream is several (compiler/model/layers/hyper.py). A part then reads one that is made of
-all, and `mixing` are the two tensors by which what it gives is added to all of them. Segments name the stream h_TD in
-any case: of several it has the columns of all.
-"""
+"""What is between one residual stream, or several, and the parts of a layer: norms, factors, sums."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from compiler import ir
-from compiler.model.layers import hyper
-from compiler.model.layers.builder import Constant, Place
+from compiler.model.layers.builder import Constant, Place, segment
+from dsl.schema import Dense, Gqa
+
+# --- Hyper-connections: several residual streams, which a part of a layer reads as one, mixes, and adds to
+#
+# Xie et al., "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880; DeepSeek-V4, arXiv 2606.19348, section
+# 2.2.
+#
+# T tokens · D hidden · n streams · N = n·D numbers of a token, stream after stream. Of a norm of all streams come, by
+# one product for each part: `pre`, by which the part reads a sum of them; `post`, by which each gets what the part
+# gives; and `comb`, by which they are mixed, an n × n matrix whose rows and columns sum to 1.
+
+Streams = tuple[int | float, ...]  # rounds, their epsilon, and that of norms; () where there is one stream
+
+
+def paths(part: str) -> dict[str, str]:
+    """The logical names of the parameters of the mixing in front of a part."""
+    return {f"hyper_{name}": f"{part}_hyper.{name}" for name in ("fn", "base", "scale")}
+
+
+def mixed(ops: Any, p: Any, h_TN: Any, streams: Streams) -> tuple[Any, Any, Any]:
+    """What a part reads of the streams h, and `post` and `comb`, by which what it gives is added."""
+    rounds, eps, norm_eps = streams
+    return ops.hyper_mix(h_TN, _logits(ops, p, h_TN, norm_eps), rounds, eps)
+
+
+def collapsed(ops: Any, p: Any, h_TN: Any, streams: Streams) -> Any:
+    """What the end of a model reads of the streams h."""
+    _, eps, norm_eps = streams
+    return ops.hyper_collapse(h_TN, _logits(ops, p, h_TN, norm_eps), eps)
+
+
+def _logits(ops: Any, p: Any, h_TN: Any, norm_eps: float) -> Any:
+    products_TM = ops.hyper_products(h_TN, p.hyper_fn, norm_eps)
+    return ops.add_bias(ops.scale_parts(products_TM, p.hyper_scale), p.hyper_base)
+
+
+def copy(ops: Any, p: Any, h_TD: Any, *, streams: int) -> tuple[Any, ...]:
+    """So many streams, all of them h."""
+    return (ops.hyper_copy(h_TD, streams),)
+
+
+def build_copy(place: Place) -> ir.Segment:
+    return segment("streams", copy, (), (place.input("h", place.T, place.D),), ("y",), streams=_of(place).streams)
+
+
+def streams_of(place: Place) -> dict[str, Streams]:
+    """What a segment says of the streams that it reads; nothing where there is one."""
+    hyper = place.model.hyper_connections
+    return {"streams": (hyper.rounds, hyper.eps, place.model.norm_eps)} if hyper else {}
+
+
+def mixers(place: Place) -> tuple[ir.Param, ...]:
+    """The parameters of a mixing: those of pre, of post and of comb, if there are several streams."""
+    hyper = place.model.hyper_connections
+    if hyper is None:
+        return ()
+    n = hyper.streams
+    return _params(place, n, n, n * n)
+
+
+def collapsers(place: Place) -> tuple[ir.Param, ...]:
+    """The parameters of what the end of a model reads, if there are several streams. The matrix is one of the head, and
+    no matrix of a layer."""
+    hyper = place.model.hyper_connections
+    return tuple(replace(each, matrices=()) for each in _params(place, hyper.streams)) if hyper else ()
+
+
+def _params(place: Place, *parts: int) -> tuple[ir.Param, ...]:
+    """A matrix with a row for each logit, a bias of each, and a scale of each part, which is 1 at first."""
+    fn = place.weight("hyper_fn", sum(parts), place.N)
+    return replace(fn, matrices=parts), place.vector("hyper_base", sum(parts)), place.gain("hyper_scale", len(parts))
+
+
+def mixing(place: Place) -> tuple[ir.Input, ...]:
+    """`post` and `comb` of a part, as what adds its results takes them; nothing where there is one stream."""
+    hyper = place.model.hyper_connections
+    if hyper is None:
+        return ()
+    n, dtype = hyper.streams, place.wide_dtype
+    return ir.Input("post", (place.T, n), dtype), ir.Input("comb", (place.T, n * n), dtype)
+
+
+def following(place: Place) -> tuple[str, ...]:
+    """Outputs of a segment that begins a part: `post` and `comb` of what the part will give."""
+    return tuple(f"next_{each.name}" for each in mixing(place))
+
+
+def around(place: Place, plain: ir.Segment) -> ir.Segment:
+    """A segment that begins at the residual stream and hands it through, of several streams.
+
+    `plain` is of one: its first input is the stream, and its first output. It gets what the part reads of all."""
+    if place.part or place.model.hyper_connections is None:
+        return plain
+    stream, *others = plain.inputs
+    how = streams_of(place)
+    return replace(
+        plain,
+        function=partial(_around, plain.function, streams=how["streams"]),
+        params=(*mixers(place), *plain.params),
+        inputs=(replace(stream, shape=(place.T, place.N)), *others),
+        outputs=(*plain.outputs, *(ir.Output(name) for name in following(place))),
+        constants=(*plain.constants, *how.items()),
+    )
+
+
+def _around(function: Any, ops: Any, p: Any, h_TN: Any, *rest: Any, streams: Streams) -> tuple[Any, ...]:
+    x_TD, post_Tn, comb_TC = mixed(ops, p, h_TN, streams)
+    _, *given = function(ops, p, x_TD, *rest)
+    return h_TN, *given, post_Tn, comb_TC
+
+
+def _of(place: Place) -> Any:
+    assert place.model.hyper_connections, "a model of several streams"
+    return place.model.hyper_connections
+
+
+# --- What is between the residual stream and a part of a block: norms in front of it and behind it, and a factor
+#
+# Norms in front alone (Llama), behind alone (OLMo 2, arXiv 2501.00656), or both (Gemma 2, arXiv 2408.00118).
+#
+# With hyper-connections the stream is several. A part then reads one that is made of
+# all, and `mixing` are the two tensors by which what it gives is added to all of them. Segments name the stream h_TD in
+# any case: of several it has the columns of all.
 
 
 def arriving(
-    ops: Any, p: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...], streams: hyper.Streams
+    ops: Any, p: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...], streams: Streams
 ) -> tuple[Any, Any, tuple[Any, ...]]:
     """The residual stream behind a part that gave y, what the next part reads of it, and the mixing of that."""
     residual_TN = summed(ops, h_TN, y_TD, mixing)
     if not streams:
         return residual_TN, residual_TN, ()
-    x_TD, *following = hyper.mixed(ops, p, residual_TN, streams)
+    x_TD, *following = mixed(ops, p, residual_TN, streams)
     return residual_TN, x_TD, tuple(following)
 
 
@@ -65,7 +182,7 @@ def post_gain(place: Place) -> tuple[ir.Param, ...]:
 
 def sum_of(place: Place) -> tuple[ir.Input, ...]:
     """What a segment adds up first: the residual stream, what a part gave, and the mixing of it."""
-    return place.input("h", place.T, place.N), place.input("y", place.T, place.D), *hyper.mixing(place)
+    return place.input("h", place.T, place.N), place.input("y", place.T, place.D), *mixing(place)
 
 
 def entrance(place: Place) -> dict[str, Constant]:
@@ -77,3 +194,126 @@ def exit_of(place: Place) -> dict[str, Constant]:
     """What a segment says of how it ends; nothing where the stream gets what it computes."""
     factor = 1.0 if place.part else place.model.residual_scale
     return {**({"post": True} if has_post(place) else {}), **({"factor": factor} if factor != 1 else {})}
+
+
+# --- What is between the parts of a layer that tensor ranks split: norms and sums, on rows of the residual stream
+#
+# T tokens of a tensor rank · D hidden. The rows that attention and the feed-forward part read are put together behind
+# these segments, and what they give is summed and taken apart in front of them.
+
+ENTER_PARAMETERS = {"norm": "attention.norm"} | paths("attention")
+ADDED_PARAMETERS = {"post_norm": "attention.post_norm", "out_bias": "attention.out_bias"}
+BETWEEN_PARAMETERS = {**ADDED_PARAMETERS, "norm": "ffn.norm"} | paths("ffn")
+LEAVE_PARAMETERS = {"post_norm": "ffn.post_norm", "down_bias": "ffn.down_bias"}
+
+
+def enter(ops: Any, p: Any, h_TD: Any, *, eps: float, pre: bool = True) -> tuple[Any, ...]:
+    """h, handed through, and what attention reads of it."""
+    return h_TD, entering(ops, p, h_TD, eps, pre)
+
+
+def added(
+    ops: Any,
+    p: Any,
+    y_TD: Any,
+    *,
+    eps: float,
+    biased: bool = False,
+    post: bool = False,
+    factor: float = 1.0,
+) -> tuple[Any, ...]:
+    """What attention adds to the residual stream, for a router that makes the sum: y with its bias, normed, scaled."""
+    return (leaving(ops, p, ops.add_bias(y_TD, p.out_bias) if biased else y_TD, eps, post, factor),)
+
+
+def between(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    y_TD: Any,
+    *mixing: Any,
+    eps: float,
+    biased: bool = False,
+    pre: bool = True,
+    post: bool = False,
+    factor: float = 1.0,
+    streams: Streams = (),
+) -> tuple[Any, ...]:
+    """The residual h + y, of which attention gave y, and what the feed-forward part reads of it."""
+    (y_TD,) = added(ops, p, y_TD, eps=eps, biased=biased, post=post, factor=factor)
+    residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
+    return residual_TD, entering(ops, p, x_TD, eps, pre), *following
+
+
+def leave(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    y_TD: Any,
+    *mixing: Any,
+    eps: float,
+    biased: bool = False,
+    post: bool = False,
+    factor: float = 1.0,
+) -> tuple[Any, ...]:
+    """The residual h + y, of which the feed-forward part gave y."""
+    y_TD = ops.add_bias(y_TD, p.down_bias) if biased else y_TD
+    return (summed(ops, h_TD, leaving(ops, p, y_TD, eps, post, factor), mixing),)
+
+
+def build_enter(place: Place) -> ir.Segment:
+    h = (place.input("h", place.T, place.D),)
+    plain = segment("enter", enter, pre_gain(place), h, ("entered", "x"), eps=place.model.norm_eps, **entrance(place))
+    return around(place, plain)
+
+
+def is_changed(place: Place) -> bool:
+    """Whether what attention adds to the residual stream is another thing than the sum over tensor ranks."""
+    return bool(_out_bias(place)[0] or exit_of(place))
+
+
+def build_added(place: Place) -> ir.Segment:
+    bias, biased = _out_bias(place)
+    y = (place.input("y", place.T, place.D),)
+    params, how = (*bias, *post_gain(place)), {**biased, **exit_of(place)}
+    return segment("added", added, params, y, ("out",), eps=place.model.norm_eps, **how)
+
+
+def build_between(place: Place) -> ir.Segment:
+    bias, biased = _out_bias(place)
+    return segment(
+        "between",
+        between,
+        (*bias, *post_gain(place), *mixers(place), *pre_gain(place)),
+        sum_of(place),
+        ("residual", "x", *following(place)),
+        eps=place.model.norm_eps,
+        **biased,
+        **streams_of(place),
+        **entrance(place),
+        **exit_of(place),
+    )
+
+
+def build_leave(place: Place) -> ir.Segment:
+    bias, biased = _bias(place, "down_bias", isinstance(place.ffn, Dense) and place.ffn.bias)
+    return segment(
+        "leave",
+        leave,
+        (*bias, *post_gain(place)),
+        sum_of(place),
+        ("out",),
+        eps=place.model.norm_eps,
+        **biased,
+        **exit_of(place),
+    )
+
+
+def _out_bias(place: Place) -> tuple[tuple[ir.Param, ...], dict[str, Constant]]:
+    sizes = place.attention or place.model.attention
+    return _bias(place, "out_bias", isinstance(sizes, Gqa) and sizes.bias == "all")
+
+
+def _bias(place: Place, name: str, biased: bool) -> tuple[tuple[ir.Param, ...], dict[str, Constant]]:
+    """The bias of a sum over tensor ranks, if it has one, and what its segment says of it."""
+    return ((place.vector(name, place.D),), {"biased": True}) if biased else ((), {})

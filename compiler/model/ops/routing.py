@@ -123,7 +123,6 @@ ROUTE = Rule(
         flops=elementwise("logits", 8),
     ),
 )
-
 SEQUENCE_BALANCE = Rule(
     args=("logits", "expert", "sequence", "softmax"),
     outputs=("loss",),
@@ -138,7 +137,6 @@ SEQUENCE_BALANCE = Rule(
         flops=elementwise("logits", 10),
     ),
 )
-
 SQRT_SOFTPLUS = Rule(
     args=("logits",),
     outputs=("score",),
@@ -150,7 +148,6 @@ SQRT_SOFTPLUS = Rule(
         "sqrt_softplus_dgrad", reads=("d_score", "logits", "score"), gives=("logits",), flops=elementwise("logits", 6)
     ),
 )
-
 ROUTE_SCORES = Rule(
     args=("score", "bias", "groups", "top_groups", "top_k", "normalize", "scale"),
     outputs=("gate", "expert"),
@@ -165,7 +162,6 @@ ROUTE_SCORES = Rule(
         flops=elementwise("score", 2),
     ),
 )
-
 REPLAY_CHOICES = Rule(
     args=("expert", "given"),
     outputs=("replayed",),
@@ -173,7 +169,6 @@ REPLAY_CHOICES = Rule(
     kernel_class="router",
     differentiable=(),
 )
-
 TABLE_CHOICES = Rule(
     args=("tokens", "table"),
     outputs=("expert",),
@@ -183,7 +178,6 @@ TABLE_CHOICES = Rule(
     kernel=lambda n: (n.tokens[0], n.table[1]),
     differentiable=(),
 )
-
 WEIGH_CHOSEN = Rule(
     args=("logits", "expert", "softmax", "normalize", "scale"),
     outputs=("gate",),
@@ -193,7 +187,6 @@ WEIGH_CHOSEN = Rule(
     differentiable=("gate",),
     dgrad=ROUTE.dgrad,
 )
-
 WEIGH_CHOSEN_SCORES = Rule(
     args=("score", "expert", "normalize", "scale"),
     outputs=("gate",),
@@ -203,7 +196,6 @@ WEIGH_CHOSEN_SCORES = Rule(
     differentiable=("gate",),
     dgrad=ROUTE_SCORES.dgrad,
 )
-
 BALANCE_SCORES = Rule(
     args=("score", "expert", "sequence"),
     outputs=("loss",),
@@ -218,7 +210,6 @@ BALANCE_SCORES = Rule(
         flops=elementwise("score", 6),
     ),
 )
-
 CHOICE_COUNTS = Rule(
     args=("expert", "num_experts", "rows"),
     outputs=("counts",),
@@ -227,7 +218,6 @@ CHOICE_COUNTS = Rule(
     flops=elementwise("expert", 1),
     differentiable=(),
 )
-
 COUNTED_BALANCE = Rule(
     args=("logits", "counts", "rows", "sequence", "softmax"),
     outputs=("loss",),
@@ -242,7 +232,6 @@ COUNTED_BALANCE = Rule(
         flops=elementwise("logits", 10),
     ),
 )
-
 COUNTED_BALANCE_SCORES = Rule(
     args=("score", "counts", "rows", "sequence"),
     outputs=("loss",),
@@ -257,7 +246,6 @@ COUNTED_BALANCE_SCORES = Rule(
         flops=elementwise("score", 6),
     ),
 )
-
 SIGMOID_GATE = Rule(
     args=("logit",),
     outputs=("gate",),
@@ -267,7 +255,6 @@ SIGMOID_GATE = Rule(
     differentiable=("gate",),
     dgrad=Gradient("sigmoid_gate_dgrad", reads=("d_gate", "gate"), gives=("logit",), flops=elementwise("d_gate", 3)),
 )
-
 SLICE_CHOICES = Rule(
     args=("gate", "expert", "slots", "slices", "apart"),
     outputs=("slice_gate", "place"),
@@ -281,7 +268,6 @@ SLICE_CHOICES = Rule(
         flops=elementwise("d_slice_gate", 1),
     ),
 )
-
 PERMUTE = Rule(
     args=("x", "gate", "expert", "num_experts"),
     outputs=("rows", "row_gate", "order", "counts"),
@@ -296,7 +282,6 @@ PERMUTE = Rule(
     ),
     apart=Gradient("permute_gate_dgrad", reads=("d_row_gate", "order", Extent("gate", 1)), gives=("gate",)),
 )
-
 PERMUTE_PLACED = Rule(
     args=("x", "gate", "expert", "slots"),
     outputs=("rows", "row_gate", "order", "counts"),
@@ -306,7 +291,6 @@ PERMUTE_PLACED = Rule(
     dgrad=PERMUTE.dgrad,
     apart=PERMUTE.apart,
 )
-
 UNPERMUTE = Rule(
     args=("y", "order", "top_k"),
     outputs=("out",),
@@ -316,6 +300,93 @@ UNPERMUTE = Rule(
     differentiable=("out",),
     dgrad=Gradient("unpermute_dgrad", reads=("d_out", "order", "top_k"), gives=("y",)),
 )
+
+
+# --- Rows of padding in a router: where they go, and what is counted without them
+
+
+def _infer_blank(x_TN: Tensor, real_T: Tensor) -> tuple[Tensor, ...]:
+    assert real_T.shape == x_TN.shape[:1], (x_TN, real_T)
+    return (x_TN,)
+
+
+def _infer_spread(expert_TK: Tensor, real_T: Tensor, num_experts: int, groups: int) -> tuple[Tensor, ...]:
+    assert real_T.shape == expert_TK.shape[:1] and num_experts % groups == 0, (expert_TK, real_T, num_experts, groups)
+    return (expert_TK,)
+
+
+def _infer_real_counts(
+    expert_TK: Tensor, real_T: Tensor, slots_E: Tensor | None, num_places: int, rows: int
+) -> tuple[Tensor, ...]:
+    assert real_T.shape == expert_TK.shape[:1], (expert_TK, real_T)
+    return infer_counts(expert_TK, num_places, rows)
+
+
+def _infer_real_balance(
+    logits_TE: Tensor, counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int, softmax: bool = False
+) -> tuple[Tensor, ...]:
+    assert real_T.shape == logits_TE.shape[:1], (logits_TE, real_T)
+    return infer_counted(logits_TE, counts_NE, rows, rows)
+
+
+def _infer_real_balance_scores(
+    score_TE: Tensor, counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int
+) -> tuple[Tensor, ...]:
+    return _infer_real_balance(score_TE, counts_NE, real_T, rows, top_k)
+
+
+BLANK_ROWS = Rule(
+    args=("x", "real"),
+    outputs=("y",),
+    infer=_infer_blank,
+    kernel_class="add",
+    differentiable=("y",),
+    dgrad=Gradient("blank_rows_dgrad", reads=("d_y", "real"), gives=("x",)),
+)
+SPREAD_PADDING = Rule(
+    args=("expert", "real", "num_experts", "groups"),
+    outputs=("spread",),
+    infer=_infer_spread,
+    kernel_class="router",
+    differentiable=(),
+)
+REAL_COUNTS = Rule(
+    args=("expert", "real", "slots", "num_places", "rows"),
+    outputs=("counts",),
+    infer=_infer_real_counts,
+    kernel_class="router",
+    flops=elementwise("expert", 1),
+    differentiable=(),
+)
+REAL_BALANCE = Rule(
+    args=("logits", "counts", "real", "rows", "top_k", "softmax"),
+    outputs=("loss",),
+    infer=_infer_real_balance,
+    kernel_class="router",
+    flops=elementwise("logits", 8),
+    differentiable=("loss",),
+    dgrad=Gradient(
+        "real_balance_dgrad",
+        reads=("d_loss", "logits", "counts", "real", "rows", "top_k", "softmax"),
+        gives=("logits",),
+        flops=elementwise("logits", 10),
+    ),
+)
+REAL_BALANCE_SCORES = Rule(
+    args=("score", "counts", "real", "rows", "top_k"),
+    outputs=("loss",),
+    infer=_infer_real_balance_scores,
+    kernel_class="router",
+    flops=elementwise("score", 4),
+    differentiable=("loss",),
+    dgrad=Gradient(
+        "real_balance_scores_dgrad",
+        reads=("d_loss", "score", "counts", "real", "rows", "top_k"),
+        gives=("score",),
+        flops=elementwise("score", 6),
+    ),
+)
+
 
 RULES = {
     "route": ROUTE,
@@ -335,4 +406,9 @@ RULES = {
     "unpermute": UNPERMUTE,
     "weigh_chosen": WEIGH_CHOSEN,
     "weigh_chosen_scores": WEIGH_CHOSEN_SCORES,
+    "blank_rows": BLANK_ROWS,
+    "spread_padding": SPREAD_PADDING,
+    "real_counts": REAL_COUNTS,
+    "real_balance": REAL_BALANCE,
+    "real_balance_scores": REAL_BALANCE_SCORES,
 }

@@ -75,7 +75,7 @@ class Rule:
     A call may leave out its last arguments if they are `optional`; gradients then read none of them.
     The last `hidden` outputs are kept for the backward and not returned to the layer. `differentiable` outputs have
     gradients. A `view` owns no storage: its outputs live in its first argument. `kernel_class` decides which rate the
-    op is timed by (compiler/machine/rates/kernel_classes.py).
+    op is timed by (compiler/machine/rates/table.py).
     """
 
     args: tuple[str, ...]

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from compiler.model.ops import Tensor
 from compiler.model.ops.torch_calls import is_torch_call
-from compiler.model.segments.call_text import node_of
 from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, Node
-from compiler.model.segments.printer import ATEN, KernelOf, aliases, device_of, returned_values
+from compiler.model.segments.printer import ATEN, KernelOf, aliases, device_of, node_of, returned_values
 from compiler.model.segments.split import Split
 
 

@@ -2,29 +2,132 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import keyword
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
 from compiler import ir
-from compiler.ir.module import DEVICE
+from compiler.ir import Buffer, Inside
+from compiler.ir.module import DEVICE, TENSOR, Atom, Call
 from compiler.model.ops import Tensor
 from compiler.model.ops.rule import statistics_dtype
-from compiler.model.segments.call_text import text_of
 from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, Node
-from compiler.model.segments.split import Split
+from compiler.model.segments.split import Split, base_of, view_nodes
+
+# --- What a function of a segment needs inside: values that are made and gone within one call. No torch
+#
+# A program, its proof and a run's ledger see what a call takes and what it returns. Between the two a device holds
+# more: in the order of the nodes, each value from the node that makes it to the last that reads it.
+
+
+def inside(joint: Joint, parts: Split) -> Inside:
+    """For F, I and W: (bytes, bytes per received row) beside the returned values, at the nodes where they are most."""
+    return tuple(
+        (name, _most(joint, nodes, _names_returned(joint, parts, name))) for name, nodes in parts.functions.items()
+    )
+
+
+def _names_returned(joint: Joint, parts: Split, name: str) -> set[str]:
+    """The values a function returns, each by its own name."""
+    values = dict(joint.outputs) if name == "F" else {f"d_{given}": value for given, value in joint.gradients}
+    return {values.get(returned, returned) for returned in getattr(parts.cut, name).returns}
+
+
+def _most(joint: Joint, nodes: tuple[Node, ...], returned: set[str]) -> tuple[tuple[int, int], ...]:
+    views = view_nodes(joint)
+
+    first = {value: index for index, node in enumerate(nodes) for value in node.outputs if value not in views}
+    last = dict(first)
+    for index, node in enumerate(nodes):
+        read = {base_of(views, value) for value in node.reads}
+        last |= dict.fromkeys(read & first.keys(), index)
+    changes: list[list[int]] = [[0, 0] for _ in range(len(nodes) + 1)]
+    live = [0, 0]  # beside what is returned, all of which counts as there from the beginning
+    for value, index in first.items():
+        tensor = joint.tensors[value]
+        buffer = Buffer(value, tensor.shape, tensor.dtype)
+        size = (buffer.fixed_bytes, buffer.row_bytes)
+        for k in (0, 1):
+            if value in returned:
+                live[k] -= size[k]
+            changes[index][k] += size[k]
+            if value not in returned:
+                changes[last[value] + 1][k] -= size[k]
+    points = []
+    for change in changes[:-1]:
+        live = [live[k] + change[k] for k in (0, 1)]
+        points.append((live[0], live[1]))
+    return _undominated(points)
+
+
+def _undominated(points: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The pairs (bytes, bytes a row) that can be the most for some number of rows."""
+    kept: list[tuple[int, int]] = []
+    for point in sorted(set(points), reverse=True):
+        if max(point) > 0 and all(point[1] > other[1] for other in kept):
+            kept.append(point)
+    return tuple(kept)
+
+
+# --- Calls of torch's ops as Python text, and back. No torch
+
+
+def text_of(node: Node) -> str:
+    """`aten.sum.dim_IntList(x, [0], dtype=torch.float32)`."""
+    assert node.call is not None
+    tensors = iter(node.reads)
+    args = [_atom(atom, tensors) for atom in node.call.args]
+    options = [f"{name}={_atom(atom, tensors)}" for name, atom in node.call.options]
+    text = f"{node.op}({', '.join([*args, *options])})"
+    assert next(tensors, None) is None, f"{node} has more tensors than its call"
+    return text
+
+
+def _atom(atom: Atom, tensors: Iterator[str]) -> str:
+    if isinstance(atom, tuple):
+        return f"[{', '.join(_atom(each, tensors) for each in atom)}]"
+    if atom == TENSOR:
+        return next(tensors)
+    if isinstance(atom, float) and not math.isfinite(atom):
+        return f'float("{atom}")'
+    return atom if isinstance(atom, str) else repr(atom)
+
+
+def node_of(call: ast.Call, outputs: tuple[str, ...]) -> Node:
+    """The node that a printed call is; the inverse of `text_of`."""
+    tensors: list[str] = []
+    args = tuple(_read(each, tensors) for each in call.args)
+    options = tuple((str(each.arg), _read(each.value, tensors)) for each in call.keywords)
+    return Node(ast.unparse(call.func), tuple(tensors), outputs, Call(args, options))
+
+
+def _read(value: ast.expr, tensors: list[str]) -> Atom:
+    if isinstance(value, ast.List):
+        return tuple(_read(each, tensors) for each in value.elts)
+    if isinstance(value, ast.Name) and value.id != "device":
+        tensors.append(value.id)
+        return TENSOR
+    if isinstance(value, ast.Call):  # float("inf")
+        return float(value.args[0].value)  # type: ignore[attr-defined]
+    if isinstance(value, (ast.Name, ast.Attribute)):
+        return ast.unparse(value)
+    literal = ast.literal_eval(value)
+    return repr(literal) if isinstance(literal, str) else literal
+
+
+# --- printer
 
 WIDTH = 120
-
 PURPOSE = {
     "F": "Forward: the outputs, then what the backward will read.",
     "I": "Backward for the inputs: their gradients, then what W will read.",
     "W": "Backward for the weights: adds to the gradients in the g_ buffers.",
 }
-
 AGAIN = "_again: what F had, computed again."
 OF_TORCH = ("add", ADD_TO, "cat2")  # ops that are torch's own
 ATEN = "aten = torch.ops.aten"

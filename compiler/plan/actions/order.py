@@ -11,15 +11,89 @@ Segments that add to one gradient do so in base order, slot by slot: results do 
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 
+from compiler.files.cache import text_of
 from compiler.ir import Instruction
-from compiler.plan.actions.lanes import Jobs
-from compiler.plan.actions.node import Key, Node
-from compiler.plan.actions.order_cache import Orders
+from compiler.plan.actions import lanes
+from compiler.plan.actions.chains import Key, Node
+from compiler.plan.actions.lanes import Jobs, Run, best_order, least_end, run_of
+
+# --- Orders of jobs that a search has found, stored by everything that decides them: the next build need not search
+#
+# An entry is a file `orders/<key>.json` of a cache (compiler/files/cache.py), and as safe as those of segments. Its key
+# is the digest of the jobs, the source of the search, and the version of Python, whose random numbers it draws. An
+# order decides how long actions take, and no more: the program it goes into is proven all the same.
+
+FOLDER = "orders"
+Order = tuple[int, ...]
+
+
+@dataclass
+class Orders:
+    """The best orders of jobs: from the entries of a cache, there or not, or by search.
+
+    folder: the cache; None: nothing is looked up, and nothing is there to store. entries: path → text, of all jobs that
+    were asked for.
+    """
+
+    folder: Path | None = None
+    entries: dict[str, str] = field(default_factory=dict, init=False)
+    _found: dict[Jobs, Order] = field(default_factory=dict, init=False)
+
+    def best(self, jobs: Jobs) -> Order:
+        """The best order, from the cache or by search."""
+        if self.folder is None:
+            return best_order(jobs)
+        if jobs not in self._found:
+            key = self.key_of(jobs)
+            text = text_of(self.folder / FOLDER, key)
+            order = read(text, key, jobs) if text is not None else None
+            self._found[jobs] = order = best_order(jobs) if order is None else order
+            self.entries[f"{FOLDER}/{key}.json"] = entry(key, order)
+        return self._found[jobs]
+
+    def key_of(self, jobs: Jobs) -> str:
+        """A digest that tells any two lists of jobs apart."""
+        return _digest(json.dumps([astuple(jobs), self._tools]))
+
+    @cached_property
+    def _tools(self) -> list[object]:
+        """What decides an order beside the jobs: the digest of its source, and the version of Python."""
+        return [hashlib.sha256(Path(lanes.__file__).read_bytes()).hexdigest(), sys.version_info[:3]]
+
+
+def entry(key: str, order: Order) -> str:
+    """The text of an entry; `read` is its inverse."""
+    return json.dumps({"key": key, "sha256": _digest(json.dumps(order)), "order": order}) + "\n"
+
+
+def read(text: str, key: str, jobs: Jobs) -> Order | None:
+    """The order that an entry holds; None where it is not whole, not of this key, or no order of the jobs."""
+    try:
+        order = tuple(map(int, json.loads(text)["order"]))
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
+    if sorted(order) != list(range(len(jobs))) or entry(key, order) != text:
+        return None
+    place = {job: at for at, job in enumerate(order)}
+    right = all(place[other] < place[job] for job, earlier in enumerate(jobs.after) for other in earlier)
+    return order if right else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# --- order
 
 Placed = tuple[int, Node]  # (slot, node)
 
@@ -165,3 +239,43 @@ def _with_waits(order: Sequence[Placed], actions: Sequence[str]) -> list[Instruc
     while pending:
         wait(next(iter(pending)))
     return result
+
+
+# --- What an action or a pair takes: its jobs in their best order over the two lanes, and its messages on the link
+#
+# What an action sends to another rank is on the links behind the exchanges before it, and the action ends when it is
+# there: a rank sends, and does nothing else meanwhile than what stands behind the message in its own action or pair. So
+# the published pipelines do it: Megatron-LM (megatron/core/pipeline_parallel/p2p_communication.py), torch
+# (torch/distributed/pipelining/schedules.py) and DualPipe (dualpipe.py, _commit_and_wait_comm) put the messages of a
+# step into one batch and wait for all of it before they compute on. Links carry both directions at once, so what a rank
+# receives costs it nothing beside what it sends.
+
+Chain = Sequence[Node]
+
+
+def run_of_chains(chains: Sequence[Chain], sends_ns: Sequence[int], orders: Orders) -> Run:
+    """An action, or a pair, in its best order. `sends_ns`: how long the message of each is on the link; 0: it sends
+    none to another rank."""
+    jobs = jobs_of(chains)
+    return run_of(jobs, orders.best(jobs), _behind(chains, sends_ns))
+
+
+def least_of_chains(chains: Sequence[Chain], sends_ns: Sequence[int]) -> Run:
+    """The least that an action, or a pair, takes in any order, and that each lane is busy."""
+    jobs = jobs_of(chains)
+    end = least_end(jobs, _behind(chains, sends_ns))
+    return Run(end, jobs.total(exchange=False), jobs.total(exchange=True) + sum(sends_ns))
+
+
+def _behind(chains: Sequence[Chain], sends_ns: Sequence[int]) -> Mapping[int, int]:
+    """How long the message behind a job is on the link, by the job that makes what is sent."""
+    if not any(sends_ns):
+        return {}
+    held = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
+    maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(held) for buffer in node.writes}
+    found: dict[int, int] = {}
+    for slot, (chain, time_ns) in enumerate(zip(chains, sends_ns, strict=True)):
+        for node in chain if time_ns else ():
+            if node.instruction.kind == "send":
+                found[maker[slot, node.instruction.reads[0]]] = time_ns
+    return found

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.ir.expert_placement import LayerPlacement
-from compiler.plan.experts.copies import Copies, Routing, copies
 from compiler.plan.experts.layer_search import GroupRule, Placed, place_layer
 from compiler.plan.experts.layout import (
     Balance,
+    Copies,
     Floats,
     Ints,
     Layout,
     Move,
     PlaceError,
+    Routing,
     balance_of,
+    copies,
     default_placement,
     device_loads,
     in_order,

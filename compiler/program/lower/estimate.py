@@ -15,13 +15,11 @@ from itertools import combinations_with_replacement
 from statistics import mean
 
 from compiler.ir import Body, Instruction, Plan, Program
-from compiler.ir.received_rows import Received
-from compiler.machine.topology.messages import Messages, messages_of
-from compiler.plan.actions.chains import Chains
+from compiler.ir.expert_placement import Received
+from compiler.machine.topology.traffic import Messages, messages_of
+from compiler.plan.actions.chains import EXCHANGES, Chains, Key, Node
 from compiler.plan.actions.lanes import computed
-from compiler.plan.actions.node import EXCHANGES, Key, Node
-from compiler.plan.actions.order import paces
-from compiler.plan.actions.timing import run_of_chains
+from compiler.plan.actions.order import paces, run_of_chains
 from compiler.program.lower.lowering import Lowering
 from compiler.schedule.costs import PAIR_KINDS, Costs
 from compiler.schedule.weights import Side, StagePairs, StageWeight, Weight, by_kind, rounded

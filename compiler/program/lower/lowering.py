@@ -7,20 +7,215 @@ body once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
-from compiler.ir import Body, Buffer, Instruction, Kind, Plan, Program
+from compiler.ir import Body, Buffer, Collective, Instruction, Invocation, Kind, Message, Plan, Program, Reduction
 from compiler.plan.actions.chains import Chains
-from compiler.plan.actions.order import finish, interleave
-from compiler.plan.actions.order_cache import Orders
-from compiler.plan.rank_rates import OnRanks, kinds_of, on_ranks
-from compiler.plan.spec_rates import core_rates
-from compiler.program.lower.collectives import Collectives, collectives_of
-from compiler.program.lower.invocations import Call, invocations_of
-from compiler.program.lower.reductions import reductions_of
+from compiler.plan.actions.order import Orders, finish, interleave
+from compiler.plan.spec_rates import OnRanks, core_rates, kinds_of, on_ranks
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import Action, Step, actions_of, is_copy
+
+# --- The collectives of a program: what ranks sum over the world, and what they reduce and gather of each bucket
+#
+# The valid targets are counted before the first forward, for they normalise the loss. After the last backward the
+# records are summed (losses, and the load of every expert), and of logits that are clipped the largest are found. Then
+# the sums of each bucket's gradients end, which were started under the backward (compiler/program/lower/lowering.py),
+# and the squares of all gradients are summed, by which they are clipped. Where the holders of a bucket each update a
+# part of it, they gather the rest. Gradients that are divided are summed by the bodies that make them, and weights that
+# are divided are gathered by those that read them (compiler/plan/actions/chains.py): what is left here are the same
+# parts on several pipeline ranks.
+
+TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "records", "norm"))
+LOGITS = Collective("max", "logits")
+
+
+class Collectives(TypedDict):
+    """The fields of a program."""
+
+    prologue: tuple[Collective, ...]
+    epilogue: tuple[Collective, ...]
+    update: tuple[Collective, ...]
+
+
+def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
+    """The collectives of a step, or of an evaluation, which has no gradients.
+
+    An evaluation gathers weights where it is made again with their moving average, to take it and to put it back.
+    """
+    reduces = (Collective("reduce", bucket.name, bucket) for bucket in plan.buckets if bucket.is_reduced)
+    shared = [b for b in plan.buckets if len(b.holders) > 1 and not b.still]
+    parted = [b for b in shared if plan.zero and (plan.zero < 3 or b.is_reduced)]
+    gathers = tuple(Collective("gather", bucket.name, bucket) for bucket in parted)
+    if not trains:
+        return {"prologue": (TARGETS,), "epilogue": (RECORDS,), "update": gathers if plan.averaged else ()}
+    return {
+        "prologue": (TARGETS,),
+        "epilogue": (RECORDS, *((LOGITS,) if plan.clips_logits else ()), *reduces, NORM),
+        "update": gathers,
+    }
+
+
+# --- When each rank starts to sum the gradients of its buckets: as soon as nothing more is added to them
+#
+# A bucket's gradients on a rank are whole behind the rank's last weight gradient of the bucket's stages. Buckets with
+# the same holders share a channel, so all their pipeline ranks start them in one order: that in which the last of these
+# ranks can. A start never waits, so reductions run under what is left of the backward (PyTorch DDP, arXiv 2006.15704,
+# §3.2).
+
+Stages = tuple[int, ...]
+
+
+def reductions_of(plan: Plan, steps: Sequence[Sequence[Step]]) -> tuple[tuple[Reduction, ...], ...]:
+    """The reductions of every pipeline rank, whose invocations carry out its `steps`; all behind the last of them
+    unless the plan has them overlap."""
+    shared: dict[tuple[int, ...], set[Stages]] = defaultdict(set)  # by the pipeline ranks that hold them
+    for bucket in plan.buckets:
+        if bucket.is_reduced:
+            shared[bucket.holders.pipeline_ranks].add(bucket.stages)
+    whole = [_last_weight_gradients(row, plan.stages_of(rank)) for rank, row in enumerate(steps)]
+    found: list[list[Reduction]] = [[] for _ in steps]
+    for ranks, groups in sorted(shared.items()):
+        places = {g: {rank: max(whole[rank].get(s, 0) for s in g) for rank in ranks} for g in groups}
+        left = {g: min(len(steps[rank]) - at for rank, at in of_rank.items()) for g, of_rank in places.items()}
+        after = dict.fromkeys(ranks, 0)
+        for stages in sorted(groups, key=lambda g: (-left[g], g)):
+            for rank in ranks:
+                earliest = places[stages][rank] if plan.overlap_reduce else len(steps[rank]) - 1
+                after[rank] = max(after[rank], earliest)
+                found[rank].append(Reduction(after[rank], stages))
+    return tuple(tuple(sorted(row, key=lambda each: each.after)) for row in found)
+
+
+def _last_weight_gradients(steps: Sequence[Step], stages: Collection[int]) -> dict[int, int]:
+    """Find the last step that adds to the gradients of each of a rank's stages: its number, by stage."""
+    missing, found = set(stages), dict[int, int]()
+    for at in range(len(steps) - 1, -1, -1):
+        if not missing:
+            break
+        for action in actions_of(steps[at]):
+            if action.kind in "BW" and action.stage in missing:
+                found[action.stage] = at
+                missing.remove(action.stage)
+    return found
+
+
+# --- Calls of bodies → invocations: what each rank posts before one, and which buffers it releases after it
+#
+# Every ordered pair of ranks that talk has one channel, and a message's place in it is its producer's: the order in
+# which the sender's bodies end, which is also what orders them in time. Receives are posted in that order, one
+# invocation before they are awaited, so a channel is in order at both ends under every placement. A send is never
+# waited for: its buffer is released where the rank has since received something that the peer sent after taking this
+# message.
+#
+# Two stages that follow each other on one rank (the bottom of a V, a pipeline of one rank) hand their messages over
+# inside it: a send to the own rank, with neither post nor release; the value moves, its storage stays.
+
+Point = tuple[int, int]  # (invocation, position in it)
+Ends = tuple[tuple[int, Message], ...]  # posts or releases of an invocation
+Call = tuple[str, tuple[int, ...]]  # body, micro-batches
+
+
+@dataclass(slots=True)
+class _Channel:
+    """A channel from one rank to another: its messages in the order sent, where each is sent and where awaited."""
+
+    messages: list[Message] = field(default_factory=list)
+    sent: list[Point] = field(default_factory=list)
+    awaited: list[Point] = field(default_factory=list)
+    place: dict[tuple[str, int], int] = field(default_factory=dict)  # of messages, by what they are
+    order: list[tuple[int, int]] = field(default_factory=list)  # (invocation that awaits, place), as awaited
+
+
+Talk = Sequence[tuple[_Channel, int, str, int]]  # (channel, position in the body, producer, slot)
+
+
+def invocations_of(
+    bodies: Sequence[Sequence[Body]], calls: Sequence[Sequence[Call]]
+) -> tuple[tuple[Invocation, ...], ...]:
+    """The invocations of every pipeline rank, from its bodies and its calls of them in their order."""
+    channels: list[dict[int, _Channel]] = [defaultdict(_Channel) for _ in calls]  # by source, then by destination
+    exchanged = [{body.name: _exchanged(rank, body, channels) for body in row} for rank, row in enumerate(bodies)]
+    for row, talks in zip(calls, exchanged, strict=True):
+        for index, (name, micro_batches) in enumerate(row):
+            for channel, position, action, slot in talks[name][0]:
+                message = Message(action, micro_batches[slot])
+                channel.place[message] = len(channel.messages)
+                channel.messages.append(message)
+                channel.sent.append((index, position))
+    for channel in (channel for going in channels for channel in going.values()):
+        channel.awaited = [(0, 0)] * len(channel.messages)
+    for row, talks in zip(calls, exchanged, strict=True):
+        for index, (name, micro_batches) in enumerate(row):
+            for channel, position, action, slot in talks[name][1]:
+                place = channel.place[action, micro_batches[slot]]
+                channel.awaited[place] = index, position
+                channel.order.append((index, place))
+    before: list[list[Ends]] = [[()] * len(row) for row in calls]
+    after: list[list[Ends]] = [[()] * len(row) for row in calls]
+    for source, going in enumerate(channels):
+        for destination, channel in sorted(going.items()):
+            _post(channel, source, before[destination])
+            _release(channel, channels[destination][source], destination, after[source])
+    return tuple(
+        tuple([Invocation(*call, *ends) for call, ends in zip(row, zip(posts, releases, strict=True), strict=True)])
+        for row, posts, releases in zip(calls, before, after, strict=True)
+    )
+
+
+def _exchanged(rank: int, body: Body, channels: Sequence[dict[int, _Channel]]) -> tuple[Talk, Talk]:
+    """What a body sends, and what it receives; what is handed over inside the rank is neither."""
+    sends: list[tuple[_Channel, int, str, int]] = []
+    receives: list[tuple[_Channel, int, str, int]] = []
+    for position, i in body.messages:
+        if i.peer != rank:
+            produced = _produced(i.kind, i.phase, int(i.action[1:]))
+            if i.kind == "send":
+                sends.append((channels[rank][i.peer], position, produced, i.slot))
+            else:
+                receives.append((channels[i.peer][rank], position, produced, i.slot))
+    return sends, receives
+
+
+def _produced(kind: str, phase: str, stage: int) -> str:
+    """The action that makes the message which a send gives or a receive awaits."""
+    if phase == "F":
+        return f"F{stage}" if kind == "send" else f"F{stage - 1}"
+    return f"B{stage}" if kind == "send" else f"B{stage + 1}"
+
+
+def _post(channel: _Channel, source: int, before: list[Ends]) -> None:
+    """Post before each invocation of the receiver all messages up to what the next one awaits, in the order sent."""
+    posted = 0
+    for index, place in channel.order:
+        if place >= posted:
+            before[max(index - 1, 0)] += tuple([(source, message) for message in channel.messages[posted : place + 1]])
+            posted = place + 1
+
+
+def _release(channel: _Channel, back: _Channel, destination: int, after: list[Ends]) -> None:
+    """Release each message after the sender's invocation that implies its arrival; `back` is the channel the other way.
+
+    Replies may be awaited in another order than sent, so they are searched by when they are awaited.
+    """
+    replies = sorted(back.order)
+    count, earliest = len(replies), 0  # the first of the replies that the rank awaits behind the message's invocation
+    for message, (index, _), awaited in zip(channel.messages, channel.sent, channel.awaited, strict=True):
+        first = bisect_right(back.sent, awaited)  # the first reply sent after this message was taken
+        while earliest < count and replies[earliest][0] <= index:
+            earliest += 1
+        k = earliest
+        while k < count and replies[k][1] < first:
+            k += 1
+        if k < count:
+            after[replies[k][0]] += ((destination, message),)
+
+
+# --- lowering
 
 Peers = tuple[tuple[int, int], ...]  # of each slot: the pipeline ranks of the stages before and after its own
 

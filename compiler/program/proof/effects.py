@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from compiler.ir import Buffer, Instruction
-from compiler.ir.received_rows import Received
+from compiler.ir.expert_placement import Received
 from compiler.program.proof.structure import Bodies
 
 Name: TypeAlias = tuple[int, str]  # of a value: its stage, and its name there

@@ -8,17 +8,24 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 
-from compiler.schedule.solver.anneal import anneal
-from compiler.schedule.solver.cycle import Period, cycle_time, marked, unrolled
+from compiler.schedule.solver.cycle import (
+    COPIES,
+    Period,
+    cycle_time,
+    makespan_of,
+    marked,
+    stretched,
+    unrolled,
+    waves,
+    with_periods,
+)
 from compiler.schedule.solver.exact import has_or_tools
 from compiler.schedule.solver.exact_period import shortest
 from compiler.schedule.solver.filled import anneal_filled, filled, fills_pauses
-from compiler.schedule.solver.line import FIXED
-from compiler.schedule.solver.periods import COPIES, makespan_of, stretched, with_periods
-from compiler.schedule.solver.problem import Problem, resized
+from compiler.schedule.solver.moves import anneal
+from compiler.schedule.solver.problem import Problem, Slots, resized
 from compiler.schedule.solver.seeds import greedy_seeds, seeds
-from compiler.schedule.solver.tokens import Slots
-from compiler.schedule.solver.waves import waves
+from compiler.schedule.solver.timing import FIXED
 
 Report = Callable[[float], None]  # told the share of the work that is done
 Bound = Callable[[int], int]  # by count: no slots end sooner

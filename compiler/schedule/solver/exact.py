@@ -22,9 +22,23 @@ from compiler.schedule.costs import Costs
 from compiler.schedule.rank_states import SmallPipeline
 from compiler.schedule.schedule import ScheduleError
 from compiler.schedule.simulate import simulate
-from compiler.schedule.solver.line import line_of
-from compiler.schedule.solver.problem import FIRST, Problem, alike, schedule_of_slots
-from compiler.schedule.solver.tokens import MOST_CHUNKS, B, F, I, Slots, W, chunk_of, kind_of, slot_of, tokens_of
+from compiler.schedule.solver.problem import (
+    FIRST,
+    MOST_CHUNKS,
+    B,
+    F,
+    I,
+    Problem,
+    Slots,
+    W,
+    alike,
+    chunk_of,
+    kind_of,
+    schedule_of_slots,
+    slot_of,
+    tokens_of,
+)
+from compiler.schedule.solver.timing import line_of
 from compiler.schedule.waits import Waits
 
 MOST_TIME = 2**48  # sums of times are whole numbers of 64 bits

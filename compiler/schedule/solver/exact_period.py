@@ -21,8 +21,7 @@ from typing import Any
 
 from compiler.schedule.solver.cycle import Period, aligned, cycle_time, source_of
 from compiler.schedule.solver.exact import MOST_TIME, solver_of
-from compiler.schedule.solver.problem import Problem
-from compiler.schedule.solver.tokens import B, F, I, W, chunk_of, slot_of, tokens_of
+from compiler.schedule.solver.problem import B, F, I, Problem, W, chunk_of, slot_of, tokens_of
 
 _NEAR = 64  # where less than such a part of the time is open, a period that is one unit shorter is asked for
 _Key = tuple[int, int]  # a token, a W with its chunk, and its number in the period

@@ -12,10 +12,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.schedule.solver.anneal import Found, anneal
-from compiler.schedule.solver.line import FIXED
-from compiler.schedule.solver.problem import FIRST, NOW, Problem
-from compiler.schedule.solver.tokens import B, F, I, Slots, W
+from compiler.schedule.solver.moves import Found, anneal
+from compiler.schedule.solver.problem import FIRST, NOW, B, F, I, Problem, Slots, W
+from compiler.schedule.solver.timing import FIXED
 
 # Microseconds of a change that is drawn, of one that is made, and for each slot that is timed.
 _DRAWN, _CHANGED, _SLOT = 3.0, 20.0, 0.3

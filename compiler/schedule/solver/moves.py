@@ -1,11 +1,27 @@
-"""Small changes to a row of slots; None where one does not fit. What comes of them is checked by line.py."""
+"""Simulated annealing of the rows: small changes to a row, kept where makespan plus the mean end of the rows falls."""
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
 
-from compiler.schedule.solver.line import FIXED
-from compiler.schedule.solver.tokens import MOST_CHUNKS, NUM_TOKENS, B, I, W, pair, tokens_of
+from compiler.schedule.solver.problem import MOST_CHUNKS, NUM_TOKENS, B, F, I, Problem, Slots, W, pair, tokens_of
+from compiler.schedule.solver.timing import (
+    FIXED,
+    Line,
+    Timing,
+    changed,
+    in_time_order,
+    is_longer,
+    line_of,
+    retimed,
+    timing_of,
+)
+
+# --- Small changes to a row of slots; None where one does not fit. What comes of them is checked by line.py
 
 TOKENS = tuple(tokens_of(slot) if slot < FIXED else () for slot in range(2 * FIXED))
 Draw = Callable[[], float]  # uniform in [0, 1)
@@ -144,3 +160,121 @@ def _distance(draw: Draw) -> int:
     """Mostly a few slots, at most 40, either way."""
     far = 1 + int(40 * draw() ** 5)
     return far if draw() < 0.5 else -far
+
+
+# --- Simulated annealing of the rows: makespan plus the mean end of the rows, under the cap
+#
+# The second term is what makes it work: most single changes leave the makespan as it is. Most changes that are taken
+# leave both as they are; that is how the search walks.
+
+# Microseconds of a change that is drawn, of one to a row, and for each slot that is timed.
+_DRAWN, _CHANGED, _SLOT = 3.0, 10.0, 0.2
+_ONE_ROW = 0.3  # share of changes to one row alone; the others are made to the next rows, too
+_GO_ON = 0.9  # and to the row after that
+_LATE, _HOW_LATE = 0.5, 0.25  # share of changes that are made late: most is gained where a schedule drains
+_NEAR = 12  # slots in which the like of a slot is looked for in the next row
+_SORTED = 50  # changes taken between two sorts of the order in which slots are timed
+Changed = tuple[list[Line], int, int, dict[int, int]]  # see _changed
+
+
+@dataclass(frozen=True)
+class Found:
+    """Slots, their makespan, and the makespan plus the mean end of the rows, times the number of rows."""
+
+    makespan: int
+    value: int
+    slots: Slots
+
+
+def anneal(problem: Problem, slots: Slots, work: float, heat: tuple[float, float], seed: int, goal: int) -> Found:
+    """The best slots on a walk of `work` (in microseconds of one core, counted) from legal ones.
+
+    It cools from the first heat to the second, in times of F, and stops at a makespan of `goal`. The same arguments
+    give the same result.
+    """
+    draw = random.Random(seed).random
+    lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
+    timing = timing_of(problem, lines)
+    assert timing is not None, "the start is not legal"
+    value, num_rows = _value(timing), problem.num_rows
+    best = Found(timing.makespan, value, slots)
+    temperature, cooling = heat[0] * problem.times[0][F] * num_rows, math.log(heat[1] / heat[0]) / work
+    spent, taken = 0.0, 0
+    while spent < work and best.makespan > goal:
+        spent += _DRAWN
+        candidate = _changed(problem, lines, timing, draw)
+        if candidate is None:
+            continue
+        new, first, last, more = candidate
+        allowed = -math.log(1 - draw()) * temperature * math.exp(cooling * spent)
+        limit = timing.makespan + int(allowed / num_rows)
+        begin, size = timing.marks[first].timed, len(timing.order)
+        spent += _CHANGED * len(more)
+        if last < len(timing.marks):
+            spent += _SLOT * (timing.marks[last].timed - begin)
+            if is_longer(problem, timing, new, first, last, more, limit):
+                continue
+        spent += _SLOT * (size - begin)
+        timed = retimed(problem, timing, new, first, limit)
+        if timed is None or (new_value := _value(timed)) - value > allowed:
+            continue
+        spent += _SLOT * size  # for its tails
+        lines, timing, value, taken = new, timed, new_value, taken + 1
+        if taken % _SORTED == 0:
+            timing = in_time_order(problem, timing, lines)
+        if (timing.makespan, value) < (best.makespan, best.value):
+            best = Found(timing.makespan, value, tuple(tuple(line.slots) for line in lines))
+    return best
+
+
+def _value(timing: Timing) -> int:
+    return len(timing.ends) * timing.makespan + sum(timing.ends)
+
+
+def _changed(problem: Problem, lines: list[Line], timing: Timing, draw: Callable[[], float]) -> Changed | None:
+    """Lines with a random change to one row, or the same change to some neighbouring ones.
+
+    With the marks between which they differ, the second one more than there is if there is none; by row that changed
+    how many slots more it has.
+    """
+    marks = timing.marks
+    row, first, last = int(draw() * problem.num_rows), len(marks) - 1, 0
+    place = draw() ** _HOW_LATE if draw() < _LATE else draw()
+    at = min(int(place * len(lines[row].slots)), len(lines[row].slots) - 1)  # a root may be rounded to 1
+    go_on, step = _GO_ON if draw() > _ONE_ROW else 0.0, 1 if draw() < 0.5 else -1
+    candidate, more = lines[:], {}
+    drawn: list[float] = []
+
+    def draws() -> float:  # remembered, so that a change can be made once more elsewhere
+        drawn.append(draw())
+        return drawn[-1]
+
+    while True:
+        old = lines[row]
+        new = change(old.slots, at, draws, problem.offered[row])
+        line = new and changed(problem, row, old, *new)
+        if not new or not line:
+            return None
+        candidate[row] = line
+        more[row] = len(line.slots) - len(old.slots)
+        while marks[first].at[row] > new[1]:
+            first -= 1
+        end = len(old.slots) - new[2]
+        if not problem.one_w and line.chunks is not old.chunks:  # a W behind may take another time
+            last = len(marks)
+        while last < len(marks) and marks[last].at[row] < end:
+            last += 1
+        other = row + step
+        if draw() >= go_on or not 0 <= other < problem.num_rows:
+            break
+        like = _like(lines[other].slots, old.slots[at], marks[first].at[other] + at - marks[first].at[row])
+        if like is None:
+            break
+        row, at, draws = other, like, chain(drawn, iter(draw, None)).__next__  # the same once more
+    return candidate, first, last, more
+
+
+def _like(slots: list[int], slot: int, around: int) -> int | None:
+    """The nearest place of an equal slot."""
+    near = (at for far in range(_NEAR) for at in (around - far, around + far) if 0 <= at < len(slots))
+    return next((at for at in near if slots[at] == slot), None)

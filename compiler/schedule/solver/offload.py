@@ -6,15 +6,226 @@ in what it finds (copies.py). What it finds under the given cap has none, so the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import TypeGuard
 
 from compiler.ir.stage_placement import StagePlacement
 from compiler.schedule.costs import Costs
-from compiler.schedule.solver.asked import Asked, Cap, checked
-from compiler.schedule.solver.copies import with_copies
-from compiler.schedule.solver.solve import Solution, Solver, default_cap
+from compiler.schedule.schedule import Schedule, is_in_numbers
+from compiler.schedule.simulate import Timeline, held_at_most, simulate
+from compiler.schedule.solver.solve import Asked, Cap, Solution, Solver, checked, default_cap
+from runtime.contract.actions import Action, Step, actions_of, is_copy
+
+# --- Places copies to the host in a schedule that holds more than its ranks may, so that they hold no more
+#
+# A rank's steps stay in their order. An O goes where there is no room for the next forward, so that the rank waits for
+# the copy only where it must; an R goes as late as its backward allows, or later where there is no room. Which
+# activations go is chosen one by one, where room is missing: of those that delay least, the one that is needed last
+# (PipeOffload, arXiv 2503.01328, offloads those that live longest). Times are those of the schedule without copies,
+# then those with what was placed, a few times.
+
+_ROUNDS = 4  # of placing and timing
+_Key = tuple[int, int]  # a stage and a micro-batch
+
+
+def with_copies(schedule: Schedule, costs: Costs, caps: Sequence[Fraction]) -> tuple[Schedule, Timeline] | None:
+    """A schedule without copies, with those that let each rank hold what it may, and its times.
+
+    None where there is no such choice, or none was found, or the schedule is so large that it is kept as numbers.
+    """
+    if all(held <= cap for held, cap in zip(held_at_most(schedule, costs.keeps), caps, strict=True)):
+        return schedule, simulate(schedule, costs)
+    if any(map(is_in_numbers, schedule.actions)):
+        return None
+    found = [each for eager in (False, True) if (each := _with_copies(schedule, costs, caps, eager))]
+    return min(found, key=lambda each: each[1].makespan, default=None)
+
+
+def _with_copies(
+    schedule: Schedule, costs: Costs, caps: Sequence[Fraction], eager: bool
+) -> tuple[Schedule, Timeline] | None:
+    placed, timeline, best = schedule, simulate(schedule, costs), None
+    for _ in range(_ROUNDS):
+        rows = []
+        for rank, cap in enumerate(caps):
+            steps, ticks = placed.actions[rank], timeline.ticks[rank]
+            spans = [span for span, step in zip(ticks, steps, strict=True) if not is_copy(step)]
+            row = _Row([step for step in steps if not is_copy(step)], spans, timeline.unit, costs, cap).placed(eager)
+            if row is None:
+                return best
+            rows.append(row)
+        placed = replace(schedule, actions=tuple(rows))
+        timeline = simulate(placed, costs)
+        if best is None or timeline.makespan < best[1].makespan:
+            best = placed, timeline
+    return best
+
+
+def _is_w(step: Step) -> TypeGuard[Action]:
+    return isinstance(step, Action) and step.kind == "W"
+
+
+class _NoRoomError(Exception):
+    """There is no room for a step, or for what comes back before it."""
+
+    def __init__(self, step: int, returning: _Key | None) -> None:
+        self.step, self.returning = step, returning
+
+
+class _NotNeededError(Exception):
+    """An activation need not go: there is room until it is needed again."""
+
+    def __init__(self, key: _Key) -> None:
+        self.key = key
+
+
+class _Row:
+    """The steps of a rank, with when they start and end; times in whole numbers of one unit."""
+
+    def __init__(
+        self, steps: Sequence[Step], spans: Sequence[tuple[int, int]], unit: Fraction, costs: Costs, cap: Fraction
+    ) -> None:
+        assert costs.O is not None and costs.R is not None
+        ticks = math.lcm(unit.denominator, costs.O.denominator, costs.R.denominator)
+        by = int(unit * ticks)
+        self.steps = [*steps]
+        self.starts, self.ends = [start * by for start, _ in spans], [end * by for _, end in spans]
+        self.out, self.back = int(costs.O * ticks), int(costs.R * ticks)
+        self.whole, kept = costs.keeps.denominator, costs.keeps.numerator
+        self.cap = int(cap * self.whole)
+        frees = {"F": 0, "B": self.whole, "I": self.whole - kept, "W": kept}
+        self.takes = [self.whole * sum(a.kind == "F" for a in actions_of(step)) for step in steps]
+        self.frees = [sum(frees[a.kind] for a in actions_of(step)) for step in steps]
+        self.forward: dict[_Key, int] = {}  # the step of each
+        self.backward: dict[_Key, int] = {}
+        self._find()
+
+    def _find(self) -> None:
+        for k, step in enumerate(self.steps):
+            for action in actions_of(step):
+                if action.kind != "W":
+                    (self.forward if action.kind == "F" else self.backward)[action.stage, action.micro_batch] = k
+
+    def _hasten(self, step: int) -> bool:
+        """Let the next W that is due run before a step, of those that run alone; False where there is none."""
+        for k in range(step + 1, len(self.steps)):
+            w = self.steps[k]
+            if _is_w(w) and self.backward[w.stage, w.micro_batch] < step:
+                time = self.ends[k] - self.starts[k]
+                self.steps.insert(step, self.steps.pop(k))
+                for row in (self.takes, self.frees):
+                    row.insert(step, row.pop(k))
+                del self.starts[k], self.ends[k]
+                begin = self.starts[step]
+                for times in (self.starts, self.ends):
+                    times[step:k] = [each + time for each in times[step:k]]
+                self.starts.insert(step, begin)
+                self.ends.insert(step, begin + time)
+                self._find()
+                return True
+        return False
+
+    def placed(self, eager: bool) -> tuple[Step, ...] | None:
+        """The steps with their copies; None where no choice of them makes room."""
+        away: set[_Key] = set()  # those that go to the host
+        stay: set[_Key] = set()  # those that need not go: they would be back before there is no room
+        late: set[_Key] = set()  # those that come back only where there is room, or nothing else can run
+        while True:
+            walk = _Walk(self, away, late, eager)
+            try:
+                return walk.run()
+            except _NotNeededError as found:
+                away.discard(found.key)
+                stay.add(found.key)
+            except _NoRoomError as found:
+                delay, chosen = self._choice(found.step, away, stay, walk.left)
+                if chosen is not None and not (delay and eager and self._hasten(found.step)):
+                    away.add(chosen)
+                elif chosen is not None:
+                    pass  # a W ran instead
+                elif found.returning is not None and self.backward[found.returning] > found.step:
+                    late.add(found.returning)
+                elif not self._hasten(found.step):
+                    return None
+
+    def returns(self, away: Set[_Key]) -> list[tuple[int, _Key]]:
+        """Those that are away in the order of their backwards: the step before which each comes back so that its
+        backward need not wait."""
+        found, free = [], None
+        for key in sorted(away, key=self.backward.__getitem__, reverse=True):
+            end = self.starts[self.backward[key]]
+            free = (end if free is None else min(end, free)) - self.back
+            before = bisect_right(self.ends, free)
+            found.append((min(max(before, self.forward[key] + 1), self.backward[key]), key))
+        return found[::-1]
+
+    def _choice(self, step: int, away: Set[_Key], stay: Set[_Key], left: Sequence[int]) -> tuple[int, _Key | None]:
+        """Which activation goes next, so that there is room for a step: of those that delay it least, the last one."""
+        here = (key for key, k in self.forward.items() if k < step < self.backward[key] and key not in away | stay)
+        delays = ((self._delay(step, key, away, left), -self.backward[key], key) for key in here)
+        delay, _, key = min(delays, default=(0, 0, None))
+        return delay, key
+
+    def _delay(self, step: int, key: _Key, away: Set[_Key], left: Sequence[int]) -> int:
+        """How much later a step or a backward begins if an activation goes, with those that have left by then."""
+        end = delay = 0
+        gone = sorted([key, *(each for each in away if self.forward[each] < step)], key=self.forward.__getitem__)
+        for each, needed in zip(gone, (*left, self.starts[step]), strict=False):
+            end = max(end, self.ends[self.forward[each]]) + self.out
+            delay = max(delay, end - needed)
+        begin = min(before for before, each in self.returns({*away, key}) if each == key)
+        return delay + max(0, self.ends[step] - self.ends[max(begin - 1, 0)])
+
+
+class _Walk:
+    """The steps of a row with the copies of some activations, in the order of their forwards and of their backwards."""
+
+    def __init__(self, row: _Row, away: Set[_Key], late: Set[_Key], eager: bool) -> None:
+        self.row, self.late, self.eager = row, late, eager
+        self.queue = sorted(away, key=row.forward.__getitem__)
+        self.left: list[int] = []  # of those that have gone, when there was no room
+        self.held = 0
+        self.steps: list[Step] = []
+
+    def run(self) -> tuple[Step, ...]:
+        """The steps; _NoRoomError and _NotNeededError where other activations should go."""
+        row, back = self.row, 0
+        returns = row.returns({*self.queue})
+        for k, step in enumerate(row.steps):
+            while back < len(returns) and returns[back][0] <= k:
+                key = returns[back][1]
+                if key in self.queue[len(self.left) :]:
+                    raise _NotNeededError(key)
+                waits = key in self.late or (self.eager and _is_w(step))  # a W makes room
+                if self.held + row.whole > row.cap and waits and row.backward[key] > k:
+                    break
+                self._make_room(k, row.whole, key)
+                self._add(Action("R", *key), row.whole)
+                back += 1
+            self._make_room(k, row.takes[k])
+            self._add(step, row.takes[k] - row.frees[k])
+        return tuple(self.steps)
+
+    def _add(self, step: Step, held: int) -> None:
+        self.steps.append(step)
+        self.held += held
+
+    def _make_room(self, k: int, needed: int, returning: _Key | None = None) -> None:
+        while self.held + needed > self.row.cap:
+            key = self.queue[len(self.left)] if len(self.left) < len(self.queue) else None
+            if key is None or self.row.forward[key] >= k:
+                raise _NoRoomError(k, returning)
+            if self.row.backward[key] <= k:
+                raise _NotNeededError(key)
+            self.left.append(self.row.starts[k])
+            self._add(Action("O", *key), -self.row.whole)
+
+
+# --- offload
 
 _SHARE = 0.3  # of the effort, of each search that is not under the given cap
 _LARGER = (Fraction(2), Fraction(3, 2), Fraction(5, 4))  # times the given cap

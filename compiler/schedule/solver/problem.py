@@ -12,7 +12,7 @@ path stays on its rank, the message takes the latency as any other here, so that
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -23,9 +23,49 @@ from compiler.schedule.costs import Costs
 from compiler.schedule.numbering import numbered
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.slots import Home, Slot, homes
-from compiler.schedule.solver.tokens import NUM_TOKENS, B, F, I, Slots, W, chunk_of, kind_of, slot_of, tokens_of
 from compiler.schedule.weights import Weight
 from runtime.contract.actions import Action, ActionKind, Pair, actions_of
+
+# --- Slots as small integers: what one row of a pipeline does next, without a micro-batch index
+#
+# A token is a kind and a chunk, of which a row has up to `MOST_CHUNKS`: the k-th F of a chunk is of its k-th
+# micro-batch, W (of chunk 0, whichever chunk's it is) takes the oldest input gradient whose weight gradient is still
+# due. A slot is a token, or an unordered pair of them.
+
+Slots = tuple[tuple[int, ...], ...]  # [row][position]: a schedule
+MOST_CHUNKS = 16
+F, B, I, W = (kind * MOST_CHUNKS for kind in range(4))  # of chunk 0; W + chunk only where a time is looked up
+NUM_TOKENS = 4 * MOST_CHUNKS
+NUM_CODES = NUM_TOKENS * (NUM_TOKENS + 1)  # of slots
+
+
+def pair(a: int, b: int) -> int:
+    """The slot of two tokens that overlap."""
+    return NUM_TOKENS * (min(a, b) + 1) + max(a, b)
+
+
+def tokens_of(slot: int) -> tuple[int, ...]:
+    """The one or two tokens of a slot, ascending."""
+    return (slot,) if slot < NUM_TOKENS else (slot // NUM_TOKENS - 1, slot % NUM_TOKENS)
+
+
+def slot_of(tokens: Iterable[int]) -> int:
+    """Inverse of `tokens_of`, in any order."""
+    one, *other = tokens
+    return pair(one, other[0]) if other else one
+
+
+def kind_of(token: int) -> str:
+    """F, B, I or W."""
+    return "FBIW"[token // MOST_CHUNKS]
+
+
+def chunk_of(token: int) -> int:
+    """The chunk of a token; 0 of a W in a slot."""
+    return token % MOST_CHUNKS
+
+
+# --- problem
 
 NEVER, NOW, NOBODY, FIRST = 0, 1, 2, 3  # events: not there, at the start, waited for by nobody; then `count` entries
 
@@ -239,8 +279,6 @@ def _kind(token: int) -> ActionKind:
 
 
 # ---------------------------------------------------------------- to and from schedules
-
-
 def schedule_of_slots(problem: Problem, slots: Slots) -> Schedule:
     """The schedule that the rows run, named auto."""
     said = {slot: _said(slot) for slot in set().union(*slots)}

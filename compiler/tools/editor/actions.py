@@ -6,10 +6,9 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from compiler.tools.editor.open_text import Document
+from compiler.tools.editor.outline import Document
 from dsl.load import analyse
-from dsl.messages.diagnostics import Diagnostic, Edit, giver
-from dsl.messages.source import OVERRIDE, Source, Span
+from dsl.messages.diagnostics import OVERRIDE, Diagnostic, Edit, Source, Span, giver
 from dsl.text.edits import apply, corrects_spelling, edit_of, is_mended
 
 

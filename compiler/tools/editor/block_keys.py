@@ -13,8 +13,28 @@ from dsl.resolve import derive
 from dsl.resolve.merge import ALTERNATIVES, PHASE
 from dsl.resolve.phases import GRPO, WHOLE, WHOLE_OF_TRAIN
 from dsl.schema import Batch, LayerRange, Node, Spec, Tile, TrainTokenizer
-from dsl.schema.fields import FieldType, fields_of, keys_of
+from dsl.schema.base import FieldType, fields_of, keys_of
 from dsl.text.syntax import KINDS, NAMED
+
+# --- A proposal of the completion
+
+ItemKind = Literal["key", "block", "value", "name", "unit", "word", "file", "reference"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """What takes the place of characters `start` to `end`: the label, or a snippet where the client knows them."""
+
+    label: str
+    kind: ItemKind
+    detail: str = ""
+    documentation: str = ""  # Markdown
+    snippet: str = ""
+    start: int = 0
+    end: int = 0
+
+
+# --- block keys
 
 BATCH_KEYS = {
     "from": ("from = 3072", "sequences of the first step"),
@@ -131,8 +151,6 @@ def required(cls: type[Node], key: str) -> bool:
 
 
 # ---------------------------------------------------------------- what to insert
-
-
 def text_of(cls: type[Node], key: str) -> str:
     """A statement for a key, without placeholders: its example, or what the schema lets one write."""
     if key == "steps":

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compiler.tools.editor import outline
-from compiler.tools.editor.open_text import LET, Document, span, target
-from compiler.tools.editor.outline import Token
-from dsl.messages.source import Source, Span
+from compiler.tools.editor.outline import LET, Document, Token, span, target
+from dsl.messages.diagnostics import Source, Span
 from dsl.resolve.merge import PHASE
 from dsl.text.syntax import KINDS, NAMED, Let
 

@@ -9,16 +9,16 @@ from typing import Any
 from compiler.tools.editor.outline import Node as Statement
 from compiler.tools.editor.outline import Token
 from dsl.canonical import number
-from dsl.closed_forms.ramp import Ramp
+from dsl.closed_forms.stages import Ramp
 from dsl.facts import units
 from dsl.facts.units import Quantity, plain, spoken
 from dsl.load import Analysis, View
-from dsl.messages.source import Source, Span
+from dsl.messages.diagnostics import Source, Span
 from dsl.resolve import derive
 from dsl.resolve.merge import label_of
 from dsl.resolve.phases import SEPARATOR
 from dsl.schema import BUILT_IN, Batch, LayerRange, Node, Phase, RatePhase, Tile, TrainTokenizer
-from dsl.schema.fields import FieldType, fields_of
+from dsl.schema.base import FieldType, fields_of
 from dsl.text.syntax import Attribute, Let
 
 UNITS = {"byte": "bytes", "byte/s": "bytes/s", "flop/s": "FLOPS", "token": "tokens", "step": "steps", "USD/h": "USD/h"}

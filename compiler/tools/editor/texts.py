@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.reference.keys import blocks, keys
-from dsl.reference.words import WORDS
+from dsl.reference.topics import WORDS
 
 
 def key(path: str) -> str:

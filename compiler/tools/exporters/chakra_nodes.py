@@ -13,12 +13,11 @@ from functools import cached_property
 from compiler.ir import Body, Instruction, Mesh
 from compiler.ir.dtypes import tensor_bytes
 from compiler.ir.holders import Columns
-from compiler.machine.topology.messages import messages_of
-from compiler.plan.actions.chains import INTEGERS
-from compiler.plan.actions.node import EXCHANGES
+from compiler.machine.topology.traffic import messages_of
+from compiler.plan.actions.chains import EXCHANGES, INTEGERS
 from compiler.predict.predict import Timed
 from compiler.predict.tail import Group, groups_of, reduce_seconds, reduction_of
-from compiler.predict.under_backward import reduction_spans
+from compiler.predict.times import reduction_spans
 from compiler.program.lower.estimate import Times, held
 from compiler.program.lower.estimate import rank_times as node_times
 from dsl.closed_forms.memory import ITEMSIZE

@@ -2,17 +2,149 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from fnmatch import fnmatchcase
+from typing import Any, Literal
 
 from compiler.schedule.schedule import Schedule
-from compiler.tools.exporters.ledger import Ledger, Loss
 from dsl.canonical import rate_text
-from dsl.closed_forms import ramp
+from dsl.closed_forms import stages as ramp
+from dsl.leaves import leaves
 from dsl.schema import AdamW, Dense, Mla, Moe, RatePhase, Spec
 from runtime.contract.rate import learning_rate
+
+# --- What an export to another system says of a spec, and what it does not: every value of the spec is accounted for
+
+OFF = ("0", "false", "none", "[]")  # what is off is no loss where the other system does not have it
+# Blocks whose values say what is computed. A value of another block says where, how fast, and what is kept of it.
+COMPUTED = ("model", "precision", "train", "adapter", "recompute", "schedule", "parallel", "data")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A value of a spec that the other system cannot be told, or is told otherwise."""
+
+    path: str
+    value: str
+    why: str
+    changes: bool  # whether what is computed, or the plan itself, becomes another
+
+
+class Ledger:
+    """The values of a spec that nothing has been said of yet, and those that are lost."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._left = {leaf.path: leaf.text for leaf in leaves(spec)}
+        self._losses: list[Loss] = []
+
+    def say(self, *patterns: str) -> None:
+        """Take note that the export says the values at these paths, where `*` is any part of a path."""
+        for pattern in patterns:
+            for path in self._matching(pattern):
+                del self._left[path]
+
+    def lose(self, pattern: str, why: str, *, changes: bool = True) -> None:
+        """Take note that the export does not say the values at these paths. What is off, or not there, is no loss."""
+        for path in self._matching(pattern):
+            value = self._left.pop(path)
+            if value not in OFF:
+                self._losses.append(Loss(path, value, why, changes))
+
+    def note(self, path: str, value: str, why: str, *, changes: bool = True) -> None:
+        """Take note of a loss that is not at one path alone."""
+        self._losses.append(Loss(path, value, why, changes))
+
+    def losses(self, system: str) -> tuple[Loss, ...]:
+        """All that is lost, what changes the computation first. What nothing was said of counts as lost."""
+        unsaid = [
+            Loss(path, text, f"this export to {system} has no word for it", path.partition(".")[0] in COMPUTED)
+            for path, text in self._left.items()
+        ]
+        return tuple(sorted([*self._losses, *unsaid], key=lambda loss: not loss.changes))
+
+    def _matching(self, pattern: str) -> list[str]:
+        return [path for path in self._left if path == pattern or fnmatchcase(path, pattern)]
+
+
+def comments(losses: Iterable[Loss]) -> list[str]:
+    """A line for each loss: ASCII, printable, whatever the spec says."""
+    return [
+        plain(f"{'CHANGED' if loss.changes else 'note'}: {loss.path} = {loss.value}: {loss.why}") for loss in losses
+    ]
+
+
+def plain(text: str, most: int = 2000) -> str:
+    """A text on one line of printable ASCII, of at most so many characters."""
+    shown = text.encode("ascii", "backslashreplace").decode("ascii")
+    shown = "".join(letter if letter.isprintable() else "?" for letter in shown)
+    return shown if len(shown) <= most else shown[: most - 3] + "..."
+
+
+# --- Python as text: calls whose arguments are values. Nothing of a spec becomes code: a value is written by `repr`
+
+INDENT, WIDTH = "    ", 88
+
+
+@dataclass(frozen=True)
+class Code:
+    """An expression that an exporter wrote itself, such as the name of a class."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function by its name, with arguments by name."""
+
+    function: str
+    arguments: Mapping[str, Any]
+
+
+def rendered(value: Any, indent: str = "") -> str:
+    """The text of a value. TypeError for one that is no number, text, None, list, tuple, mapping, `Call` or `Code`."""
+    if isinstance(value, Code):
+        return value.text
+    if isinstance(value, Call):
+        return _wrapped(f"{value.function}(", [(f"{k}=", v) for k, v in value.arguments.items()], ")", indent)
+    if isinstance(value, Mapping):
+        return _wrapped("{", [(f"{rendered(key)}: ", each) for key, each in value.items()], "}", indent)
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        ends = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
+        return _wrapped(ends[0], [("", each) for each in value], ends[1], indent)
+    if type(value) is float and not math.isfinite(value):
+        raise TypeError(f"{value} has no literal")
+    if value is None or type(value) in (bool, int, float, str):
+        return ascii(value)
+    raise TypeError(f"{type(value).__name__} is no value of a configuration")
+
+
+def _wrapped(head: str, items: Sequence[tuple[str, Any]], tail: str, indent: str) -> str:
+    """On one line where that is short enough, else an item a line."""
+    one = head + ", ".join(before + rendered(value) for before, value in items) + tail
+    if "\n" not in one and len(indent) + len(one) <= WIDTH:
+        return one
+    inner = indent + INDENT
+    lines = "".join(f"{inner}{before}{rendered(value, inner)},\n" for before, value in items)
+    return f"{head}\n{lines}{indent}{tail.lstrip(',')}"
+
+
+def free_name(name: str, template: str) -> str:
+    """The name of a run as that of a function in a module, which has no other use for it. ValueError where it is no
+    name."""
+    if not (name.isascii() and name.isidentifier()):
+        raise ValueError(f"{name!r} is no name of a function")
+    taken = {*re.findall(r"\w+", template), *dir(builtins), *keyword.kwlist, *keyword.softkwlist}
+    while name in taken:
+        name += "_"
+    return name
+
+
+# --- planned
 
 SAMPLES = 1000  # steps at which a rate is compared with that of the export
 NEAR = 1e-9  # relative: rates are the same but for rounding
@@ -65,8 +197,6 @@ def told_of_optimizer(spec: Spec, ledger: Ledger, system: str) -> AdamW:
 
 
 # ---------------------------------------------------------------- the learning rate
-
-
 @dataclass(frozen=True)
 class Ramped:
     """A rate that warms up from 0, stays at its peak, and decays to the end of the run. In steps."""
@@ -154,8 +284,6 @@ def rate_at(found: Ramped, step: int) -> float:
 
 
 # ---------------------------------------------------------------- the model
-
-
 @dataclass(frozen=True)
 class Layers:
     """A model whose first layers are dense, and all others alike."""

@@ -10,24 +10,87 @@ from typing import Any
 
 from compiler.ir.stage_placement import V
 from compiler.schedule.torch_csv import to_torch_csv
-from compiler.tools.exporters.ledger import Ledger, comments
 from compiler.tools.exporters.planned import (
+    Call,
+    Code,
     Exported,
     ExportError,
     Layers,
+    Ledger,
     Planned,
     Ramped,
+    comments,
+    free_name,
     latent_attention,
     layers_of,
     ramped,
+    rendered,
     says_runs,
     says_sizes,
     told_of_optimizer,
 )
-from compiler.tools.exporters.python_text import Call, Code, free_name, rendered
-from compiler.tools.exporters.torchtitan_module import TEMPLATE
 from dsl.schema import Mla, Rope, Spec
-from dsl.schema.rope import YarnScaling
+from dsl.schema.attention import YarnScaling
+
+# --- The text of the module that an export to torchtitan writes; `str.format` fills it with what was rendered
+
+TEMPLATE = """\
+# A configuration for torchtitan {version}, written by dsc. In its folder:
+#
+#   PYTHONPATH=. torchrun ... -m torchtitan.train --module config_registry --config {name}
+#
+# What torchtitan is not told:
+{lost}
+from functools import partial
+from pathlib import Path
+
+import torch.nn as nn
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import (
+    LRSchedulersContainer,
+    OptimizersContainer,
+    ParamGroupConfig,
+    register_moe_load_balancing_hook,
+)
+from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.deepseek_v3 import (
+    DeepSeekV3Model,
+    DeepSeekV3StateDictAdapter,
+    MTPLoss,
+    _build_mtp_layers,
+    build_mla_moe_layers,
+    parallelize_deepseekv3,
+)
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
+
+NORMAL = partial(nn.init.normal_, std={std})
+LINEAR = {{"weight": NORMAL, "bias": nn.init.zeros_}}
+NORM = {{"weight": nn.init.ones_}}
+EXPERTS = {{"w1_EFD": NORMAL, "w2_EDF": NORMAL, "w3_EFD": NORMAL}}
+
+
+def model_spec() -> ModelSpec:
+    layers = {layers}
+    for layer in layers:
+        attention = layer.attention
+        for norm in (layer.attention_norm, layer.ffn_norm, attention.q_norm, attention.kv_norm):
+            norm.eps = {eps}
+        if layer.moe is not None:
+            layer.moe.load_balance_coeff = {bias}
+    return {spec}
+
+
+def {name}() -> Trainer.Config:
+    return {config}
+"""
+
+
+# --- torchtitan
 
 VERSION = "0.3.0"
 SYSTEM = "torchtitan"
@@ -50,8 +113,6 @@ def export(planned: Planned) -> Exported:
 
 
 # ---------------------------------------------------------------- the model
-
-
 def _model(spec: Spec, attention: Mla, layers: Layers, ledger: Ledger) -> dict[str, Any]:
     """Arguments of `build_mla_moe_layers`, and what the emitted module sets besides."""
     model, dim, moe = spec.model, attention.head_dim, layers.moe
@@ -141,8 +202,6 @@ def _rope(spec: Spec, rope: Rope | None, ledger: Ledger) -> Call:
 
 
 # ---------------------------------------------------------------- the run
-
-
 def _config(planned: Planned, ledger: Ledger) -> dict[str, Any]:
     """Arguments of `Trainer.Config`."""
     spec = planned.spec
@@ -325,8 +384,6 @@ def _recompute(spec: Spec, ledger: Ledger) -> Any:
 
 
 # ---------------------------------------------------------------- the module
-
-
 def _module(planned: Planned, model: dict[str, Any], config: dict[str, Any], lost: list[str]) -> str:
     """The text of the module."""
     spec = planned.spec

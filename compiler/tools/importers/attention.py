@@ -10,7 +10,7 @@ from pydantic import Field
 
 from compiler.tools.importers import deepseek_v4
 from compiler.tools.importers.families import Family
-from compiler.tools.importers.linear_attention import linear_layers
+from compiler.tools.importers.layers import linear_layers
 from compiler.tools.importers.reader import Reader, shown
 from compiler.tools.importers.rotation import FULL, SLIDING, rotations
 from dsl.schema import Compressed, DeltaNet, Gqa, HeadDim, Indexer, Mla, Node, Rope

@@ -14,16 +14,13 @@ from compiler.tools.importers.deepseek_v4 import hyper_connections
 from compiler.tools.importers.ends import whole
 from compiler.tools.importers.families import FAMILIES, OTHER_TYPES
 from compiler.tools.importers.json_text import Json
-from compiler.tools.importers.layer_patterns import with_attention
-from compiler.tools.importers.layers import layers
-from compiler.tools.importers.reader import Reader, Remark, shown
-from compiler.tools.importers.unread_keys import IRRELEVANT, OF_TYPES, REFUSED, REPEATED
+from compiler.tools.importers.layers import layers, with_attention
+from compiler.tools.importers.reader import IRRELEVANT, OF_TYPES, REFUSED, REPEATED, Reader, Remark, shown
 from dsl import rules
-from dsl.messages.diagnostics import Diagnostic, in_order
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Diagnostic, Span, in_order
 from dsl.resolve.context import suggest
 from dsl.schema import Model, Mtp, Phase, Spec
-from dsl.schema.fields import fields_of
+from dsl.schema.base import fields_of
 
 MTP_WEIGHT = 0.3  # DeepSeek-V3's for its first 10T tokens
 LATENT_EPS = 1e-6  # of transformers and of DeepSeek's own code, whatever rms_norm_eps is

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsl.messages.diagnostics import Diagnostic, Note, SpecError
-from dsl.messages.source import Source, Span
+from dsl.messages.diagnostics import Diagnostic, Note, Source, Span, SpecError
 
 MAX_DEPTH = 32  # a configuration is three deep
 MAX_NUMBER = 40  # characters, as in a spec

@@ -2,14 +2,130 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from compiler.tools.importers import deepseek_v4
 from compiler.tools.importers.ends import activation, qkv_biases
 from compiler.tools.importers.families import Family
+from compiler.tools.importers.json_text import Json
 from compiler.tools.importers.reader import Reader, Remark, shown
-from dsl.schema import Balance, Dense, LayerRange, Moe, Phase
+from compiler.tools.importers.rotation import FULL
+from dsl.schema import Balance, Compressed, DeltaNet, Dense, Gqa, LayerRange, Mla, Moe, Phase
 from dsl.schema.model import MAX_LAYER, Act, Clamp
+
+# --- Attention that differs by layer, as a model's attention and ranges of layers with one of their own
+
+Attention = Mla | Gqa | Compressed | DeltaNet
+
+
+def with_attention(
+    spans: Sequence[LayerRange], by_layer: Sequence[Attention]
+) -> tuple[Attention, tuple[LayerRange, ...]]:
+    """The attention of most layers, and the ranges with that of the others, in the order of a spec.
+
+    `spans` are without attention and without holes; `by_layer` has one for each layer.
+    """
+    count = Counter(map(repr, by_layer))
+    most = max(by_layer, key=lambda each: count[repr(each)])
+    found = [each for span in spans for each in _divided(span, by_layer, most)]
+    return most, tuple(sorted(found, key=lambda span: (span.first, span.last, span.by)))
+
+
+def _divided(span: LayerRange, by_layer: Sequence[Attention], most: Attention) -> Iterator[LayerRange]:
+    """A range whose layers have several kinds of attention: itself and every N-th layer of it, or one range a run."""
+    others = [layer for layer in span.layers if by_layer[layer] != most]
+    step = others[1] - others[0] if len(others) > 1 else 0
+    alike = all(by_layer[layer] == by_layer[others[0]] for layer in others)
+    if not others:
+        yield span
+    elif step > 1 and alike and others == [*range(others[0], others[-1] + 1, step)]:
+        yield span
+        changes = {"first": others[0], "last": others[-1], "by": step, "attention": by_layer[others[0]]}
+        yield span.model_copy(update=changes)
+    else:
+        for _, group in groupby(span.layers, key=lambda layer: repr(by_layer[layer])):
+            run = [*group]
+            attention = None if by_layer[run[0]] == most else by_layer[run[0]]
+            yield span.model_copy(update={"first": run[0], "last": run[-1], "attention": attention})
+
+
+# --- Layers of linear attention in a Hugging Face config: which they are, and their sizes
+
+LINEAR = "linear_attention"  # a kind of layers
+AT = "model.attention"
+
+
+def linear_layers(reader: Reader, family: Family, num_layers: int) -> tuple[set[int], DeltaNet | None]:
+    """The layers that have linear attention, and what it is in them."""
+    if not family.linear:
+        return set(), None
+    nested = reader.part("linear_attn_config") if family.linear == "kimi" else {}
+    found = _listed(reader, num_layers)
+    if nested and found is None:
+        found = _counted(reader, nested, num_layers)
+    if found is None and family.linear == "qwen":
+        every = reader.count("full_attention_interval", 1, 2**20, 4)
+        found = {layer for layer in range(num_layers) if (layer + 1) % every}
+    elif found is None:
+        found = {layer for layer in range(num_layers) if not layer or layer % 4}
+    reader.used |= {"full_attention_interval"}
+    return found, _kimi(reader, nested) if family.linear == "kimi" else _qwen(reader)
+
+
+def _listed(reader: Reader, num_layers: int) -> set[int] | None:
+    """The layers that `layer_types` says; None where it is absent."""
+    listed = reader.get("layer_types")
+    if listed is None:
+        return None
+    values = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
+    if len(values) != num_layers or any(each not in (FULL, LINEAR) for each in values):
+        text = f"`layer_types` has {FULL} or {LINEAR} for each of {num_layers} layers, {shown(listed)} has not"
+        reader.complain("I0203", text, listed.span)
+    return {layer for layer, kind in enumerate(values[:num_layers]) if kind == LINEAR}
+
+
+def _counted(reader: Reader, nested: Mapping[str, Json], num_layers: int) -> set[int] | None:
+    """The layers that Kimi's own configuration counts from 1."""
+    listed = nested.get("kda_layers")
+    if listed is None or not isinstance(listed.value, tuple):
+        return None
+    found = {each.value - 1 for each in listed.value if type(each.value) is int}
+    if len(found) != len(listed.value) or not found <= {*range(num_layers)}:
+        text = f"`kda_layers` has numbers of layers, 1 to {num_layers}, {shown(listed)} has others"
+        reader.complain("I0203", text, listed.span)
+    return found & {*range(num_layers)}
+
+
+def _qwen(reader: Reader) -> DeltaNet:
+    names = {
+        "heads": "linear_num_value_heads",
+        "key_heads": "linear_num_key_heads",
+        "key_dim": "linear_key_head_dim",
+        "value_dim": "linear_value_head_dim",
+        "convolution": "linear_conv_kernel_dim",
+    }
+    sizes = {key: reader.number(f"{AT}.{key}", DeltaNet, key, name) for key, name in names.items()}
+    return DeltaNet(gate="head", **sizes)
+
+
+def _kimi(reader: Reader, nested: Mapping[str, Json]) -> DeltaNet:
+    """Its sizes are in an object of their own as it was published; `transformers` writes them beside all others."""
+    names = {"heads": "num_heads", "key_dim": "head_dim", "convolution": "short_conv_kernel_size"}
+    plain = {"heads": "linear_num_heads", "key_dim": "linear_head_dim", "convolution": "linear_conv_kernel_dim"}
+    inner = Reader(Json(nested, reader.members["linear_attn_config"].span), lossy=reader.lossy) if nested else reader
+    sizes = {
+        key: inner.number(f"{AT}.{key}", DeltaNet, key, name) for key, name in (names if nested else plain).items()
+    }
+    if nested:
+        reader.used |= {*plain.values()}
+        reader.mistakes += inner.mistakes
+        reader.origins |= {path: span for path, span in inner.origins.items() if path}
+    return DeltaNet(gate="channel", key_heads=sizes["heads"], value_dim=sizes["key_dim"], **sizes)
+
+
+# --- layers
 
 OF_EXPERTS = {
     *("n_routed_experts", "num_experts", "num_local_experts", "n_shared_experts", "num_experts_per_tok"),

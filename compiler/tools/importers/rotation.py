@@ -8,9 +8,8 @@ from typing import Any
 
 from compiler.tools.importers.families import Family
 from compiler.tools.importers.json_text import Json, parse
-from compiler.tools.importers.reader import Reader, Remark, shown
-from compiler.tools.importers.unread_keys import REFUSED
-from dsl.messages.source import Source
+from compiler.tools.importers.reader import REFUSED, Reader, Remark, shown
+from dsl.messages.diagnostics import Source
 from dsl.schema import LinearScaling, Llama3Scaling, Node, Rope, YarnScaling
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from compiler.tools.importers.json_text import Json
-from compiler.tools.importers.literal_python import Name
-from compiler.tools.importers.plan_ledger import Keys, shown
-from compiler.tools.importers.plan_text import Members
+from compiler.tools.importers.plan_ledger import Keys, Members, shown
+from compiler.tools.importers.python_calls import Name
 from compiler.tools.importers.write import number
 from dsl.messages.diagnostics import Diagnostic
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
-from compiler.tools.inference.faults import InferenceError
+from compiler.tools.inference.sources import InferenceError
 from runtime.contract import Chat, Prompts
 from runtime.data.chat import NO_TEMPLATE, PUT_IT, Settings, messages_fault, more_fault, names_of, read_settings
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.template_process import TemplateProcess
 
 Conversation = Mapping[str, Any]  # `messages`, and what else a row of a run's conversations has: `tools`

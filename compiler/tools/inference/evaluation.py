@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from compiler.tools.inference.faults import InferenceError
 from compiler.tools.inference.language_model import LanguageModel
+from compiler.tools.inference.sources import InferenceError
 
 TOKENS_AT_ONCE = 4096
 NO_TARGET = -1

@@ -15,9 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from compiler.tools.inference.evaluation import NO_TARGET, TOKENS_AT_ONCE, Ids, filled
-from compiler.tools.inference.faults import InferenceError
-from compiler.tools.inference.sampling import Sampler
-from compiler.tools.inference.sources import find_source
+from compiler.tools.inference.generation import Sampler
+from compiler.tools.inference.sources import InferenceError, find_source
 from compiler.tools.inference.writing import open_writer
 from runtime.data import tokenizer as bpe
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from compiler import ir
 from compiler.plan.blocks import Block, Step, model_blocks
-from compiler.tools.inference.faults import InferenceError
 from compiler.tools.inference.op_tables import Continued, Forward
+from compiler.tools.inference.sources import InferenceError
 from dsl.schema import BUILT_IN, Parallel, Spec
 from runtime.ops import OPS
 from runtime.ops.cross_entropy import picked
-from runtime.ops.wide import wide
+from runtime.ops.product import wide
 
 LOGITS = 2**22  # at a time
 DTYPES = ("fp64", "fp32", "bf16")  # in which a model computes here

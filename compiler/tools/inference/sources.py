@@ -7,19 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from compiler.plan.read_files import load_with_files
-from compiler.tools.inference.faults import InferenceError
 from dsl.load import load
 from dsl.messages.diagnostics import SpecError
 from dsl.resolve.chosen import split
 from dsl.schema import Spec
-from runtime.build.run_copy import described
+from runtime.build.files import described
 from runtime.checkpoint.durable_files import num_published
 from runtime.checkpoint.loading import Checkpoint, published, with_base
 from runtime.checkpoint.loading import load as load_checkpoint
-from runtime.checkpoint.manifest_file import AT_STEP, MANIFEST, find_manifest, phase_of
-from runtime.checkpoint.shard_manifest import CheckpointError
+from runtime.checkpoint.shard_manifest import AT_STEP, MANIFEST, CheckpointError, find_manifest, phase_of
 from runtime.data import store
 from runtime.data.tokenizer_files import TOKENIZER
+
+# --- What a user has to mend before a model can be evaluated or asked for text
+
+
+class InferenceError(Exception):
+    """A run, a checkpoint, a text or an option that cannot be used; `hint` says what to do about it."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+# --- sources
 
 RESOLVED = "spec.resolved"
 

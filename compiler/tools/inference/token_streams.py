@@ -11,17 +11,17 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from compiler.tools.inference.evaluation import Ids
-from compiler.tools.inference.faults import InferenceError
+from compiler.tools.inference.sources import InferenceError
 from dsl.schema import Spec
 from runtime.data import corpus, tokenizer, tokenizer_files
 from runtime.data.encode import check_vocab
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.given import Given
 from runtime.data.order import PADDING
 from runtime.data.readers import batches, documents
 from runtime.data.samples import RowSamples
-from runtime.data.streams import open_split
-from runtime.data.words import is_byte_level
+from runtime.data.token_files import open_split
+from runtime.data.tokenizer import is_byte_level
 
 VALIDATION = "validation"
 NO_TARGET = -1

@@ -9,12 +9,10 @@ from pathlib import Path
 from tokenizers.decoders import DecodeStream
 
 from compiler.tools.inference.conversations import Conversation, Conversations
-from compiler.tools.inference.faults import InferenceError
-from compiler.tools.inference.generation import Drafts, drafted, plain
+from compiler.tools.inference.generation import Drafts, Sampler, drafted, plain
 from compiler.tools.inference.language_model import LanguageModel
 from compiler.tools.inference.loaded import load_model
-from compiler.tools.inference.sampling import Sampler
-from compiler.tools.inference.sources import Source
+from compiler.tools.inference.sources import InferenceError, Source
 from compiler.tools.inference.token_streams import ends, read_tokenizer, required
 from runtime.data import tokenizer as bpe
 

@@ -6,14 +6,57 @@ import argparse
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import jinja2
 
 from compiler.tools.launch import manifests
 from compiler.tools.launch.job import Job, LaunchError
-from compiler.tools.launch.manifests import Pods, Sky
+from compiler.tools.launch.manifests import Pods, Sky, documents
 from compiler.tools.launch.options import checked_line, enroot_image, of_devices, registry_image, seconds_of
-from compiler.tools.launch.shell import Quoted, quoted, script
-from compiler.tools.launch.yaml_text import documents
+
+# --- Shell scripts from templates. A template can print numbers and quoted words, and nothing else: a name in a spec, a
+# path or an option never becomes code
+
+
+class Quoted(str):
+    """A text that a shell reads as one word, or as several that were quoted one by one."""
+
+
+def quoted(text: str) -> Quoted:
+    """One word."""
+    assert "\0" not in text, "no argument of a process holds a NUL"
+    return Quoted(shlex.quote(text))
+
+
+def script(template: str, **values: Any) -> str:
+    """The text of a script. Jinja's errors are ours: every value is there, and is quoted where it is a text."""
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        finalize=_checked,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # it would escape for HTML; `_checked` refuses what is not quoted for a shell
+    )
+    found.filters["q"] = quoted
+    return found
+
+
+def _checked(value: object) -> object:
+    assert isinstance(value, (Quoted, int)), f"{value!r} is not quoted"
+    return value
+
+
+# --- files
 
 NODE_SCRIPT = "node.sh"
 CLOUD_NAMES = {"a100": "A100-80GB", "h100": "H100", "h200": "H200"}  # SkyPilot's, of devices that dsc knows by name

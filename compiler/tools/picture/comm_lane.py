@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compiler.ir import Instruction, Program
-from compiler.plan.actions.node import EXCHANGES
+from compiler.plan.actions.chains import EXCHANGES
 from compiler.program.lower.estimate import Times, held, tables_of
 from compiler.tools.picture.drawing import Lanes, Share
 

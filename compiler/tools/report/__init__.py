@@ -4,7 +4,7 @@
 """
 
 from compiler.tools.report.page import report_html
-from compiler.tools.report.report import ExpertRow, RankRow, Report, RunFigures, StageRow
+from compiler.tools.report.sections import ExpertRow, RankRow, Report, RunFigures, StageRow
 
 __all__ = [
     "ExpertRow",

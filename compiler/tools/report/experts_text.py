@@ -11,9 +11,9 @@ from rich.text import Text
 
 from compiler.plan.experts.layer_search import GroupRule
 from compiler.plan.experts.report import Links, Row, overall
-from compiler.tools.picture.console import console_of, printed
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.palette import DARK
+from compiler.tools.picture.terminal import console_of, printed
 
 NARROWEST, WIDEST, SHOWN = 72, 160, 8
 RULES = {

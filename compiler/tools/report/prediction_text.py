@@ -11,12 +11,11 @@ from rich.text import Text
 from compiler.predict.failures import Goodput
 from compiler.predict.numbers import GIB, count, ranges, seconds, size, span
 from compiler.predict.prediction import CALIBRATE, Generation, Prediction, RankMemory, Step
-from compiler.predict.ranking import table
-from compiler.predict.search import Ranking
+from compiler.predict.search import Ranking, table
 from compiler.predict.why_shown import Why, lines_of
-from compiler.tools.picture.console import console_of, printed
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.palette import DARK
+from compiler.tools.picture.terminal import console_of, printed
 from dsl.messages.diagnostics import plural
 
 __all__ = ["count", "ranges", "seconds", "size", "span", "text", "text_of_phases"]

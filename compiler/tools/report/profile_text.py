@@ -11,9 +11,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from compiler.tools.picture.console import console_of, printed
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.palette import DARK
+from compiler.tools.picture.terminal import console_of, printed
 from compiler.tools.report.profile import Document
 
 NARROWEST, WIDEST, SHOWN, BAR = 72, 160, 24, 16

@@ -4,21 +4,92 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from compiler.emit.build_files import layers_of
 from compiler.ir import Mesh, Plan, Use
 from compiler.plan.plan import HELD
-from compiler.predict.memory_run import measured_line
-from compiler.predict.planned_step import PARTS, PredictedStep, predict_step
+from compiler.predict.memory_run import Measured, measured_line
+from compiler.predict.planned_step import PARTS, Planned, PredictedStep, predict_step
 from compiler.predict.prediction import RankMemory
 from compiler.program.lower.estimate import rank_times
 from compiler.program.lowered import Lowered
 from compiler.schedule.costs import Costs
-from compiler.tools.picture import panel_of
+from compiler.tools.picture import Panel, panel_of
 from compiler.tools.picture.comm_lane import lanes_of
-from compiler.tools.report.report import ExpertRow, RankRow, Report, RunFigures, StageRow
+from compiler.tools.report.lost_time import LostTime
 from dsl.closed_forms.memory import Memory
 from dsl.schema import Spec
+
+# --- What a report shows: plain frozen values, no torch. `Report` is the whole input of the page
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """A stage, what it holds ("embed", "layers 0–2"), and its pipeline ranks: one a direction, the mirror second."""
+
+    index: int
+    holds: tuple[str, ...]
+    ranks: tuple[int, ...]
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A pipeline rank: every world rank of it, [first, last], stores this much. `memory`: (kind, bytes) at its peak."""
+
+    rank: int
+    world_ranks: tuple[int, int]
+    stages: tuple[int, ...]
+    parameters: int
+    memory: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRow:
+    """An expert rank: experts [first, last] of every MoE layer, on these data ranks of every pipeline rank."""
+
+    rank: int
+    first: int
+    last: int
+    data_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """What a run left: the rows of metrics.jsonl, meta.json of its data, load.json; empty where there is none."""
+
+    metrics: tuple[Mapping[str, Any], ...]
+    data: Mapping[str, Any]
+    load: Mapping[str, Any]
+    memory: tuple[Measured, ...] = ()  # of the values of every rank
+    damaged_rows: int = 0  # lines of metrics.jsonl that are none
+    lost: LostTime | None = None
+    events: tuple[Mapping[str, Any], ...] = ()  # those of a step
+
+
+@dataclass(frozen=True)
+class Report:
+    """A build, and a run of it if there is one."""
+
+    name: str
+    subtitle: str
+    facts: tuple[tuple[str, str], ...]
+    schedule: Panel
+    time_unit: str  # what times are counted in: "forwards of a stage"
+    stages: tuple[StageRow, ...]
+    ranks: tuple[RankRow, ...]
+    capacity_bytes: int | None  # of one device
+    experts: tuple[ExpertRow, ...]
+    moe_layers: tuple[str, ...]  # names of the rows of load.json
+    assumptions: tuple[str, ...]
+    run: RunFigures | None = None
+    planned: Planned | None = None  # what the planner says of its largest batch
+    fuller: tuple[int, int] | None = None  # rank and bytes, where steps of a smaller batch hold more than the largest
+
+
+# --- sections
 
 
 def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step: PredictedStep | None = None) -> Report:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -17,19 +17,103 @@ from compiler.tools.importers import families as importable
 from compiler.tools.importers import huggingface
 from compiler.tools.importers.ends import ACTIVATIONS
 from compiler.tools.importers.json_text import parse
-from compiler.tools.importers.linear_attention import LINEAR
+from compiler.tools.importers.layers import LINEAR
 from compiler.tools.importers.rotation import FULL, SLIDING
 from compiler.tools.weights import config_v4
-from compiler.tools.weights.config_experts import FFN_KEYS
 from compiler.tools.weights.families import FAMILIES, Family
 from compiler.tools.weights.tensors import UnnamedError, experts_of, published
-from dsl.messages.source import Source
-from dsl.schema import Compressed, Custom, DeltaNet, Dense, Gqa, Mla, Model
-from dsl.schema.indexer import Indexer
-from dsl.schema.rope import LinearScaling, Rope
+from dsl.messages.diagnostics import Source
+from dsl.schema import Compressed, Custom, DeltaNet, Dense, Gqa, Mla, Model, Moe
+from dsl.schema.attention import Indexer, LinearScaling, Rope
 from runtime.contract.weights import Format, Published
 
+# --- The keys of a configuration that say how experts are chosen, for each kind of feed-forward part
+
 Config = dict[str, Any]
+
+
+def _no_experts(model: Model, moe: Moe | None) -> Config:
+    return {}
+
+
+def _deepseek(model: Model, moe: Moe | None) -> Config:
+    dense = next((span.first for span in model.layers if isinstance(span.ffn, Moe)), model.num_layers)
+    keys: Config = {"first_k_dense_replace": dense, "moe_layer_freq": 1}
+    if moe is not None:
+        softmax = "greedy" if moe.groups == 1 else "group_limited_greedy"
+        keys |= {
+            "n_routed_experts": moe.experts,
+            "n_shared_experts": moe.shared,
+            "num_experts_per_tok": moe.top_k,
+            "moe_intermediate_size": moe.inner,
+            "n_group": moe.groups,
+            "topk_group": moe.top_groups,
+            "topk_method": "noaux_tc" if moe.score == "sigmoid" else softmax,
+            "scoring_func": moe.score,
+            "norm_topk_prob": moe.normalize,
+            "routed_scaling_factor": moe.scale,
+            "aux_loss_alpha": moe.balance.sequence_loss,
+            "seq_aux": True,
+        }
+    return keys | {"num_nextn_predict_layers": model.mtp.depth if model.mtp else 0}
+
+
+def _qwen(model: Model, moe: Moe | None) -> Config:
+    dense = [layer for layer in range(model.num_layers) if isinstance(model.ffn(layer), Dense)]
+    keys: Config = {"mlp_only_layers": dense, "decoder_sparse_step": 1}
+    if moe is not None:
+        keys |= {
+            "num_experts": moe.experts,
+            "num_experts_per_tok": moe.top_k,
+            "moe_intermediate_size": moe.inner,
+            "norm_topk_prob": moe.normalize,
+            "router_aux_loss_coef": moe.balance.sequence_loss,
+        }
+        if moe.shared:
+            keys["shared_expert_intermediate_size"] = moe.shared * (moe.shared_inner or moe.inner)
+    return keys
+
+
+def _mixtral(model: Model, moe: Moe | None) -> Config:
+    if moe is None:
+        return {}
+    return {
+        "num_local_experts": moe.experts,
+        "num_experts_per_tok": moe.top_k,
+        "intermediate_size": moe.inner,
+        "router_aux_loss_coef": moe.balance.sequence_loss,
+    }
+
+
+def _olmoe(model: Model, moe: Moe | None) -> Config:
+    if moe is None:
+        return {}
+    keys = _qwen(model, moe)
+    inner = keys.pop("moe_intermediate_size")
+    return {key: keys[key] for key in keys if key not in ("mlp_only_layers", "decoder_sparse_step")} | {
+        "intermediate_size": inner
+    }
+
+
+def _gpt_oss(model: Model, moe: Moe | None) -> Config:
+    if moe is None or moe.clamp is None:
+        return _mixtral(model, moe)
+    return _mixtral(model, moe) | {"swiglu_limit": moe.clamp.limit, "swiglu_alpha": moe.clamp.alpha}
+
+
+FFN_KEYS: Mapping[str, Callable[[Model, Moe | None], Config]] = {
+    "dense": _no_experts,
+    "deepseek": _deepseek,
+    "deepseek_v4": config_v4.expert_keys,
+    "qwen": _qwen,
+    "mixtral": _mixtral,
+    "olmoe": _olmoe,
+    "gpt_oss": _gpt_oss,
+}
+
+
+# --- config
+
 TILE = 128  # rows and columns of a block of FP8, as runtime/ops/quantise.py makes them
 DTYPES: Mapping[Format, str] = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
 
@@ -121,8 +205,6 @@ def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, 
 
 
 # ---------------------------------------------------------------- config.json
-
-
 def model_config(model: Model, model_type: str, context: int) -> Config:
     """The config.json of a model as one of a type. What the type cannot say of the model is left out."""
     family = importable.FAMILIES[model_type]
@@ -168,7 +250,7 @@ def _attention(model: Model, family: importable.Family) -> Config:
 def _activation(model: Model) -> str:
     """The word for the activation of feed-forward parts: that of the first layer, as all have it in a family."""
     names, first = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}, model.ffn(0)
-    assert not isinstance(first, Custom), "refused before: compiler/tools/weights/checkpoint.py"
+    assert not isinstance(first, Custom), "refused before: compiler/tools/weights/adapter.py"
     return names.get(first.activation, "silu")
 
 

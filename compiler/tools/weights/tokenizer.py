@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from compiler.files.text import TextFileError, read_bytes
-from runtime.checkpoint.manifest_file import CHECKPOINTS
+from runtime.checkpoint.shard_manifest import CHECKPOINTS
 from runtime.data import tokenizer_files
 from runtime.data.tokenizer import END_TOKENS, MAX_FILE_BYTES
 from runtime.data.tokenizer_files import CONFIG

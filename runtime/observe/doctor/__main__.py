@@ -16,8 +16,7 @@ from pathlib import Path
 
 from runtime.build.files import BuildError, read
 from runtime.contract import Plan
-from runtime.observe.doctor.checks import Finding, check
-from runtime.observe.doctor.facts import Node
+from runtime.observe.doctor.checks import Finding, Node, check
 from runtime.system.outcome import printable
 from runtime.system.strict_json import FormError
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,10 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from runtime.build.run_copy import WATCH
+from runtime.build.files import WATCH
 from runtime.contract import Watch
+from runtime.launch.room import LOCK
 from runtime.observe.watch.follow import Item
-from runtime.system.regular_files import read_bytes
+from runtime.system.lines import read_bytes
 from runtime.system.strict_json import FormError
 
 WINDOW = 32  # steps that pace and shares of the time are of
@@ -175,3 +178,24 @@ def seconds_of(time: Any) -> float | None:
 
 def _float(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# --- Whether a run is running, as far as its folder shows it
+
+
+def is_held(run: Path) -> bool:
+    """Whether a process holds the lock of the run folder. False where there is none, or where locks of another machine
+    are not seen."""
+    try:
+        lock = os.open(run / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once; a start waits for longer than that
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops.native.library import call, takes
-from runtime.ops.wide import wide_dtype
+from runtime.ops.product import wide_dtype
 
 BLOCK = 2**16  # elements at a time: 1.5 MiB with all that is made on the way
 

@@ -11,7 +11,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from runtime.ops.wide import wide_dtype
+from runtime.ops.product import wide_dtype
 
 # x ← a·x + b·x³ + c·x⁵ of every singular value x. The first brings small ones near 1 fast, and then leaves them between
 # 0.68 and 1.21; the second has 1 as its limit, and comes near it from there twice as many digits a step.

@@ -13,8 +13,7 @@ import pytest
 from compiler.cli.commands.check import annotation
 from compiler.cli.main import main
 from dsl.load import check
-from dsl.messages.diagnostics import Diagnostic, Note
-from dsl.messages.source import Source, Span
+from dsl.messages.diagnostics import Diagnostic, Note, Source, Span
 from tests.compiler.cli.forms import FORMS, faults, parsed
 
 ROOT = Path(__file__).parents[3]

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.cli.commands.explain import OF_FILES
 from compiler.cli.main import main
 from runtime.data import corpus, template_process
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from tests.runtime.data import megatron
 from tests.runtime.data.chats import CHATML, UNMARKED, said, write_model, write_rows
 
@@ -196,5 +195,3 @@ def test_text_of_the_language_server_is_not_looked_for(folder: Path) -> None:
 def test_the_code_is_explained() -> None:
     code, shown, _ = dsc(ROOT, "explain", "D0101")
     assert code == 0 and "--data" in shown
-    codes = [code for module in OF_FILES for code in module.CODES]
-    assert len(codes) == len(set(codes)) and all(set(module.MORE) == set(module.CODES) for module in OF_FILES)

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.cli.main import main
-from compiler.tools.report.compare_page import _curves
-from compiler.tools.report.compared import Run, names_of, over
+from compiler.tools.report.compared import Run, _curves, names_of, over
 from dsl.canonical import canonical
 from dsl.load import load
 from tests.compiler.cli.forms import parsed

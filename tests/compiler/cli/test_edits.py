@@ -12,8 +12,7 @@ import pytest
 
 from dsl.facts import vocabulary
 from dsl.load import analyse, refusals
-from dsl.messages.diagnostics import Diagnostic
-from dsl.messages.source import OVERRIDE, Source
+from dsl.messages.diagnostics import OVERRIDE, Diagnostic, Source
 from dsl.reference import keys
 from dsl.resolve.files import read
 from dsl.rules.codes import CODES
@@ -143,8 +142,7 @@ def test_every_word_in_every_block_is_told_what_it_is(place: int) -> None:
 
 
 def test_edits_that_overlap_are_made_once() -> None:
-    from dsl.messages.diagnostics import Edit
-    from dsl.messages.source import Span
+    from dsl.messages.diagnostics import Edit, Span
 
     source = Source("a", "abcdef")
     edits = [Edit(Span(source, 3, 5), "Y"), Edit(Span(source, 0, 4), "X"), Edit(Span(source, 5, 5), "Z")]

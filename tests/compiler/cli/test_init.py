@@ -10,8 +10,7 @@ import pytest
 from compiler.cli.main import main
 from compiler.tools.templates import STARTER, inlined, names, run_name
 from dsl.load import load
-from dsl.messages.diagnostics import SpecError
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source, SpecError
 from dsl.resolve.chosen import runs_in
 from dsl.rules import train_refusals
 from dsl.text.formatter import formatted

@@ -11,8 +11,7 @@ from compiler.cli.main import main
 from dsl.canonical import canonical, text_lines
 from dsl.leaves import leaves, origin_of
 from dsl.load import analyse, load, resolve
-from dsl.messages.diagnostics import Diagnostic
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Diagnostic, Source
 from dsl.resolve.chosen import runs_in
 from dsl.resolve.files import read
 from tests.compiler.cli.forms import parsed

@@ -10,7 +10,7 @@ import torch
 
 from compiler.emit.build_files import plan_json
 from compiler.pipeline import lower_spec
-from compiler.plan.owners import work_of
+from compiler.plan.sharding import work_of
 from compiler.predict.memory import UPDATE
 from compiler.predict.memory_state import rank_states
 from compiler.predict.predict import memories, timed

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from compiler.cli.commands.plan import CACHE
-from compiler.cli.commands.plan_order import samples_in
+from compiler.cli.commands.plan import CACHE, samples_in
 from compiler.cli.main import main
 from compiler.emit.recipe import data_request
 from compiler.pipeline import lower_spec

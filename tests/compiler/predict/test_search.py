@@ -12,15 +12,13 @@ from compiler.cli.main import main
 from compiler.plan.blocks import cut_model
 from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.plan import make_plan
-from compiler.plan.rank_rates import rank_rates
-from compiler.plan.row_counts import balanced_rows
+from compiler.plan.spec_rates import rank_rates
+from compiler.plan.split_blocks import balanced_rows
 from compiler.plan.splitting import Splitting
-from compiler.predict.floor import least_step_s
-from compiler.predict.memory_floor import _Cell, _fullest, missing_anywhere
-from compiler.predict.outline import Outline, Shared
+from compiler.predict.flops import least_step_s
+from compiler.predict.memory_state import _Cell, _fullest, missing_anywhere
 from compiler.predict.predict import memories, predict, timed, timed_on
-from compiler.predict.ranking import document, table
-from compiler.predict.search import Ranking, search
+from compiler.predict.search import Outline, Ranking, Shared, document, search, table
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
 from dsl.load import alternatives, check, load, resolve

@@ -15,17 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from compiler.ir import Buffer, Instruction
-from compiler.ir.received_rows import Received
-from compiler.predict.staging import staging_of
+from compiler.ir.expert_placement import Received
+from compiler.predict.memory import staging_of
 from compiler.program.proof.effects import Staged
 from dsl.load import load
 from dsl.schema import Spec
-from runtime.comm.collective import CollectiveSwap
-from runtime.comm.exchange import Exchange, RankExchange, RankRoute, Route
-from runtime.comm.gloo_sums import GlooParts
-from runtime.comm.host_reads import HostReads
+from runtime.comm.collective import CollectiveSwap, GlooParts
+from runtime.comm.exchange import Exchange, HostReads, RankExchange, RankRoute, Route
 from runtime.comm.nodes import Hops, NodeExchange, NodeRoute, Place
-from runtime.comm.rows import Layout
+from runtime.comm.transport import Layout
 from tests.specs.shipped import SPECS
 
 COLUMNS, ALIGNMENT = 16, 4

@@ -15,8 +15,7 @@ from compiler.predict.why import MAX_SHOWN, Nearest, Way, Ways, ladders, ways_to
 from compiler.predict.why_shown import lines_of, why_of
 from compiler.schedule import SCHEDULES
 from dsl.load import resolve, variants
-from dsl.messages.diagnostics import Edit
-from dsl.messages.source import Source, Span
+from dsl.messages.diagnostics import Edit, Source, Span
 from dsl.text.edits import apply
 from tests import copies
 from tests.compiler.cli.forms import parsed

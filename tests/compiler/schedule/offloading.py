@@ -9,7 +9,7 @@ from compiler.schedule import schedule_of
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import held_at_most
-from compiler.schedule.solver.copies import with_copies
+from compiler.schedule.solver.offload import with_copies
 
 
 def offloading(name: str, ranks: int, micro_batches: int, share: Fraction) -> Schedule:

@@ -11,9 +11,8 @@ import pytest
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from compiler.schedule import SCHEDULES
-from compiler.schedule.bound import lower_bound
+from compiler.schedule.bound import least, lower_bound
 from compiler.schedule.costs import PAIR_KINDS, Costs, any_pairs, parse_costs, shipped
-from compiler.schedule.linear_program import least
 from compiler.schedule.measure import measure
 from compiler.schedule.simulate import simulate
 from compiler.schedule.waits import Waits

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from compiler.schedule.dualpipe import dualpipe
-from compiler.schedule.dualpipev import dualpipev
-from compiler.schedule.eight_steps import eight_steps
+from compiler.schedule.dualpipe import dualpipe, dualpipev, eight_steps
 from runtime.contract.actions import Action, Pair, Step, actions_of
 
 TABLE = [  # step, how often, what: 0 is the near direction, 1 the far one

@@ -13,9 +13,9 @@ import pytest
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES, schedule_of, stand_in
 from compiler.schedule.costs import Costs
-from compiler.schedule.interleaved import group_sizes
+from compiler.schedule.one_f_one_b import group_sizes
 from compiler.schedule.simulate import Timeline, simulate
-from compiler.schedule.zbv import zbv_both_ways
+from compiler.schedule.zero_bubble import zbv_both_ways
 from dsl.facts.schedules import CHUNKED, DEFAULT, EVEN, FACTS, NEEDED, PLAIN, StageForm
 from dsl.schema.run import ScheduleName
 from runtime.contract.actions import Pair, actions_of

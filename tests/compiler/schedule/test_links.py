@@ -15,14 +15,12 @@ from compiler.cli.main import main
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from compiler.schedule import SCHEDULES
 from compiler.schedule.bound import lower_bound
-from compiler.schedule.costs import Costs, costs_of_json
-from compiler.schedule.links import Links
+from compiler.schedule.costs import Costs, Links, costs_of_json
 from compiler.schedule.measure import measure
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solver
-from compiler.schedule.solver.line import line_of
 from compiler.schedule.solver.problem import make_problem, schedule_of_slots, slots_of_schedule
-from compiler.schedule.solver.timing import timing_of
+from compiler.schedule.solver.timing import line_of, timing_of
 from tests.compiler.cli.forms import parsed
 from tests.compiler.schedule.test_simulate import random_costs
 from tests.compiler.schedule.tiny import best_makespan

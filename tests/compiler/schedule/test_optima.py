@@ -12,9 +12,8 @@ from functools import cached_property
 import pytest
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
-from compiler.schedule.bound import lower_bound
+from compiler.schedule.bound import lower_bound, one_copy_bound
 from compiler.schedule.costs import Costs, parse_costs, shipped
-from compiler.schedule.one_copy_bound import one_copy_bound
 from compiler.schedule.waits import Waits
 from tests.compiler.schedule.optima import STORED, Case, case, stored
 from tests.compiler.schedule.test_simulate import random_costs

@@ -18,16 +18,16 @@ import pytest
 from compiler.cli.main import main
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, loop
 from compiler.plan.plan import make_plan
-from compiler.plan.rank_rates import rank_rates
+from compiler.plan.spec_rates import rank_rates
 from compiler.predict.micro_batch_order import costs_of_orders, micro_batch_orders
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import copy_time
 from compiler.schedule import SCHEDULES
+from compiler.schedule.bound import bound_of_unequal
 from compiler.schedule.costs import Costs, costs_of_json, parse_costs
 from compiler.schedule.measure import measure
 from compiler.schedule.order import _Timed, best_order, ordered
 from compiler.schedule.simulate import simulate
-from compiler.schedule.unequal import bound_of_unequal
 from dsl.load import load
 from runtime.contract.actions import Action, Pair
 from tests.compiler.schedule.offloading import offloading

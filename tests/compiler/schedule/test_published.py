@@ -10,8 +10,7 @@ import pytest
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from compiler.schedule.costs import Costs
 from compiler.schedule.dualpipe import dualpipe
-from compiler.schedule.forward import forward_only
-from compiler.schedule.one_f_one_b import one_f_one_b
+from compiler.schedule.one_f_one_b import forward_only, one_f_one_b
 from compiler.schedule.schedule import Schedule, ScheduleError
 from compiler.schedule.simulate import simulate
 from runtime.contract.actions import actions_of

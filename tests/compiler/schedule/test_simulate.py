@@ -163,7 +163,7 @@ def test_a_large_schedule_takes_little_memory() -> None:
     """Some 170 bytes a step at the peak of all that a command does with a schedule, its actions among them."""
     program = (
         "import re; from compiler.schedule.costs import Costs; from compiler.schedule.simulate import simulate;"
-        "from compiler.schedule.zbv import zbv; schedule = zbv(128, 512); schedule.check();"
+        "from compiler.schedule.zero_bubble import zbv; schedule = zbv(128, 512); schedule.check();"
         "timeline = simulate(schedule, Costs()); assert timeline.makespan and max(timeline.idle) >= 0;"
         # not getrusage: Linux counts what the parent held when it forked
         r"most = int(re.search(r'VmHWM:\s*(\d+)', open('/proc/self/status').read())[1]) * 1024;"

@@ -21,7 +21,7 @@ from compiler.schedule.schedule import Schedule, ScheduleError, is_in_numbers
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solver
 from compiler.schedule.steps import Steps, is_legal
-from compiler.schedule.zbv import zbv_both_ways
+from compiler.schedule.zero_bubble import zbv_both_ways
 from tests.compiler.schedule.solver.cases import costs
 
 

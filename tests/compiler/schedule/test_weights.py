@@ -11,13 +11,11 @@ import pytest
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
 from compiler.schedule import SCHEDULES
-from compiler.schedule.bound import lower_bound
+from compiler.schedule.bound import bound_of_unequal, lower_bound, one_copy_bound
 from compiler.schedule.costs import Costs, costs_of_json
 from compiler.schedule.measure import measure
-from compiler.schedule.one_copy_bound import one_copy_bound
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solver
-from compiler.schedule.unequal import bound_of_unequal
 from compiler.schedule.weights import StagePairs, Weight, by_kind, cut_anew, rounded
 from runtime.contract.actions import Action, Pair
 from tests.compiler.schedule.independent import judge

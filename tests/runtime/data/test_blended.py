@@ -12,7 +12,7 @@ import pytest
 from runtime.contract import Data, DataRequest, Source, TrainedTokenizer
 from runtime.data.blend import Blend, Share
 from runtime.data.blended import prepare_data
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.order import Order
 from runtime.data.prepare import Prepared
 from runtime.data.samples import BlendSamples, Samples, samples_of

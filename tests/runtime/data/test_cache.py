@@ -13,10 +13,10 @@ import pytest
 
 from runtime.contract import DataRequest, TrainedTokenizer
 from runtime.data import encode, store
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.given import Given
 from runtime.data.prepare import Prepared, prepare
-from runtime.data.words import Encoder
+from runtime.data.tokenizer import Encoder
 from tests.runtime.data.conftest import CORPUS
 
 

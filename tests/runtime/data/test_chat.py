@@ -22,7 +22,7 @@ from runtime.contract import Chat
 from runtime.data import chat, tokenizer
 from runtime.data.chat import Encoded, RowEncoder, read_settings
 from runtime.data.chat_template import Template
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.given import Given
 from runtime.data.readers import SourceFile
 from tests.runtime.data.chats import (

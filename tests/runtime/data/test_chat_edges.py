@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from runtime.data import tokenizer
 from runtime.data.chat import Encoded, RowEncoder
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from tests.runtime.data.chats import END, START, said, train_tokenizer
 
 BARE = """\

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.data import corpus
 from runtime.data.corpus import SourceFile, digest, find, said_of_shared
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.readers import MAX_DOCUMENT_BYTES, documents
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from runtime.data import duplicates
 from runtime.data.duplicates import MINIMA, Seen, digest, signature
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 
 ROOT = Path(__file__).parents[3]
 

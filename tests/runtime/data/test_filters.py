@@ -20,7 +20,7 @@ from compiler.cli.main import main
 from runtime.contract import Data, DataRequest, Filters, Source, TrainedTokenizer
 from runtime.data import filters, pieces, readers, store
 from runtime.data.blended import prepare_data, prepare_shared
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.filters import KEPT, NAMES
 from runtime.data.prepare import Prepared
 from runtime.data.shards import Reader

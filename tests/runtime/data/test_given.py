@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from runtime.data import given, template_process, tokenizer
 from runtime.data.chat import Settings
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.given import Given
 from runtime.data.prepare import Prepared
 from runtime.data.readers import SourceFile

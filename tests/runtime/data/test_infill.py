@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from runtime.contract import Data, DataRequest, Source, TrainedTokenizer
 from runtime.data import infill
 from runtime.data.blended import prepare_data
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.infill import ADDED, SENTINELS, Infilled, is_infilled, sentinels
 from runtime.data.prepare import Prepared
 from runtime.data.samples import Samples
 from runtime.data.shards import Reader, Writer
-from runtime.data.streams import open_split
+from runtime.data.token_files import open_split
 
 BEGIN, HOLE, END = 90, 91, 92
 LAST = 0

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data import lock
-from runtime.data.errors import DataError
-from runtime.data.lock import locked, tried
+from runtime.data import store
+from runtime.data.files import DataError
+from runtime.data.store import locked, tried
 
 ROOT = Path(__file__).parents[3]
 HOLDER = """
 import signal, sys
 from pathlib import Path
-from runtime.data.lock import locked
+from runtime.data.store import locked
 with locked(Path(sys.argv[1]), "runs/other", print):
     print("held", flush=True)
     signal.pause()
@@ -62,7 +62,7 @@ def test_who_is_waited_for_is_said_and_a_death_gives_the_lock_back(tmp_path: Pat
 
 
 def test_a_wait_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "SAID_AFTER_S", 0.0)
+    monkeypatch.setattr(store, "SAID_AFTER_S", 0.0)
 
     def interrupt(_: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)

@@ -17,12 +17,12 @@ import pytest
 from runtime.contract import Data, DataRequest, TrainedTokenizer
 from runtime.data import tokenizer
 from runtime.data.corpus import SourceFile, find
-from runtime.data.errors import DataError
+from runtime.data.encode import split
+from runtime.data.files import DataError
 from runtime.data.prepare import Prepared, prepare
 from runtime.data.readers import documents
 from runtime.data.samples import Samples
 from runtime.data.shards import Reader
-from runtime.data.split import split
 
 Prepare = Callable[..., Prepared]
 ROOT = Path(__file__).parents[3]

@@ -24,7 +24,7 @@ from compiler.cli.main import main
 from runtime.contract import DataRequest, Source
 from runtime.data import encode, pieces, readers, store
 from runtime.data.blended import prepare_data, prepare_shared
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.given import Given
 from runtime.data.prepare import Prepared
 from tests.compiler.cli.forms import parsed

@@ -14,12 +14,11 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from runtime.contract import Data, DataRequest, Prompts, Reward
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.order import Order
 from runtime.data.position import Position
 from runtime.data.prepare import Prepared, prepare
-from runtime.data.prompt_samples import PromptSamples, open_prompts
-from runtime.data.prompt_shards import PromptReader
+from runtime.data.prompts import PromptReader, PromptSamples, open_prompts
 from runtime.data.rewards.scoring import Rewards
 from runtime.data.row_shards import UNSTARTED
 from runtime.run.positions import position_in

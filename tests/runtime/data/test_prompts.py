@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from runtime.contract import Prompts
 from runtime.data import prompts, tables, tokenizer
 from runtime.data.chat import read_settings
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.prompts import PromptEncoder, place_of, rows
 from runtime.data.readers import SourceFile
 from tests.runtime.data.chats import MESSAGES, TEMPLATES, TOKENS, TOOL, said, write_model, write_rows

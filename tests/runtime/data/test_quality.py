@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from runtime.data.quality import RULES, fault
+from runtime.data.filters import RULES, fault
 
 
 def broken(text: str) -> Iterator[str]:

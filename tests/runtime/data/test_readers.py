@@ -18,9 +18,9 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
-from runtime.data import extra, readers, tables
+from runtime.data import files, readers, tables
 from runtime.data.corpus import SourceFile, digest, find
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.readers import documents
 
 TEXTS = [f"text {i} 東京 {'x' * (i % 70)}" for i in range(300)]
@@ -239,7 +239,7 @@ def test_what_has_to_be_installed_is_said(tmp_path: Path, name: str, monkeypatch
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"a\..*, pyarrow has to be installed: pip install \"dsc-trainer\[data\]\""):
         list(read(tmp_path / name))
-    assert extra.INSTALL in (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
+    assert files.INSTALL in (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
 
 
 def test_a_reader_ends_with_who_reads(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from runtime.contract import Chat, Data, DataRequest
 from runtime.data import tokenizer
 from runtime.data.chat import RowEncoder, read_settings
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.prepare import Prepared, prepare
 from runtime.data.row_shards import RowReader, RowWriter
 from runtime.data.samples import PADDING, RowSamples

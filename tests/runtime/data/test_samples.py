@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.permutation import permuted
 from runtime.data.samples import Samples
 from runtime.data.shards import Writer

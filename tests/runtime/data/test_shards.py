@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.shards import Reader, Writer
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 299), min_size=1, max_size=20), max_size=10)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.data.corpus import SourceFile, find
-from runtime.data.errors import DataError
+from runtime.data.encode import RANKS, split
+from runtime.data.files import DataError
 from runtime.data.readers import documents
-from runtime.data.split import RANKS, split
 
 TEXTS = st.lists(st.text("abc \n", min_size=1, max_size=9), min_size=2, max_size=40, unique=True)
 

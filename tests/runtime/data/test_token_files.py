@@ -14,11 +14,11 @@ import pytest
 from runtime.contract import Chat, Data, DataRequest, Source, TrainedTokenizer
 from runtime.data import corpus, store
 from runtime.data.blended import prepare_data
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 from runtime.data.prepare import Prepared
 from runtime.data.samples import Samples
 from runtime.data.shards import Reader
-from runtime.data.streams import open_split
+from runtime.data.token_files import open_split
 from tests.runtime.data.megatron import CODES, write
 
 DATA = Data("corpus_text_document", None, 0.25, end_id=0)

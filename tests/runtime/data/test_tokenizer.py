@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.data import tokenizer
-from runtime.data.errors import DataError
+from runtime.data.files import DataError
 
 TEXTS = [f"def f{i}(x):\n    return x * {i}  # größer als {i}\n" for i in range(200)]
 BPE = tokenizer.train(TEXTS, 300)

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from runtime.data import corpus, tokenizer, words
-from runtime.data.words import Encoder, is_byte_level, pieces
+from runtime.data import corpus, tokenizer
+from runtime.data.tokenizer import Encoder, is_byte_level, pieces
 
 FILES = sorted(corpus.stdlib_folder().glob("*.py"))[:40]
 TEXTS = [path.read_text("utf-8") for path in FILES]
@@ -29,7 +29,7 @@ TEXT = st.lists(st.sampled_from(PARTS) | st.characters(max_codepoint=127), max_s
 def test_ids_are_the_librarys(texts: list[str], piece: int) -> None:
     """Any text in pieces of any size has these ids, from an encoder that met other words before and from a new one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "PIECE", piece)
+        patch.setattr(tokenizer, "PIECE", piece)
         assert KEPT.encode(texts) == Encoder(BPE).encode(texts) == tokenizer.encode(BPE, texts)
 
 
@@ -40,18 +40,18 @@ def test_ids_of_whole_files() -> None:
 @given(TEXT, st.integers(1, 12))
 def test_pieces_are_the_text(text: str, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "PIECE", piece)
+        patch.setattr(tokenizer, "PIECE", piece)
         found = list(pieces(text))
     assert "".join(found) == text
     assert all(len(part) >= piece and after.startswith("\n") for part, after in pairwise(found))
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "MAX_HELD", 2000)
-    monkeypatch.setattr(words, "PIECE", 500)
+    monkeypatch.setattr(tokenizer, "MAX_HELD", 2000)
+    monkeypatch.setattr(tokenizer, "PIECE", 500)
     encoder = Encoder(BPE)
     assert encoder.encode(TEXTS[:3]) == tokenizer.encode(BPE, TEXTS[:3])
-    assert sum(len(word) + words.WORD_COST for word in encoder._ids) < 2000 + 500 * words.WORD_COST
+    assert sum(len(word) + tokenizer.WORD_COST for word in encoder._ids) < 2000 + 500 * tokenizer.WORD_COST
 
 
 OTHER = {

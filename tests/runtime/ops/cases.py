@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compiler.model.ops import RULES, Extent
 from runtime.ops import OPS
-from runtime.ops.wide import wide
+from runtime.ops.product import wide
 from tests.runtime.ops.attention_cases import bounded_attention as bounded_attention
 from tests.runtime.ops.attention_cases import chosen_attention as chosen_attention
 from tests.runtime.ops.attention_cases import gqa_attention as gqa_attention

@@ -1,9 +1,9 @@
 """Every op on BF16 numbers against itself in FP64 on the same numbers, within bounds that follow from the format.
 
 BF16 has 8 bits of precision: rounding to nearest is off by 2⁻⁸ of the value at most. An op computes in FP32 and rounds
-each result once (runtime/ops/wide.py), so it is off by that and by what FP32 is off, which test_ops holds to 2·10⁻⁵ for
-numbers of order one. What an op adds to an FP32 buffer is not rounded before the sum. All of this holds on every path
-that an op may take on a CPU.
+each result once (runtime/ops/product.py), so it is off by that and by what FP32 is off, which test_ops holds to
+2·10⁻⁵ for numbers of order one. What an op adds to an FP32 buffer is not rounded before the sum. All of this holds on
+every path that an op may take on a CPU.
 """
 
 from __future__ import annotations

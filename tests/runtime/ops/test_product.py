@@ -10,8 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.ops import product
-from runtime.ops.linear import linear_wgrad_
-from runtime.ops.linear_wide import linear_wide, linear_wide_dgrad, linear_wide_wgrad_
+from runtime.ops.linear import linear_wgrad_, linear_wide, linear_wide_dgrad, linear_wide_wgrad_
 
 T, N, K = 3, 4, 5
 

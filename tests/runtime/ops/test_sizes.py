@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from compiler.model.ops import RULES
 from runtime.ops import OPS, cross_entropy, cross_entropy_dgrad, mla_attention, permute, route, unpermute
+from runtime.ops.activation import BLOCK
 from runtime.ops.causal import BLOCK_BYTES, BLOCK_ROWS
 from runtime.ops.compressed_attention import BLOCK_BYTES as BYTES_OF_COMPRESSED
 from runtime.ops.compressed_attention import FEW_POSITIONS
-from runtime.ops.swiglu import BLOCK
 from tests.runtime.ops import cases, compress_cases, references
 from tests.runtime.ops.cases import Source
 from tests.runtime.ops.test_ops import compare

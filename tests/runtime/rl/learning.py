@@ -23,8 +23,8 @@ from runtime.data.rewards.scoring import Case
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.rl.generator import Generator, Limits
+from runtime.rl.next_tokens import Sampler
 from runtime.rl.policy import Policy, Reference
-from runtime.rl.sampler import Sampler
 from runtime.step.trainer import Trainer
 from tests.runtime.step.samples import RandomSamples, weight
 

@@ -24,8 +24,7 @@ from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.ops import OPS
 from runtime.rl.generator import Generator, Limits, Rollouts, log_probabilities
-from runtime.rl.next_tokens import replace_ops
-from runtime.rl.sampler import Sampler
+from runtime.rl.next_tokens import Sampler, replace_ops
 from runtime.step.trainer import Trainer
 from tests.runtime.step.ranks import give_weights
 from tests.runtime.step.samples import RandomSamples

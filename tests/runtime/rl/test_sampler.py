@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.rl.sampler import Sampler
+from runtime.rl.next_tokens import Sampler
 
 DRAWS = 20_000
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.rl.advantages import Scale, advantages, alike, token_weights, totals
+from runtime.rl.policy import Scale, advantages, alike, token_weights, totals
 from tests.compiler.model.segments.running import Result, by_segment, load
 from tests.compiler.model.segments.specs import DENSE, spec
 from tests.compiler.model.segments.test_segments import segment_of

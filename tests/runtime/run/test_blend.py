@@ -22,7 +22,7 @@ from dsl.load import load
 from dsl.resolve.chosen import phases_in
 from runtime.data import tokenizer
 from runtime.data.infill import OF_TRAINED
-from runtime.data.streams import open_split
+from runtime.data.token_files import open_split
 from tests.runtime.data import megatron
 from tests.runtime.processes import wait_for
 from tests.runtime.run.place import ONE_RANK, Place, bits, rows, saved, untimed

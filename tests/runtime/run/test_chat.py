@@ -16,7 +16,7 @@ from compiler.tools.inference.loaded import load_model
 from compiler.tools.inference.sources import find_source
 from compiler.tools.inference.token_streams import held_out
 from dsl.load import load
-from runtime.data.split import RANKS, rank
+from runtime.data.encode import RANKS, rank
 from tests.runtime.data.chats import CHATML, UNMARKED, said, write_model, write_rows
 from tests.runtime.run.place import DENSE, ONE_RANK, Place, bits, saved, spec_text, untimed
 

@@ -10,7 +10,7 @@ import pytest
 
 from compiler.emit.folder import write_build
 from compiler.pipeline import compile_spec
-from compiler.predict.refit import RefitError, refitted
+from compiler.predict.search import RefitError, refitted
 from dsl.load import alternatives, load, variants
 from dsl.schema import Spec
 from runtime.system.lines import read_rows

@@ -14,7 +14,7 @@ import pytest
 from compiler.emit.folder import write_build
 from compiler.pipeline import compile_spec
 from dsl.load import load
-from runtime.comm.communicator import name_of
+from runtime.comm.collective import name_of
 from runtime.contract import Plan
 from tests import progress
 from tests.compiler.cli.forms import FORMS, faults

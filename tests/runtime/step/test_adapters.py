@@ -24,7 +24,7 @@ from compiler.predict.memory_state import rank_states
 from dsl.rules.adapter import matrices_of
 from dsl.schema import Lora, Spec
 from runtime.build.build import Build
-from runtime.checkpoint.slices import cut
+from runtime.checkpoint.loading import cut
 from runtime.contract import RatePhase
 from runtime.contract.adapter_names import A, B, weight_of
 from runtime.contract.rate import learning_rate

@@ -25,10 +25,10 @@ from compiler.ir.dtypes import ITEMSIZE
 from compiler.pipeline import compile_spec
 from compiler.plan.plan import make_plan
 from compiler.plan.sharding import crossing_of
-from dsl.closed_forms import ramp
+from dsl.closed_forms import stages as ramp
 from dsl.schema import AnyOptimizer, Model, Spec
 from runtime.build.build import Build
-from runtime.checkpoint.slices import cut
+from runtime.checkpoint.loading import cut
 from runtime.contract import RatePhase
 from runtime.contract.rate import learning_rate, tokens_after
 from runtime.contract.slices import Slice

@@ -10,7 +10,7 @@ import pytest
 
 from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
-from compiler.ir.received_rows import Received
+from compiler.ir.expert_placement import Received
 from compiler.pipeline import compile_spec, lower_spec
 from compiler.predict.memory import rank_memories
 from compiler.program.proof import prove

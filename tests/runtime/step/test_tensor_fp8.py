@@ -16,7 +16,7 @@ from compiler.pipeline import compile_spec
 from compiler.plan.plan import make_plan
 from dsl.schema import Machine, Parallel, Spec
 from dsl.schema.run import Fusion
-from runtime.checkpoint.slices import cut
+from runtime.checkpoint.loading import cut
 from runtime.contract.slices import Slice
 from tests.runtime.step.processes import run_module
 from tests.runtime.step.test_fp8 import PUBLISHED, SAMPLES, Roundings, off, step

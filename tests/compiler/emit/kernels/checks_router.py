@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime import ops
-from runtime.ops.route import best, scores
+from runtime.ops.routing import best, scores
 from tests.compiler.emit.kernels.interpreted import U, double, random, run, within
 
 CHECKED = ("route", "route_dgrad", "sequence_balance", "sequence_balance_dgrad")

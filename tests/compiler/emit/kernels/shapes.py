@@ -13,7 +13,7 @@ from compiler.emit.kernels import KERNELS
 from compiler.emit.kernels.calls import Call, calls
 from compiler.ir import Buffer
 from compiler.ir.expert_placement import ExpertPlacement, LayerPlacement
-from compiler.plan.experts.spec_experts import layers_with_experts
+from compiler.plan.experts.spec_placement import layers_with_experts
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_files import with_expert_placement
 from dsl.load import load

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.ops.route import best
+from runtime.ops.routing import best
 
 Interpret = Callable[..., Any]
 CHECKS = "tests.compiler.emit.kernels.checks_router"

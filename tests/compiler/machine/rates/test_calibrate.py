@@ -21,9 +21,9 @@ from compiler.machine.rates.calibration import Task, job, table_of, tasks_of
 from compiler.machine.rates.table import TABLES, Device
 from compiler.plan.plan import make_plan
 from compiler.plan.read_files import load_with_files, with_files
-from compiler.plan.row_counts import balanced_rows
 from compiler.plan.spec_files import rate_table_of, with_rate_table
 from compiler.plan.spec_rates import rates_of
+from compiler.plan.split_blocks import balanced_rows
 from dsl.load import load
 from dsl.messages.diagnostics import SpecError
 from runtime.launch.heartbeat import Board

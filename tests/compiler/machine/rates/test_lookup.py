@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.machine.rates.lookup import rate_at
+from compiler.machine.rates.table import rate_at
 
 SHAPES = st.tuples(*[st.integers(1, 2**20)] * 3)
 POINTS = st.lists(st.tuples(SHAPES, st.floats(1e9, 1e15)), min_size=1, max_size=8, unique_by=lambda point: point[0])

@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 from compiler.machine.rates import shipped_table
-from compiler.machine.rates.kernel_classes import CLASSES
-from compiler.machine.rates.table import TABLES, with_base
+from compiler.machine.rates.table import CLASSES, TABLES, with_base
 from compiler.plan.spec_rates import rates_of
 from compiler.predict.traced_layer import TRACES, layer_times, shipped_trace
 from tests.compiler.program.lower.stages import deepseek_v3

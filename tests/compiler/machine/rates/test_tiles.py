@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.machine.rates import shipped_table
-from compiler.machine.rates.tiles import BLOCK, SPLITS, STEP, TILES, filled
+from compiler.machine.rates.rates import BLOCK, SPLITS, STEP, TILES, filled
 from compiler.plan.spec_rates import rates_of
 from tests.specs.shipped import shipped
 

@@ -13,8 +13,7 @@ from compiler.ir import Buffer
 from compiler.ir.holders import Holders, columns_of
 from compiler.machine.topology import Experts, Fabric, Links, Nodes
 from compiler.machine.topology.device_graph import MOST_DEVICES, graph_of
-from compiler.machine.topology.fabric import level_between
-from compiler.machine.topology.links import LARGE, LAYER_S, LEVELS, link_rate_at
+from compiler.machine.topology.fabric import LARGE, LAYER_S, LEVELS, level_between, link_rate_at
 from compiler.machine.topology.traffic import traffic
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of

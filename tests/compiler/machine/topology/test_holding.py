@@ -6,12 +6,11 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from compiler.plan.block_costs import chains_of
-from compiler.plan.blocks import cut_model
+from compiler.plan.blocks import chains_of, cut_model
 from compiler.plan.holding import kept_bytes, schedule_on
 from compiler.plan.plan import make_plan
-from compiler.plan.row_counts import balanced_rows
 from compiler.plan.spec_rates import rates_of
+from compiler.plan.split_blocks import balanced_rows
 from compiler.plan.split_search import NEAR
 from compiler.plan.splitting import Splitting
 from compiler.predict.memory import curve_of

@@ -13,7 +13,7 @@ from compiler.ir import Plan, Use
 from compiler.plan.actions.chains import Chains
 from compiler.plan.model_graph import model_graph
 from compiler.plan.plan import make_plan
-from compiler.plan.rank_rates import parts_of_ranks, rank_rates
+from compiler.plan.spec_rates import parts_of_ranks, rank_rates
 from dsl.canonical import canonical
 from dsl.load import load
 from dsl.messages.diagnostics import SpecError

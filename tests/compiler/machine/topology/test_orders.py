@@ -11,8 +11,8 @@ from compiler.ir import Body
 from compiler.machine.rates import Rates
 from compiler.pipeline import lower_spec
 from compiler.plan.plan import make_plan
-from compiler.plan.rank_rates import rank_rates
-from compiler.plan.row_counts import held_rows
+from compiler.plan.spec_rates import rank_rates
+from compiler.plan.split_blocks import held_rows
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_state import proven_memories
 from compiler.program.lower import Lowering

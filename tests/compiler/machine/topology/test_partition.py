@@ -10,11 +10,10 @@ import pytest
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from compiler.plan import split_search
-from compiler.plan.alike_layers import AlikeSearch, search_of
-from compiler.plan.balance import partition
 from compiler.plan.holding import moments_of
 from compiler.plan.layer_runs import Blocks, Bytes, Holding, Pipeline, Runs
-from compiler.plan.split_search import NEAR, Search
+from compiler.plan.split_search import NEAR, AlikeSearch, Search, search_of
+from compiler.plan.splitting import partition
 from compiler.schedule import SCHEDULES, stand_in
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import actions_of

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from compiler.ir import Buffer
 from compiler.machine.rates import Rates, shipped_table
 from compiler.machine.rates.table import Row, Table
-from compiler.machine.topology.links import LEVELS
-from compiler.machine.topology.messages import messages_of
-from compiler.plan.actions.timing import run_of_chains
+from compiler.machine.topology.fabric import LEVELS
+from compiler.machine.topology.traffic import messages_of
+from compiler.plan.actions.order import run_of_chains
 from compiler.plan.plan import make_plan
-from compiler.plan.rank_rates import rank_rates
-from compiler.plan.spec_rates import rates_of
+from compiler.plan.spec_rates import rank_rates, rates_of
 from compiler.predict.predict import predict, timed
 from compiler.predict.times import step_times
 from compiler.program.lower import Lowering

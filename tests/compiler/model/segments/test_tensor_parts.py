@@ -17,7 +17,7 @@ from compiler.plan.parameters import parameters, tensors
 from compiler.plan.plan import make_plan
 from dsl.load import load as load_spec
 from dsl.schema import Dense, Gqa, HyperConnections, Mla, Model, Rope, Spec
-from runtime.checkpoint.slices import cut
+from runtime.checkpoint.loading import cut
 from tests.compiler.model.segments import plain
 from tests.compiler.model.segments.running import assert_equal, by_autograd, by_segment, load
 from tests.compiler.model.segments.test_segments import arguments

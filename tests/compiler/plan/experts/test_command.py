@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from compiler.cli.main import main
-from compiler.plan.experts.greedy import greedy
 from compiler.plan.experts.layout import Layout, balance_of
+from compiler.plan.experts.pack import greedy
 from compiler.plan.experts.placement_file import physical_of, read_placement
 from dsl.load import load as load_spec
 from tests.compiler.cli.forms import parsed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.plan.experts.greedy import global_, greedy, hierarchical, packed, replicate
 from compiler.plan.experts.layout import Layout, keeps_groups
+from compiler.plan.experts.pack import global_, greedy, hierarchical, packed, replicate
 from tests.compiler.plan.experts.loads import compositions, load_of
 
 # The example of its public repository: 12 experts in 4 groups, 16 replicas on 8 devices of 2 nodes.

@@ -16,7 +16,7 @@ from compiler.ir.expert_placement import ExpertPlacement, LayerPlacement, to_tex
 from compiler.plan.experts.layer_search import place_layer
 from compiler.plan.experts.layout import Layout, PlaceError, default_placement, moves
 from compiler.plan.experts.placement_file import layer_placement, read_placement
-from compiler.plan.experts.spec_experts import layers_with_experts
+from compiler.plan.experts.spec_placement import layers_with_experts
 from compiler.plan.plan import make_plan
 from compiler.plan.read_files import with_files
 from compiler.plan.spec_files import expert_placement_of

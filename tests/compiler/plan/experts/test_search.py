@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.plan.experts import pack
-from compiler.plan.experts.greedy import global_, hierarchical, lower_bound
 from compiler.plan.experts.layer_search import Placed, place_layer
 from compiler.plan.experts.layout import (
     Layout,
@@ -21,6 +20,7 @@ from compiler.plan.experts.layout import (
     keeps_groups,
     moves,
 )
+from compiler.plan.experts.pack import global_, hierarchical, lower_bound
 from tests.compiler.plan.experts.loads import KINDS, best_device_load, layouts, load_of
 
 NEAR = 1e-9

@@ -8,9 +8,8 @@ from math import prod
 import numpy as np
 import pytest
 
-from compiler.plan.experts.copies import Routing, copies
 from compiler.plan.experts.layer_search import place_layer
-from compiler.plan.experts.layout import Layout, default_placement
+from compiler.plan.experts.layout import Layout, Routing, copies, default_placement
 
 
 def test_independent_experts_exactly() -> None:

@@ -16,7 +16,7 @@ from compiler.emit.segment_cache import Segments
 from compiler.ir.expert_placement import ExpertPlacement
 from compiler.pipeline import lower_spec
 from compiler.plan.experts.placement_file import layer_placement
-from compiler.plan.experts.spec_experts import layers_with_experts, layout_of
+from compiler.plan.experts.spec_placement import layers_with_experts, layout_of
 from compiler.plan.plan import make_plan
 from compiler.plan.read_files import with_files
 from compiler.plan.spec_files import with_expert_placement

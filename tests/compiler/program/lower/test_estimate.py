@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from compiler.ir.received_rows import Received
+from compiler.ir.expert_placement import Received
 from compiler.plan.actions.lanes import best_order, end_of
 from compiler.plan.actions.order import jobs_of
 from compiler.plan.plan import make_plan
-from compiler.plan.rank_rates import rank_rates
+from compiler.plan.spec_rates import rank_rates
 from compiler.predict.times import step_times
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import _common_rank, copy_time, costs_of_searches, stage_costs

@@ -7,7 +7,7 @@ import pytest
 from compiler.ir import Body, Communication, Plan, Program, Stage
 from compiler.plan.blocks import model_steps
 from compiler.plan.plan import make_plan
-from compiler.plan.rank_rates import rank_rates
+from compiler.plan.spec_rates import rank_rates
 from compiler.predict.flops import flops_per_token
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import lane_times, times_on

@@ -9,7 +9,7 @@ import pytest
 from compiler.ir import Plan, Program
 from compiler.ir.stage_placement import ONE_STAGE
 from compiler.program.lower import Lowering
-from compiler.program.lower.reductions import reductions_of
+from compiler.program.lower.lowering import reductions_of
 from compiler.schedule import SCHEDULES
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import Action

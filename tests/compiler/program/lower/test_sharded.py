@@ -9,7 +9,7 @@ import pytest
 
 from compiler.ir import Body, Program
 from compiler.plan.plan import make_plan
-from compiler.plan.rank_rates import rank_rates
+from compiler.plan.spec_rates import rank_rates
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import times_on
 from compiler.program.lower.opening_order import opening_order

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compiler.plan.actions.lanes import Run
-from compiler.plan.actions.timing import run_of_chains
+from compiler.plan.actions.order import run_of_chains
 from compiler.plan.spec_rates import rates_of
 from compiler.program.lower import Lowering
 from dsl.schema import Sm

@@ -21,7 +21,7 @@ from itertools import product
 from random import Random
 
 from compiler.ir import Bucket, Instruction, Plan, Program
-from compiler.plan.actions.node import EXCHANGES
+from compiler.plan.actions.chains import EXCHANGES
 from tests.compiler.program.proof.turns import Line, always, slowest, take_turns
 
 Symbol = int

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from compiler.ir import Body, Instruction, Invocation, Message, Program, Reduction
-from compiler.plan.actions.node import EXCHANGES
+from compiler.plan.actions.chains import EXCHANGES
 
 T = TypeVar("T")
 Posting = tuple[int, Message]

@@ -8,7 +8,7 @@ from functools import cache
 from compiler.ir import Plan, Program
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from compiler.plan.plan import make_plan
-from compiler.plan.rank_rates import rank_rates
+from compiler.plan.spec_rates import rank_rates
 from compiler.program.lower import Lowering
 from compiler.schedule import SCHEDULES
 from compiler.schedule.dualpipe import dualpipe

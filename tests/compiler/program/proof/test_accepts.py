@@ -11,8 +11,7 @@ from compiler.ir import Body, Plan, Program, Use
 from compiler.ir.stage_placement import BIDIRECTIONAL
 from compiler.program.proof import Certificate, ProofError, prove
 from compiler.schedule.dualpipe import dualpipe
-from compiler.schedule.forward import forward_only
-from compiler.schedule.one_f_one_b import one_f_one_b
+from compiler.schedule.one_f_one_b import forward_only, one_f_one_b
 from tests.compiler.program.proof.ledger import peak_bytes
 from tests.compiler.program.proof.programs import (
     FAMILY,

@@ -10,7 +10,7 @@ import pytest
 from compiler.emit.segment_cache import Segments
 from compiler.ir import Body, Plan, Program
 from compiler.pipeline import lower_spec
-from compiler.plan.row_counts import held_rows
+from compiler.plan.split_blocks import held_rows
 from compiler.program.proof import ProofError, prove
 from dsl.schema import Moe, Spec
 from tests.compiler.program.proof.ledger import peak_bytes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compiler.emit.build_files import manifest, program_json
-from compiler.emit.certificate import Certificates, digest
+from compiler.emit.emission import Certificates, digest
 from compiler.ir import Plan, Program
 from compiler.ir.stage_placement import ONE_STAGE
 from compiler.program.lower.opening_order import opening_order

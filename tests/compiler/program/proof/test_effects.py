@@ -12,8 +12,7 @@ from compiler.ir.stage_placement import BIDIRECTIONAL
 from compiler.program.lower import Lowering
 from compiler.program.proof import ProofError, Prover, prove
 from compiler.schedule.dualpipe import dualpipe
-from compiler.schedule.forward import forward_only
-from compiler.schedule.one_f_one_b import one_f_one_b
+from compiler.schedule.one_f_one_b import forward_only, one_f_one_b
 from tests.compiler.program.proof.mutants import MUTATIONS, NothingToEditError
 from tests.compiler.program.proof.programs import lowered, small_plan
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from compiler.ir import Body, Instruction, Program
-from compiler.ir.received_rows import Received
+from compiler.ir.expert_placement import Received
 from compiler.pipeline import lower_spec
 from compiler.program.proof import ProofError, prove
 from tests.runtime.step.specs import spec

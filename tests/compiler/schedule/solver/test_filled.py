@@ -13,11 +13,10 @@ from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
 from compiler.schedule.costs import Costs, parse_costs
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver.core import _named_starts
+from compiler.schedule.solver.cycle import makespan_of
 from compiler.schedule.solver.filled import anneal_filled, filled, fills_pauses
-from compiler.schedule.solver.line import FIXED
-from compiler.schedule.solver.periods import makespan_of
-from compiler.schedule.solver.problem import make_problem, schedule_of_slots
-from compiler.schedule.solver.tokens import W
+from compiler.schedule.solver.problem import W, make_problem, schedule_of_slots
+from compiler.schedule.solver.timing import FIXED
 from tests.compiler.schedule.solver.cases import costs
 
 TENS = parse_costs("F=10,I=10,W=10")

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from compiler.schedule.costs import Costs, parse_costs
-from compiler.schedule.folded import both_ways
+from compiler.schedule.dualpipe import both_ways
 from compiler.schedule.schedule import ScheduleError
 from compiler.schedule.simulate import peak_activations, simulate
 from compiler.schedule.slots import B0, B1, F0, F1, I0, I1, Slot, W

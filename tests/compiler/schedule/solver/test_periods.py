@@ -18,12 +18,31 @@ from compiler.schedule.costs import Costs, parse_costs, shipped
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solver, exact_period, solve
-from compiler.schedule.solver.cycle import Period, aligned, cycle_time, fits, marked, source_of, unrolled
+from compiler.schedule.solver.cycle import (
+    Period,
+    aligned,
+    cycle_time,
+    fits,
+    marked,
+    source_of,
+    stretched,
+    unrolled,
+    waves,
+)
 from compiler.schedule.solver.exact_period import Shortest, shortest
-from compiler.schedule.solver.periods import stretched
-from compiler.schedule.solver.problem import Problem, make_problem, resized, schedule_of_slots
-from compiler.schedule.solver.tokens import B, F, I, W, chunk_of, pair, tokens_of
-from compiler.schedule.solver.waves import waves
+from compiler.schedule.solver.problem import (
+    B,
+    F,
+    I,
+    Problem,
+    W,
+    chunk_of,
+    make_problem,
+    pair,
+    resized,
+    schedule_of_slots,
+    tokens_of,
+)
 from tests.compiler.schedule.independent import judge
 from tests.compiler.schedule.solver.cases import costs
 

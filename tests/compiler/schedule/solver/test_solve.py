@@ -16,9 +16,8 @@ from compiler.schedule.bound import lower_bound
 from compiler.schedule.costs import Costs, any_pairs, parse_costs, shipped
 from compiler.schedule.simulate import peak_activations, simulate
 from compiler.schedule.solver import Solution, Solver, core, default_cap
-from compiler.schedule.solver.anneal import Found
-from compiler.schedule.solver.problem import Problem, make_problem
-from compiler.schedule.solver.tokens import Slots
+from compiler.schedule.solver.moves import Found
+from compiler.schedule.solver.problem import Problem, Slots, make_problem
 from tests.compiler.program.proof.programs import lowered, small_plan
 from tests.compiler.schedule.solver.cases import costs, named
 

@@ -16,13 +16,22 @@ from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement
 from compiler.schedule.costs import Costs, parse_costs
 from compiler.schedule.dualpipe import dualpipe
 from compiler.schedule.simulate import peak_activations, simulate
-from compiler.schedule.solver.greedy import greedy
-from compiler.schedule.solver.line import Line, changed, line_of
+from compiler.schedule.solver.cycle import makespan_of, stretched, with_periods
 from compiler.schedule.solver.moves import change
-from compiler.schedule.solver.periods import makespan_of, stretched, with_periods
-from compiler.schedule.solver.problem import Problem, make_problem, resized, schedule_of_slots, slots_of_schedule
-from compiler.schedule.solver.timing import Timing, is_longer, retimed, starts_of, timing_of
-from compiler.schedule.solver.tokens import F, I, Slots, W, pair
+from compiler.schedule.solver.problem import (
+    F,
+    I,
+    Problem,
+    Slots,
+    W,
+    make_problem,
+    pair,
+    resized,
+    schedule_of_slots,
+    slots_of_schedule,
+)
+from compiler.schedule.solver.seeds import greedy
+from compiler.schedule.solver.timing import Line, Timing, changed, is_longer, line_of, retimed, starts_of, timing_of
 from tests.compiler.schedule.solver.cases import costs
 
 

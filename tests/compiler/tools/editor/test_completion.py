@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from compiler.tools.editor.completion import complete
-from compiler.tools.editor.items import Item
-from dsl.messages.source import Source
+from compiler.tools.editor.block_keys import Item
+from compiler.tools.editor.value_words import complete
+from dsl.messages.diagnostics import Source
 from dsl.reference.keys import blocks
 from dsl.text.parser import parse
 from dsl.text.syntax import NAMED

@@ -9,7 +9,7 @@ import pytest
 from compiler.tools.editor.actions import actions
 from compiler.tools.editor.navigation import Symbol, definition, references, symbols
 from dsl import load
-from dsl.messages.source import Span
+from dsl.messages.diagnostics import Span
 from dsl.resolve.files import over
 from dsl.text.edits import apply
 from tests.compiler.tools.editor.texts import HERE, QUICKSTART, ROOT, cursor, documented, in_quickstart

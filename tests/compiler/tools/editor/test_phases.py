@@ -6,7 +6,7 @@ import pytest
 
 from compiler.tools.editor.hover import hover
 from compiler.tools.editor.navigation import definition, references, symbols
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source
 from dsl.text.formatter import formatted
 from tests.compiler.tools.editor.test_completion import items, labels
 from tests.compiler.tools.editor.texts import ROOT, cursor, documented

@@ -16,7 +16,7 @@ from lsprotocol import types as lsp
 
 from compiler.tools.editor.server import guarded
 from dsl import load
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source
 from dsl.text.formatter import formatted
 from tests import copies, progress
 from tests.compiler.tools.editor.client import CAPABILITIES, Editor, applied

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from compiler.tools.editor.open_text import Document, document
+from compiler.tools.editor.outline import Document, document
 from dsl.resolve.files import over
 
 ROOT = Path(__file__).parents[4]

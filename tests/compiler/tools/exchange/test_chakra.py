@@ -12,11 +12,10 @@ import networkx as nx
 import pytest
 
 from compiler.cli.main import main
-from compiler.ir.received_rows import Received
+from compiler.ir.expert_placement import Received
 from compiler.predict.predict import Timed, timed
 from compiler.schedule.schedule import Schedule
-from compiler.tools.exporters.chakra import export
-from compiler.tools.exporters.chakra_wire import COLLECTIVES, FIELDS, NODES
+from compiler.tools.exporters.chakra import COLLECTIVES, FIELDS, NODES, export
 from dsl.load import load
 from runtime.contract.actions import Pair, actions_of, is_copy
 from tests.compiler.cli.forms import parsed
@@ -347,9 +346,9 @@ def test_without_protobuf_the_package_is_named(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from compiler.predict import predict
-    from compiler.tools.exporters import chakra_wire
+    from compiler.tools.exporters import chakra
 
-    chakra_wire.messages.cache_clear()
+    chakra.messages.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "google.protobuf", None)
     monkeypatch.setattr(predict, "timed", lambda spec: pytest.fail("times are computed first"))
     assert main(["export", "chakra", QUICK, "-o", str(tmp_path / "out")]) == 2

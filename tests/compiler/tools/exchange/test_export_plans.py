@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from compiler.cli.main import main
-from compiler.tools.exporters import megatron_bridge, megatron_model, torchtitan
-from compiler.tools.exporters.ledger import Ledger, plain
-from compiler.tools.exporters.planned import ExportError, layers_of
-from compiler.tools.exporters.python_text import Call, free_name, rendered
+from compiler.tools.exporters import megatron_bridge, torchtitan
+from compiler.tools.exporters.planned import Call, ExportError, Ledger, free_name, layers_of, plain, rendered
 from dsl.leaves import leaves
 from dsl.load import load as load_spec
+from dsl.schema.attention import LinearScaling, YarnScaling
 from dsl.schema.precision import Tile
-from dsl.schema.rope import LinearScaling, YarnScaling
 from tests import copies
 from tests.compiler.cli.forms import parsed
 from tests.compiler.tools.exchange.stubs import FIELDS, Recorded, calls, load, standing_in
@@ -267,7 +265,7 @@ def test_a_scaled_rotation_is_lost_where_the_other_has_another(
     spec = spec.model_copy(update={"model": spec.model.model_copy(update={"attention": attention})})
     for wanted, told in (
         (titan, lambda ledger: torchtitan._rope(spec, rope, ledger)),
-        (megatron, lambda ledger: megatron_model._rope(rope, ledger)),
+        (megatron, lambda ledger: megatron_bridge._rope(rope, ledger)),
     ):
         ledger = Ledger(spec)
         told(ledger)

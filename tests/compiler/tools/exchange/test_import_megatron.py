@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from compiler.cli.main import main
-from compiler.tools.importers.plan_ledger import Entry
-from compiler.tools.importers.plan_text import Imported
+from compiler.tools.importers.plan_ledger import Entry, Imported
 from dsl.schema import Gqa
 from tests.compiler.tools.exchange.test_import_plans import SCRIPT, of_recipe, of_script, read_back
 

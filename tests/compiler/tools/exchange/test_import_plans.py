@@ -17,17 +17,15 @@ from compiler.cli.commands.export_plan import _planned
 from compiler.cli.commands.schedule_spec import run_of
 from compiler.cli.main import main
 from compiler.tools.exporters import megatron_bridge
-from compiler.tools.exporters.ledger import Loss
-from compiler.tools.importers.command_lines import script
+from compiler.tools.exporters.planned import Loss
 from compiler.tools.importers.key_files import yaml_keys
-from compiler.tools.importers.literal_python import NotLiteralError, list_of
 from compiler.tools.importers.megatron import CONFIG, from_recipe, imported
-from compiler.tools.importers.plan_text import Imported
-from compiler.tools.importers.python_calls import returned
+from compiler.tools.importers.plan_ledger import Imported
+from compiler.tools.importers.python_calls import NotLiteralError, list_of, returned
+from compiler.tools.importers.shell_words import script
 from dsl.leaves import leaves
 from dsl.load import load
-from dsl.messages.diagnostics import SpecError
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source, SpecError
 from dsl.schema import Spec
 from dsl.text.formatter import formatted
 from tests.compiler.cli.forms import parsed

@@ -15,15 +15,12 @@ from compiler.cli.main import main
 from compiler.tools.exporters import torchtitan as exporter
 from compiler.tools.importers import python_calls
 from compiler.tools.importers.key_files import toml_keys
-from compiler.tools.importers.plan_ledger import CHANGES, Keys
-from compiler.tools.importers.plan_text import Imported
+from compiler.tools.importers.plan_ledger import CHANGES, Imported, Keys
 from compiler.tools.importers.python_calls import returned
-from compiler.tools.importers.torchtitan import CONFIG, RENAMED, Beside, from_toml, imported
-from compiler.tools.importers.torchtitan_recipe import rate
+from compiler.tools.importers.torchtitan import CONFIG, RENAMED, Beside, from_toml, imported, rate
 from dsl.closed_forms.counts import parameters
 from dsl.load import load
-from dsl.messages.diagnostics import SpecError
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source, SpecError
 from dsl.schema import Mla, Moe, YarnScaling
 from dsl.text.formatter import formatted
 from runtime.contract.rate import learning_rate

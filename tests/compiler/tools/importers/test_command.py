@@ -21,8 +21,7 @@ from compiler.tools.importers.first_run import run_text
 from compiler.tools.importers.json_text import parse
 from compiler.tools.importers.write import identifier, model_text
 from dsl.load import check, load
-from dsl.messages.diagnostics import SpecError, render_all
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source, SpecError, render_all
 from dsl.text.formatter import formatted
 from dsl.text.parser import MAX_BYTES
 

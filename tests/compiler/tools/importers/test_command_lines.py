@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.tools.importers.command_lines import ARGUMENT, script
-from compiler.tools.importers.typed_text import Computed, typed
-from dsl.messages.source import Source
+from compiler.tools.importers.key_files import Computed, typed
+from compiler.tools.importers.shell_words import ARGUMENT, script
+from dsl.messages.diagnostics import Source
 
 STUB = 'torchrun() { printf "%s\\0" "$@"; }\npython() { torchrun "$@"; }\n'  # says what it is given
 

@@ -12,7 +12,7 @@ from compiler.tools.importers import huggingface
 from compiler.tools.importers.families import FAMILIES
 from compiler.tools.importers.huggingface import LONGEST, Imported
 from compiler.tools.importers.json_text import parse
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source
 from dsl.schema import Gqa
 
 SIZES = {

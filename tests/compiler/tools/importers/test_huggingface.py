@@ -29,11 +29,11 @@ from compiler.tools.importers import huggingface
 from compiler.tools.importers.first_run import run_text
 from compiler.tools.importers.huggingface import Imported
 from compiler.tools.importers.json_text import parse
-from compiler.tools.importers.unread_keys import IRRELEVANT, REFUSED
+from compiler.tools.importers.reader import IRRELEVANT, REFUSED
 from compiler.tools.importers.write import model_text
 from dsl.closed_forms.counts import parameters
 from dsl.load import check, load
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source
 from dsl.schema import Balance, Model, Moe, Spec
 
 ROOT = Path(__file__).parents[4]

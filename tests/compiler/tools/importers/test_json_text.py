@@ -13,8 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compiler.tools.importers.json_text import MAX_DEPTH, Json, parse
-from dsl.messages.diagnostics import SpecError
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source, SpecError
 
 NUMBERS = st.integers(-(10**38), 10**38) | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from compiler.tools.importers.json_text import parse
-from compiler.tools.importers.key_files import toml_keys, yaml_keys
+from compiler.tools.importers.key_files import Computed, toml_keys, yaml_keys
 from compiler.tools.importers.reader import Reader
-from compiler.tools.importers.typed_text import Computed
-from dsl.messages.diagnostics import SpecError
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source, SpecError
 
 
 def read(text: str, **variables: str) -> dict[str, list[object]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from compiler.tools.importers.json_text import Json
+from compiler.tools.importers.key_files import Computed
 from compiler.tools.importers.plan_ledger import Keys
-from compiler.tools.importers.typed_text import Computed
-from dsl.messages.source import Source, Span
+from dsl.messages.diagnostics import Source, Span
 
 SPAN = Span(Source("a.yaml", "x: 1"), 0, 1)
 

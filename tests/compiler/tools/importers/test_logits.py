@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from compiler.tools.importers import huggingface
 from compiler.tools.importers.json_text import parse
-from dsl.messages.source import Source
+from dsl.messages.diagnostics import Source
 from dsl.schema import Gqa, Model, Moe
 from tests.reference.config import Config
 from tests.reference.model import Reference

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from compiler.cli.main import main
 from compiler.tools.inference.conversations import Conversations, conversation_of
-from compiler.tools.inference.faults import InferenceError
 from compiler.tools.inference.harness import DscModel
+from compiler.tools.inference.sources import InferenceError
 from compiler.tools.inference.writing import Writer
 from runtime.data import template_process, tokenizer
 from tests.compiler.tools.inference.test_harness import Instance

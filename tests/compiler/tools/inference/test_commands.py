@@ -16,10 +16,10 @@ import torch
 from compiler.cli.commands import eval_ranks
 from compiler.cli.main import main
 from compiler.emit.segment_cache import Segments
-from compiler.tools.inference.checkpoint_weights import read_weights
 from compiler.tools.inference.evaluation import Loss, loss_of
-from compiler.tools.inference.faults import InferenceError
 from compiler.tools.inference.language_model import LanguageModel, on_one_rank
+from compiler.tools.inference.loaded import read_weights
+from compiler.tools.inference.sources import InferenceError
 from dsl.load import load
 from runtime.data import tokenizer
 from runtime.data.shards import Reader

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compiler.tools.inference.generation import Drafts, drafted, plain
+from compiler.tools.inference.generation import Drafts, Sampler, drafted, plain
 from compiler.tools.inference.language_model import Cache, LanguageModel
-from compiler.tools.inference.sampling import Sampler
 from tests.compiler.tools.inference.models import DRAFTING, KINDS, Pair, pair, reference_logits, tokens_of
 
 COUNT = 20

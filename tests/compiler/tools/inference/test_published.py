@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from compiler.cli.main import main
-from compiler.tools.inference.faults import InferenceError
 from compiler.tools.inference.harness import DscModel
+from compiler.tools.inference.sources import InferenceError
 from runtime.data import tokenizer
 from tests.compiler.cli.forms import parsed
 from tests.compiler.tools.weights.published import (

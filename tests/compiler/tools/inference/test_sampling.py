@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compiler.tools.inference.sampling import Sampler, acceptance, instead
+from compiler.tools.inference.generation import Sampler, acceptance, instead
 
 WEIGHTS = st.lists(st.integers(0, 5), min_size=2, max_size=6).filter(any)
 

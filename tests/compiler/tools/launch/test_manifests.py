@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-from compiler.tools.launch.yaml_text import documents
+from compiler.tools.launch.manifests import documents
 from tests.compiler.tools.launch.cluster import launch
 
 SCHEMAS = Path(__file__).parent / "schemas"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.tools.launch.shell import quoted, script
+from compiler.tools.launch.files import quoted, script
 from tests.compiler.tools.launch.cluster import NEEDED, SAID, Written, fake_python, launch, told
 
 SHELLCHECK = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or shutil.which("shellcheck")

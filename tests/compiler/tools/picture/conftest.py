@@ -13,7 +13,7 @@ from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import simulate
 from compiler.tools.picture import Panel, Picture, panel_of
-from compiler.tools.picture.compared import measured_picture
+from compiler.tools.picture.panel import measured_picture
 from compiler.tools.picture.recorded import measure
 from tests.compiler.tools.picture.browser import Browser
 from tests.compiler.tools.picture.browser import browser as running

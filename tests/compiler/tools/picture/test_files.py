@@ -19,13 +19,11 @@ from rich.cells import cell_len
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import Picture
 from compiler.tools.picture.drawing import Lanes, Screen, Share
-from compiler.tools.picture.formats import FORMATS, render
+from compiler.tools.picture.formats import FORMATS, TooMuchError, render
 from compiler.tools.picture.html import html
-from compiler.tools.picture.output import TooMuchError
 from compiler.tools.picture.palette import DARK, LIGHT
 from compiler.tools.picture.png import png
-from compiler.tools.picture.sheet import sheet_of
-from compiler.tools.picture.svg import svg
+from compiler.tools.picture.sheet import sheet_of, svg
 from compiler.tools.picture.terminal import terminal
 from compiler.tools.picture.trace_events import trace
 from tests.compiler.tools.picture.browser import Browser

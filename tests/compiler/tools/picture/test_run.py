@@ -13,7 +13,7 @@ import pytest
 
 from compiler.cli.commands import inspect
 from compiler.plan.plan import make_plan
-from compiler.plan.rank_rates import rank_rates
+from compiler.plan.spec_rates import rank_rates
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule.costs import Costs, costs_of_json

@@ -10,7 +10,7 @@ import pytest
 
 from compiler.cli import main as cli
 from compiler.tools.picture.recorded import TraceError
-from compiler.tools.picture.step_events import ranks_of, step_of
+from compiler.tools.picture.trace_events import ranks_of, step_of
 from tests.compiler.tools.picture.conftest import COSTS, schedule_of, trace_lines
 from tests.compiler.tools.picture.test_run import write_run
 

@@ -30,9 +30,8 @@ from compiler.tools.report.diagrams import cluster_of, level_row, memory_curves,
 from compiler.tools.report.page import memory_rows, report_html
 from compiler.tools.report.plan_page import plan_html
 from compiler.tools.report.prediction_text import NARROWEST, text
-from compiler.tools.report.report import Report
-from compiler.tools.report.sections import fuller_of, report_of
-from compiler.tools.report.step_parts import PARTS
+from compiler.tools.report.sections import Report, fuller_of, report_of
+from compiler.tools.report.summary import PARTS
 from dsl.closed_forms.memory import Memory
 from dsl.load import load
 from tests.compiler.tools.picture.browser import Browser, browser

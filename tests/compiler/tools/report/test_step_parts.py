@@ -9,15 +9,14 @@ from itertools import pairwise
 
 import pytest
 
-from compiler.emit.watch_file import watch_json
+from compiler.emit.build_files import watch_json
 from compiler.predict.failures import Goodput
 from compiler.predict.planned_step import Planned
 from compiler.predict.prediction import Flops, Generation
 from compiler.tools.report import Report, report_html
 from compiler.tools.report.diagrams import view_of
 from compiler.tools.report.lost_time import LostTime
-from compiler.tools.report.step_parts import BOTTOM, MOST_BARS, PARTS, TOP, parts_chart, planned_parts, spent
-from compiler.tools.report.summary import summary_of
+from compiler.tools.report.summary import BOTTOM, MOST_BARS, PARTS, TOP, parts_chart, planned_parts, spent, summary_of
 from dsl.load import load
 from runtime.step.step_time import PARTS as RUN_PARTS
 from tests.compiler.cli.forms import FORMS, faults

@@ -198,7 +198,7 @@ def in_this_process() -> Iterator[None]:
             return 0, write_checkpoint(Import.from_json(request))
         return 0, write_published(Export.from_json(request))
 
-    with patch("compiler.cli.commands.import_weights.ask", ask), patch("compiler.cli.commands.export_weights.ask", ask):
+    with patch("compiler.cli.commands.import_.ask", ask), patch("compiler.cli.commands.export_weights.ask", ask):
         yield
 
 

@@ -21,16 +21,14 @@ from compiler.pipeline import compile_spec
 from compiler.plan.read_files import with_files
 from compiler.tools.inference.loaded import load_model
 from compiler.tools.inference.sources import find_source
-from compiler.tools.weights.adapter import Adapters, adapter_config
-from compiler.tools.weights.checkpoint import imported_meta, published_name
+from compiler.tools.weights.adapter import Adapters, adapter_config, imported_meta, published_name
 from dsl.load import load as load_spec
 from dsl.rules.adapter import matrices_of
 from dsl.schema import Lora, Spec
 from runtime.build.build import Build
 from runtime.checkpoint import publish
 from runtime.checkpoint.loading import load
-from runtime.checkpoint.manifest_file import BASE, base_named
-from runtime.checkpoint.shard_manifest import Manifest
+from runtime.checkpoint.shard_manifest import BASE, Manifest, base_named
 from runtime.contract.adapter_names import A, B, weight_of
 from runtime.launch.heartbeat import Board
 from runtime.run.resume import initial_weights

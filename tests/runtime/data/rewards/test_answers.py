@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from runtime.data.rewards.answers import answer_in, has_format, is_right, number_of
+from runtime.data.rewards.scoring import answer_in, has_format, is_right, number_of
 
 
 @pytest.mark.parametrize(

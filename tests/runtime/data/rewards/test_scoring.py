@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from runtime.contract import Reward
-from runtime.data.rewards import process, worker
-from runtime.data.rewards.errors import RewardError
-from runtime.data.rewards.scoring import Case, Rewards
+from runtime.data.rewards import scoring, worker
+from runtime.data.rewards.scoring import Case, RewardError, Rewards
 from runtime.system.limited import FaultError
 from tests.progress import PATIENCE_S
 from tests.runtime.processes import is_gone, wait_for
@@ -146,7 +145,7 @@ def reward(completions, **_):
         return [*resource.getrlimit(resource.RLIMIT_DATA), b"SECRET_KEY" in file.read()]
 """
     with started(text) as rewards:
-        assert rewards.score([CASES[0]] * 3)[:, 0].tolist() == [process.DATA_BYTES, process.DATA_BYTES, 0]
+        assert rewards.score([CASES[0]] * 3)[:, 0].tolist() == [scoring.DATA_BYTES, scoring.DATA_BYTES, 0]
 
 
 def test_a_fork_that_comes_back_answers_nothing() -> None:
@@ -264,7 +263,7 @@ def test_a_function_that_runs_too_long_is_ended(body: str) -> None:
 
 
 def test_an_import_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "START_S", 0.5)
+    monkeypatch.setattr(scoring, "START_S", 0.5)
     assert "takes more than 0.5 s to be imported" in refusal("while True: pass")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from runtime.observe.doctor.facts import Clock, Device, Disk, Drivers, Limits, Links, Memory, Network, Node
+from runtime.observe.doctor.checks import Clock, Device, Disk, Drivers, Limits, Links, Memory, Network, Node
 
 GIB = 2**30
 H100 = Device("NVIDIA H100 80GB HBM3", 132, 80 * GIB)

@@ -12,8 +12,7 @@ from runtime.contract import NodeKind, Plan, node_kind
 from runtime.launch.room import checkpoint_bytes
 from runtime.observe.device import check as check_device
 from runtime.observe.device import check_ranks
-from runtime.observe.doctor.checks import Finding, check, device_faults
-from runtime.observe.doctor.facts import Device, Links, Node, Problem
+from runtime.observe.doctor.checks import Device, Finding, Links, Node, Problem, check, device_faults
 from runtime.system.outcome import ReportedError
 from tests.compiler.tools.launch.conftest import one_node as one_node
 from tests.runtime.observe.doctor.nodes import CPUS, GIB, GPUS, H100, changed

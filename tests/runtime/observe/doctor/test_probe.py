@@ -12,9 +12,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from compiler.cli.main import main as dsc
-from runtime.observe.doctor import links, probe
+from runtime.observe.doctor import probe
 from runtime.observe.doctor.__main__ import main
-from runtime.observe.doctor.facts import Disk, Limits, Links, Memory, Network, Problem
+from runtime.observe.doctor.checks import Disk, Limits, Links, Memory, Network, Problem
 from tests.compiler.cli.forms import parsed
 from tests.compiler.tools.launch.conftest import one_node as one_node
 from tests.progress import PATIENCE_S
@@ -42,9 +42,9 @@ def test_this_node(tmp_path: Path) -> None:
 
 
 def test_a_link_is_measured_with_all_of_a_block_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "SIZE_BYTES", 4096)
-    monkeypatch.setattr(links, "FOR_S", 0.0)
-    assert links.between_processes() > 0
+    monkeypatch.setattr(probe, "SIZE_BYTES", 4096)
+    monkeypatch.setattr(probe, "FOR_S", 0.0)
+    assert probe.between_processes() > 0
 
 
 class Devices:
@@ -61,10 +61,10 @@ class Devices:
 def test_the_slowest_copy_from_the_first_device_counts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     cuda, rates = Devices(count), {0: 9.0, 1: 5.0, 2: 3.0}
     fake = SimpleNamespace(cuda=cuda, uint8=None, device=lambda kind, index: index, empty=MagicMock(), ones=MagicMock())
-    monkeypatch.setattr(links, "torch", fake)
-    monkeypatch.setattr(links, "between_processes", lambda: 1.0)
-    monkeypatch.setattr(links, "_copies", lambda source, to: rates[to])
-    found = links.measure()
+    monkeypatch.setattr(probe, "torch", fake)
+    monkeypatch.setattr(probe, "between_processes", lambda: 1.0)
+    monkeypatch.setattr(probe, "_copies", lambda source, to: rates[to])
+    found = probe.measure()
     assert (found.processes, found.to_device, found.devices) == (1.0, 9.0, min(rates[1], rates[count - 1]))
     assert found.nccl is not None and cuda.waited == [*range(count)], "all devices are waited for"
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops import OPS
-from runtime.ops.native import formats, fp8, library, ops
+from runtime.ops.native import library, ops
 from tests.runtime.ops import cases
 from tests.runtime.ops.cases import Source, as_tuple, gradient_arguments
 
@@ -89,10 +89,10 @@ def _check(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
     wanted = _results(name, args)
     for at_end in (True, False):
-        ops.call = fp8.call = formats.call = partial(fenced_call, at_end)
+        ops.call = ops.call = ops.call = partial(fenced_call, at_end)
         for one, two in zip(_results(name, _columns(args)), wanted, strict=True):
             assert _equal(one, two), name
-    ops.call = fp8.call = formats.call = library.call
+    ops.call = ops.call = ops.call = library.call
     for arg, was in zip(args, before, strict=True):
         assert _equal(arg, was) if isinstance(arg, Tensor) else arg == was, name
     return wanted

@@ -14,8 +14,7 @@ from torch import Tensor
 from runtime.ops import OPS
 from runtime.ops.elements import E2M1, E4M3, Element, encode, magnitudes
 from runtime.ops.formats import COMPILED, FORMATS, Format, packed, unpacked
-from runtime.ops.native import formats as native
-from runtime.ops.native import library
+from runtime.ops.native import library, ops
 from runtime.ops.stochastic import thresholds
 from tests.runtime.ops.native.test_quantise import of_any_bits
 
@@ -95,7 +94,7 @@ def test_every_rounding(element: Element) -> None:
 
 def library_codes(x: Tensor, element: Element, inverse: Tensor, threshold: Tensor | None) -> Tensor:
     """The codes of one row."""
-    data = native.encode(x, (1, 16), inverse, threshold, COMPILED[element])[0].view(torch.uint8)
+    data = ops.encode(x, (1, 16), inverse, threshold, COMPILED[element])[0].view(torch.uint8)
     if element == E4M3:
         return data
     assert element == E2M1

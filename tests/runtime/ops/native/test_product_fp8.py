@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtime import ops
-from runtime.ops.native import fp8, library
+from runtime.ops.native import library
+from runtime.ops.native import ops as fp8
 from tests.runtime.ops.test_linear_fp8 import E4M3, HALF, U, exact, operand
 
 some = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,0 +1,227 @@
+"""Schedules that fill bubbles with weight gradients: ZB1P, ZBH2, interleaved zero bubble, ZBV, V-Half and V-Min."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from compiler.ir.stage_placement import ONE_STAGE
+from compiler.schedule.dualpipe import both_ways, down_and_up
+from compiler.schedule.numbering import numbered
+from compiler.schedule.one_f_one_b import around_the_ring
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.slots import F0, F1, I0, I1, W0, W1, Slot, Token, W
+
+# --- ZB1P, the hand-made schedule ZB-H1: 1f1b with weight gradients in the bubble (Zero Bubble, arXiv 2401.10241, §3.1)
+#
+# Every P >= 1 and N >= 1, placement `loop(1)`. No rank holds more than P activations, which is what the first rank of
+# 1f1b holds: rank r defers each W by r micro-batches, as many as its warm-up is shorter.
+
+
+def zb1p(num_ranks: int, num_micro_batches: int) -> Schedule:
+    """Rank r: min(N, P-1-r) forwards, then F, I and the W of r micro-batches ago by turns; ValueError below 1."""
+    return deferred("zb1p", num_ranks, num_micro_batches, 1)
+
+
+def deferred(name: str, num_ranks: int, num_micro_batches: int, times: int) -> Schedule:
+    """Rank r: so many times P-1-r forwards, or N, then F, I and the W of `times` · r micro-batches ago by turns."""
+    if num_ranks < 1 or num_micro_batches < 1:
+        raise ValueError(f"{name} needs at least 1 rank and 1 micro-batch, got {num_ranks} and {num_micro_batches}")
+    return numbered(
+        name,
+        num_ranks,
+        num_micro_batches,
+        ONE_STAGE,
+        lambda rank: _zb1p_slots(num_micro_batches, times * (num_ranks - 1 - rank), times * rank),
+    )
+
+
+def _zb1p_slots(num_micro_batches: int, warm_up: int, late: int) -> list[Slot]:
+    N, warm_up = num_micro_batches, min(num_micro_batches, warm_up)
+    slots: list[Slot] = [(F0,)] * warm_up
+    for k in range(N):
+        if warm_up + k < N:
+            slots += [(F0,)]
+        slots += [(I0,)]
+        if k >= late:
+            slots += [(W0,)]
+    return slots + [(W0,)] * min(N, late)
+
+
+# --- ZBH2, the hand-made schedule ZB-H2: no bubble behind the fill where F = I = W (Zero Bubble, arXiv 2401.10241,
+# §3.2)
+#
+# Every P >= 1 and N >= 1, placement `loop(1)`, at most 2P - 1 activations: each rank warms up with as many forwards as
+# fit until its first backward is there, and defers as many W more as its warm-up is shorter.
+
+
+def zbh2(num_ranks: int, num_micro_batches: int) -> Schedule:
+    """zb1p with twice the warm-up, and W deferred by twice as many micro-batches; ValueError for P or N < 1."""
+    return deferred("zbh2", num_ranks, num_micro_batches, 2)
+
+
+# --- Interleaved zero bubble: rank r defers r weight gradients, and fills the bubble of the drain with them
+#
+# Every P >= 1, N >= 1 and v >= 2 chunks, placement `loop(v)` (torch's ScheduleInterleavedZeroBubble; arXiv 2401.10241).
+
+
+def interleaved_zb(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
+    """Split backwards with deferred weight gradients; ValueError for P or N < 1, chunks < 2."""
+    return around_the_ring("interleaved_zb", num_ranks, num_micro_batches, chunks, _split)
+
+
+def _split(forwards: list[Token], backwards: list[Token], first_group: int, behind: int, before: int) -> Iterator[Slot]:
+    warm_up = min(len(forwards), first_group + behind)
+    yield from ((forward,) for forward in forwards[:warm_up])
+    for at, (_, chunk) in enumerate(backwards):
+        if warm_up + at < len(forwards):
+            yield (forwards[warm_up + at],)
+        yield (("I", chunk),)
+        if at >= before:
+            yield (("W", backwards[at - before][1]),)
+    yield from ((("W", chunk),) for _, chunk in backwards[max(0, len(backwards) - before) :])
+
+
+# --- ZBV: two stages a rank in the form of a V, without a bubble where F = I = W (Zero Bubble, arXiv 2401.10241, §6)
+#
+# Every P >= 1 and N >= 1, placement `v`, at most 2P activations, of half a rank's layers each. The hand-made order of
+# the paper begins at 2P-1 micro-batches; fewer run as those would, without the missing ones.
+#
+# `prompt`: in the drain too, every weight gradient comes right behind its backward, and the step is a little longer.
+# What is kept for a weight gradient is more than what is kept for a backward that computes its values anew: with 30
+# micro-batches on 16 ranks a rank of DeepSeek-V3 holds 1.7 times as much where they are put off.
+
+
+def zbv(num_ranks: int, num_micro_batches: int, prompt: bool = False) -> Schedule:
+    """Warm-up, steady state and drain of each rank; ValueError for P or N < 1."""
+    P, N = num_ranks, num_micro_batches
+    if P < 1 or N < 1:
+        raise ValueError(f"zbv needs at least 1 rank and 1 micro-batch, got {P} and {N}")
+    return down_and_up("zbv", P, N, lambda rank: _zbv_slots(P, N, rank, prompt))
+
+
+def zbv_both_ways(num_ranks: int, num_micro_batches: int, prompt: bool = False) -> Schedule:
+    """ZBV of half the ranks, unfolded: what a `bidirectional` plan runs where DualPipe has too few micro-batches.
+
+    Every even P and N >= 1, at most P activations; ValueError otherwise. Not a choice of the language.
+    """
+    P, N = num_ranks, num_micro_batches
+    if P < 2 or P % 2 or N < 1:
+        raise ValueError(f"zbv from both ends needs an even number of ranks and 1 micro-batch, got {P} and {N}")
+    return both_ways("zbv", P, N, lambda depth: _zbv_slots(P // 2, (N + 1) // 2, depth, prompt))
+
+
+def _zbv_slots(num_ranks: int, num_micro_batches: int, rank: int, prompt: bool) -> tuple[Slot, ...]:
+    """Direction 0 is the way down, 1 the way up."""
+    below, above = num_ranks - rank, rank  # ranks from here to the turn, this one among them; ranks before it
+    N = max(num_micro_batches, 2 * num_ranks - 1)
+    order = [F0] * (2 * below - 1)  # the first micro-batch is on its way to the last rank and back
+    order += [F1, F0] * above
+    order += [F1, I1, W1] * below  # the first backwards of the way up; those of the way down are not there yet
+    left = N - (2 * below - 1) - above  # forwards of the way down
+    order += [F0, I0, W0, F1, I1, W1] * left
+    order += [I0, W0, F1, I1, W1] * (N - above - below - left)  # and of the way up
+    order += [I0, W0, I1, W1] * above if prompt else [I0, I1] * above
+    order += [I0, W0] * below
+    order += [] if prompt else [W1] * above + [W0] * above
+    return tuple((token,) for token in (_first(order, num_micro_batches) if num_micro_batches < N else order))
+
+
+def _first(order: Sequence[Token], most: int) -> Iterator[Token]:
+    """The first `most` of each token."""
+    seen: Counter[Token] = Counter()
+    for token in order:
+        seen[token] += 1
+        if seen[token] <= most:
+            yield token
+
+
+# --- Orders of a V that repeat one block of six units: the steps of one micro-batch, the same for all, six units apart
+#
+# Pipeline Parallelism with Controllable Memory (arXiv 2405.15362): how long a block holds its activations decides what
+# a rank holds. Every F and I takes a unit, and each rank runs F, F, I, I and two W in six. A micro-batch takes a fixed
+# number of units from one rank to the next, its pace, on each of the four legs of its way: forward down the V and up
+# again, backward down and up. Where it turns it may have to wait, so that no two of a rank's steps meet. Ranks run
+# their steps in this order, each as soon as it can.
+
+_PERIOD = 6  # units of a block: F, I and W of both stages of a rank
+
+
+def repeated(
+    name: str, num_ranks: int, num_micro_batches: int, pace: tuple[int, int, int, int], waits: tuple[int, int, int]
+) -> Schedule:
+    """The schedule of placement `v` that repeats a block; ValueError for P or N < 1.
+
+    `pace`: units from rank to rank on the four legs. `waits`: units lost at the three turns between them.
+    """
+    P, N = num_ranks, num_micro_batches
+    if P < 1 or N < 1:
+        raise ValueError(f"{name} needs at least 1 rank and 1 micro-batch, got {P} and {N}")
+    return down_and_up(name, P, N, lambda rank: _block_slots(N, _block(P, rank, pace, waits)))
+
+
+def _block(
+    num_ranks: int, rank: int, pace: tuple[int, int, int, int], waits: tuple[int, int, int]
+) -> tuple[tuple[int, Token], ...]:
+    """When the rank runs its four steps on the first micro-batch."""
+    hops, down, up, back_down, back_up = num_ranks - 1, *pace
+    turn = (down + up) * hops + 1 + waits[0]  # the last forward, on rank 0
+    back = turn + 1 + waits[1]  # the first backward there
+    end = back + (back_down + back_up) * hops + 1 + waits[2]  # and the last
+    return (down * rank, F0), (turn - up * rank, F1), (back + back_down * rank, I1), (end - back_up * rank, I0)
+
+
+def _block_slots(num_micro_batches: int, block: tuple[tuple[int, Token], ...]) -> list[Slot]:
+    """The block repeated; W where it leaves a unit free, and what is left of them at the end."""
+    assert len({start % _PERIOD for start, _ in block}) == len(block), "two steps of a rank at once"
+    slots: list[Slot] = []
+    deferred = 0
+    turns = sorted({0, *(start // _PERIOD + more for start, _ in block for more in (0, num_micro_batches))})
+    for turn, end in pairwise(turns):  # between them the same steps run
+        runs = {start % _PERIOD: token for start, token in block if 0 <= turn - start // _PERIOD < num_micro_batches}
+        while turn < end:
+            more, change = _six_units(runs, {start % _PERIOD for start, _ in block}, deferred)
+            times = end - turn if change == 0 or (change > 0 and deferred >= _PERIOD) else 1
+            slots += more * times
+            deferred += change * times
+            turn += times
+    return slots + [(W,)] * deferred
+
+
+def _six_units(runs: dict[int, Token], taken: set[int], due: int) -> tuple[list[Slot], int]:
+    """What runs in six units, W in those that the block leaves free; and how many more of them are due then."""
+    slots: list[Slot] = []
+    deferred = due
+    for unit in range(_PERIOD):
+        if (token := runs.get(unit)) is not None:
+            slots.append((token,))
+            deferred += token in (I0, I1)
+        elif deferred and unit not in taken:
+            slots.append((W,))
+            deferred -= 1
+    return slots, deferred - due
+
+
+# --- V-Half: half of the activations of 1f1b, and about half of its bubble (arXiv 2405.15362, "Controllable Memory")
+#
+# Every P >= 1 and N >= 1, placement `v`, at most 2 ((P + 2) // 2) activations, of half a rank's layers each. The way up
+# has half the pace of the way down, forward and backward.
+
+
+def vhalf(num_ranks: int, num_micro_batches: int) -> Schedule:
+    """The block that takes twice as long to go up; ValueError for P or N < 1."""
+    waits = (1, 0, 0) if num_ranks % 2 else (4, 0, 3)
+    return repeated("vhalf", num_ranks, num_micro_batches, (1, 2, 1, 2), waits)
+
+
+# --- V-Min: a third of the activations of 1f1b, with a bubble between those of V-Half and 1f1b (arXiv 2405.15362)
+#
+# Every P >= 1 and N >= 1, placement `v`, at most 2 ((P + 4) // 3) activations, of half a rank's layers each. A
+# micro-batch goes from rank to rank without a wait.
+
+
+def vmin(num_ranks: int, num_micro_batches: int) -> Schedule:
+    """The block that is over soonest; ValueError for P or N < 1."""
+    waits = (0, 0, 0) if num_ranks % 3 else (2, 0, 2)
+    return repeated("vmin", num_ranks, num_micro_batches, (1, 1, 1, 1), waits)
