@@ -34,7 +34,7 @@ from dsl.schema import Spec
 # layer of experts and a dense one, whose rates are of different kernels.
 #
 # How: every split within limits is followed (split_search.py); where layers are alike, how many each stage has is
-# enough (alike_layers.py).
+# enough (split_search.py).
 
 
 def partition(pipeline: Pipeline) -> Split:

@@ -4,7 +4,7 @@ kept      made by other segments and kept for the backward: inputs of segments, 
 saved     made by a forward for its backward
 deferred  made by a backward for the weight gradients behind it, which other actions run
 gradient  of activations, in the action that runs
-buffer    sent or received by the exchanges of the action that runs, or staged by them (staging.py)
+buffer    sent or received by the exchanges of the action that runs, or staged by them (memory.py)
 message   posted, received or sent between pipeline ranks, until it is known to have arrived
 inside    within one segment for a moment
 """

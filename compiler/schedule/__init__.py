@@ -75,7 +75,7 @@ def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int =
 def stand_in(placement: StagePlacement, num_ranks: int, num_micro_batches: int, prompt: bool = True) -> Schedule:
     """A schedule of any number of micro-batches on a placement: for the sizes that the spec's schedule does not have.
 
-    It is to fit where the spec's schedule does, rather than to be the fastest; not if `prompt` is off (zbv.py).
+    It is to fit where the spec's schedule does, rather than to be the fastest; not if `prompt` is off (zero_bubble.py).
     """
     if placement == BIDIRECTIONAL:
         return zbv_both_ways(num_ranks, num_micro_batches, prompt)

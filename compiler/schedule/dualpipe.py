@@ -12,7 +12,7 @@ from compiler.schedule.slots import B0, B1, F0, F1, I0, I1, Slot, W
 # --- The eight steps of DualPipe (DeepSeek-V3, arXiv 2412.19437, §3.2.1), as one rank of a V runs them
 #
 # `dualpipev` is this order on placement `v`, `dualpipe` on `bidirectional`: DualPipe on P ranks and N micro-batches is
-# DualPipeV on P/2 ranks and N/2 micro-batches, unfolded (folded.py).
+# DualPipeV on P/2 ranks and N/2 micro-batches, unfolded.
 
 
 def eight_steps(num_ranks: int, num_micro_batches: int, depth: int) -> tuple[Slot, ...]:

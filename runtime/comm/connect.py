@@ -1,6 +1,6 @@
 """What carries the channels of a rank: on CPUs memory where all members of a channel share it, else gloo; on GPUs NCCL.
 
-Ranks that share a GPU take what ranks of a CPU would, and copies (staged.py).
+Ranks that share a GPU take what ranks of a CPU would, and copies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ops of every layer, as plain functions: what emitted code calls, and on the CPU what it runs.
 
 An op has a forward, a gradient of its activations (`_dgrad`) and of its weight (`_wgrad`), and the latter added to a
-buffer (`_wgrad_`). What is BF16 and what is not is in `wide`. Activations are row-major [rows, columns]; indices are
+buffer (`_wgrad_`). What is BF16 and what is not is in `product`. Activations are row-major [rows, columns]; indices are
 int64, offsets int32. Results are contiguous, but for the scales of tiles of rows, which lie column by column, and
 never share storage with an argument; the same arguments give the same bits. Each module lists its ops in a tuple
 `OPS`. The package has them all in a table, and each under its own name: `from runtime.ops import linear`. Shapes,

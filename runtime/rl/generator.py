@@ -6,7 +6,7 @@ the next one that waits takes the slot (continuous batching). All ranks learn th
 of them knows what all slots have. One micro-batch has all slots, because a round takes as long as reading the weights.
 
 Which column or slot has a sequence changes no bit of it: a row of any op has the same bits beside other rows
-(next_tokens.py), and what is drawn depends on the number of the sequence (sampler.py).
+(next_tokens.py), and what is drawn depends on the number of the sequence.
 """
 
 from __future__ import annotations

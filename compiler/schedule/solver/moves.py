@@ -21,7 +21,7 @@ from compiler.schedule.solver.timing import (
     timing_of,
 )
 
-# --- Small changes to a row of slots; None where one does not fit. What comes of them is checked by line.py
+# --- Small changes to a row of slots; None where one does not fit. What comes of them is checked by timing.py
 
 TOKENS = tuple(tokens_of(slot) if slot < FIXED else () for slot in range(2 * FIXED))
 Draw = Callable[[], float]  # uniform in [0, 1)
