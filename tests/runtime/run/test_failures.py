@@ -22,7 +22,7 @@ BEGUN = 4  # rows after which a run is disturbed: one checkpoint is there, of st
 STRAIGHT = 30
 
 # `F1.3`, `(F0.3|B1.2)`, `dispatch I1.2@L1`, `recv F0.1`, `sum records`, `reduce experts`: what ranks say they do
-ACTION = r"(\(?[FBIW]\d+\.\d+.*|\w+ [FBIW]\d+\.\d+.*|(?:reduce|gather|connect) .*|[a-z ]+)"
+ACTION = r"(\(?[FBIWE]\d+\.\d+.*|\w+ [FBIWE]\d+\.\d+.*|(?:reduce|gather|connect) .*|[a-z ]+)"
 
 
 @pytest.fixture(scope="module")
