@@ -22,7 +22,7 @@ from benchmarks.published.rows import all_runs, stored
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of
 from compiler.plan.split_blocks import balanced_rows
-from compiler.predict.assumed import LEAST, UNKNOWN, class_seconds
+from compiler.predict.interval import LEAST, UNKNOWN, class_seconds
 from compiler.predict.predict import mfu_of, predict
 from compiler.predict.prediction import Prediction, Step
 from compiler.tools.report.prediction_text import count, ranges

@@ -27,7 +27,7 @@ from compiler.model.segments.fuse import between
 from compiler.model.segments.interpret import interpret
 from compiler.model.segments.joint import Joint, Node
 from compiler.model.segments.split import phases, view_nodes
-from compiler.model.segments.storage import unpacked
+from compiler.model.segments.unpack import unpacked
 
 ROOT = Path(__file__).parent.parent
 V3 = ROOT / "specs" / "deepseek-v3.dsc"

@@ -22,7 +22,7 @@ from compiler.emit.build_summary import does_not_fit, summary
 from compiler.emit.emission import Emission, digest, num_sms
 from compiler.emit.segment_cache import Segments
 from compiler.ir import Plan, Program, SegmentCode
-from compiler.plan.actions.order import Orders
+from compiler.plan.actions.order_cache import Orders
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates
 from compiler.plan.split_blocks import held
@@ -34,10 +34,10 @@ from compiler.program.lower.opening_order import opening_order
 from compiler.program.lower.scheduler import Scheduler
 from compiler.program.lowered import Lowered
 from compiler.program.proof import Certificate, Prover
-from compiler.program.proof.replicas import check_start
+from compiler.program.proof.start import check_start
 from compiler.schedule.one_f_one_b import forward_only
 from compiler.schedule.schedule import Schedule
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.schema import Spec
 
 Files = tuple[tuple[str, str], ...]  # (path in the build folder, text)
@@ -107,7 +107,7 @@ def lower_spec(
     certificates = prove(spec, plan, programs)
     openings = opening_order(plan, programs.values())
     check_start(plan, openings, programs.values())
-    growth = stages.of(spec)
+    growth = ramp.of(spec)
     num_steps = growth.steps_for(spec.train.tokens)
     return Lowered(
         lowering=lowering,
@@ -124,7 +124,7 @@ def lower_spec(
 
 def schedule(spec: Spec, lowering: Lowering, progress: Progress = lambda _: None) -> dict[str, Schedule]:
     """The schedule of each program: `train_8` for each number of micro-batches, `evaluate_8` for forwards alone."""
-    plan, counts = lowering.plan, stages.micro_batches(spec)
+    plan, counts = lowering.plan, ramp.micro_batches(spec)
     scheduler = Scheduler(spec, lowering, progress)
     schedules = {f"train_{n}": scheduler.schedule(n) for n in counts}
     if spec.train.validate is not None or spec.train.grpo is not None:  # completions are made by forwards, too

@@ -40,7 +40,7 @@ MAY_IMPORT = {
         "runtime.contract",  # what a build says, and the JSON of it
         "runtime.ops",  # what emitted segments call
         "runtime.build.files",
-        "runtime.build.files",
+        "runtime.build.run_copy",
         "runtime.checkpoint",  # of inference: the folders that a run keeps
         "runtime.data",  # of inference: tokenizers and shards
         "runtime.observe.watch",  # following a run, and how it is shown

@@ -9,7 +9,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from compiler.tools.picture import palette
-from compiler.tools.picture.sheet import environment
+from compiler.tools.picture.template import environment
 from compiler.tools.report import charts
 
 HERE = Path(__file__).parent

@@ -18,11 +18,12 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     their emitted kernels, which use `num_sms` SMs. Imports torch.
     """
     from compiler.model.segments import check, printer
-    from compiler.model.segments.interpret import base_graph, bytes_saved, rewritten
+    from compiler.model.segments.interpret import base_graph, rewritten
+    from compiler.model.segments.node_costs import bytes_saved
     from compiler.model.segments.split import split
-    from compiler.model.segments.storage import unpacked
     from compiler.model.segments.torch_ops import ops
     from compiler.model.segments.trace import trace
+    from compiler.model.segments.unpack import unpacked
 
     base = base_graph(segment)
     check.base_graph(trace(segment, ops()), base)

@@ -16,8 +16,9 @@ from compiler.machine.rates import Rates
 from compiler.model.layers import LAYERS, Place, indexer, qk_clip
 from compiler.model.layers.attention import norms_together
 from compiler.model.layers.ends import LOGP, sampled
+from compiler.model.layers.hyper import following
 from compiler.model.layers.moe import replays_choices
-from compiler.model.layers.residual import following, is_changed
+from compiler.model.layers.residual import is_changed
 from compiler.model.layers.value_dtypes import back, to_experts
 from compiler.plan.actions.chains import Chains
 from compiler.plan.actions.lanes import best_order, end_of

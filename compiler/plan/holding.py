@@ -18,7 +18,7 @@ from compiler.plan.layer_runs import Bytes, Holding, Moment, Moments
 from compiler.plan.spec_files import schedule_of_file
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedule.schedule import Schedule
-from dsl.closed_forms import stages as ramp
+from dsl.closed_forms import ramp
 from dsl.closed_forms.memory import bytes_per_element
 from dsl.schema import Spec
 from runtime.contract.actions import actions_of

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from compiler.files.text import TextFileError, read_text
 from compiler.plan.parameters import model_parameters, stored
 from compiler.plan.spec_files import SpecFiles, files_of
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.facts.schedules import DEFAULT
 from dsl.load import Analysis, load
 from dsl.messages.diagnostics import Diagnostic, Span, SpecError
@@ -130,7 +130,7 @@ def _schedule(spec: Spec, path: Path, opened: Sequence[str]) -> object:
     try:
         return schedule_for(spec, path)
     except ScheduleError as error:
-        sizes = f"--ranks {spec.parallel.pipeline} --micro-batches {stages.micro_batches(spec)[-1]}"
+        sizes = f"--ranks {spec.parallel.pipeline} --micro-batches {ramp.micro_batches(spec)[-1]}"
         hint = f"`dsc schedule --name {DEFAULT} {sizes}` prints one of this run's sizes"
         raise _WrongError(str(error), hint) from None
 

@@ -14,12 +14,14 @@ from compiler.plan.parameters import counted
 from compiler.plan.plan import HELD, make_plan
 from compiler.plan.spec_rates import rank_rates
 from compiler.plan.split_blocks import balanced_rows
-from compiler.predict.assumed import assumptions, interval_of, rank_seconds
+from compiler.predict.assumed import assumptions
 from compiler.predict.failures import Goodput, goodput_of
-from compiler.predict.flops import flops_per_token, generation_of
+from compiler.predict.flops import flops_per_token
+from compiler.predict.generation import generation_of
+from compiler.predict.interval import interval_of, rank_seconds
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_state import saved_bytes
-from compiler.predict.numbers import energy_of, money_of
+from compiler.predict.money import energy_of, money_of
 from compiler.predict.prediction import Exchange, Flops, Prediction, RankMemory, StageRow, Step, Tail, Whole
 from compiler.predict.step import step_of
 from compiler.predict.tail import Tensor, groups_of, reduce_seconds, tail_of, tensors_of, works_of
@@ -28,7 +30,7 @@ from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, simulate
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.schema import Device, Moe, Spec
 from runtime.contract.adapter_names import is_adapter
 
@@ -226,7 +228,7 @@ def whole_of(spec: Spec, step: Step, generation_s: float = 0.0) -> Whole:
 
     `generation_s`: of completions, beside the step.
     """
-    growth = stages.of(spec)
+    growth = ramp.of(spec)
     busiest = max(rank.busy_s for rank in step.ranks) / step.num_micro_batches
     quantum = spec.parallel.data * spec.train.micro_batch
     seconds = sum(

@@ -23,12 +23,12 @@ from compiler.plan.layer_runs import Moments, stage_placement_of_spec
 from compiler.plan.plan import plan_of
 from compiler.plan.spec_rates import rank_rates
 from compiler.plan.splitting import Splitting, moments_on
-from compiler.predict.flops import least_step_s
+from compiler.predict.floor import least_step_s
 from compiler.predict.memory_state import missing_anywhere, missing_with
 from compiler.predict.predict import Timed, memories, predict, timed_on
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.schema import Spec, choices
 from dsl.schema.choices import Choice
 
@@ -53,7 +53,7 @@ class Shared:
 
     def moments_on(self, spec: Spec, placement: StagePlacement, num_ranks: int, within: bool) -> Moments:
         """The fullest moments of each rank under the spec's schedule."""
-        key = spec.schedule, stages.micro_batches(spec)[-1], placement, num_ranks, within
+        key = spec.schedule, ramp.micro_batches(spec)[-1], placement, num_ranks, within
         if key not in self.moments:
             self.moments[key] = moments_on(spec, placement, num_ranks, within)
         return self.moments[key]

@@ -22,7 +22,7 @@ from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule import AUTO, SCHEDULES
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.solver import default_cap
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.messages.diagnostics import Span
 from dsl.schema import Spec
 from dsl.schema.run import Recompute
@@ -268,7 +268,7 @@ class _Looking:
     def _is_of_file(self, spec: Spec) -> bool:
         """Whether the schedule's file has this size."""
         assert self.given is not None
-        same = stages.micro_batches(spec)[-1] == self.given.num_micro_batches
+        same = ramp.micro_batches(spec)[-1] == self.given.num_micro_batches
         return same and spec.parallel.pipeline == self.given.num_ranks
 
     # ------------------------------------------------------------ planned whole

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.predict.memory_run import explain_memory, gib
+from compiler.predict.memory_why import explain_memory, gib
 from compiler.predict.predict import Timed
 from compiler.predict.prediction import RankMemory
 from compiler.predict.why import Nearest, Way, Ways
 from dsl.messages.diagnostics import Span, visible
-from dsl.text.edits import span_value
+from dsl.text.as_json import span_value
 
 
 @dataclass(frozen=True, slots=True)

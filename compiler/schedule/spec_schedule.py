@@ -11,7 +11,7 @@ from compiler.schedule.costs import MAX_CELLS, MAX_RANKS, Costs
 from compiler.schedule.schedule import Schedule, ScheduleError
 from compiler.schedule.simulate import simulate
 from compiler.schedule.torch_csv import from_torch_csv
-from dsl.closed_forms import stages as ramp
+from dsl.closed_forms import ramp
 from dsl.facts.layout import expanded
 from dsl.facts.schedules import PLAIN
 from dsl.schema import Spec

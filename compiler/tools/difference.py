@@ -20,7 +20,7 @@ from compiler.schedule import DEFAULT_CHUNKS, SCHEDULES, schedule_of
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import simulate
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.closed_forms.counts import parameters
 from dsl.closed_forms.memory import lower_bound
 from dsl.leaves import leaves, origin_of
@@ -173,7 +173,7 @@ def _summary(values: Mapping[str, str]) -> str:
 
 def _facts(spec: Spec) -> Iterator[tuple[str, int | float | str | None, str]]:
     """(name, value, unit), the same names for every spec."""
-    counts, memory, growth = parameters(spec.model), lower_bound(spec), stages.of(spec)
+    counts, memory, growth = parameters(spec.model), lower_bound(spec), ramp.of(spec)
     yield "parameters.total", counts.total, ""
     yield "parameters.active", counts.active, ""
     yield "parameters.mtp", counts.mtp, ""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import log
 
-from dsl.closed_forms import memory
-from dsl.closed_forms import stages as ramp
+from dsl.closed_forms import memory, ramp
 from dsl.conflict.sheet import (
     CHUNKS,
     DATA,

@@ -203,7 +203,7 @@ def _without_label(context: Context, name: str, labels: tuple[Value, ...]) -> No
 
 
 def _kind_hint(path: str, word: str, kinds: Collection[str]) -> str:
-    from dsl.resolve.unused import kind_hint  # only where something is wrong
+    from dsl.resolve.meant import kind_hint  # only where something is wrong
 
     return kind_hint(path, word, kinds)
 
@@ -340,7 +340,7 @@ def _unknown(
     if len(context.mistakes) >= MAX_HINTED:
         context.complain("E0201", message, word.span)
         return set()
-    from dsl.resolve.unused import key_meant  # only where something is wrong
+    from dsl.resolve.meant import key_meant  # only where something is wrong
 
     meant, hint, notes = key_meant(scope.path, cls, block, statement, keys)
     if isinstance(statement, Block) and len(meant) == 1 and MEANT.fullmatch(hint) and _takes_block(cls, *meant):

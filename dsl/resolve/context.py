@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from dsl.closed_forms.stages import Size
+from dsl.closed_forms.ramp import Size
 from dsl.facts.units import Quantity
 from dsl.messages.diagnostics import Diagnostic, Note, Span, listed
 from dsl.resolve.files import Definitions

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp as ramps
 from dsl.facts.devices import FIELDS as PEAK_FIELDS
 from dsl.facts.devices import peaks_of
 from dsl.facts.schedules import DEFAULT_CHUNKS, default_of, facts_of
@@ -171,7 +171,7 @@ def of_name(cls: type[Node], values: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- steps and tokens
 
 
-def ramp_of(context: Context) -> stages.Ramp | None:
+def ramp_of(context: Context) -> ramps.Ramp | None:
     """How the batch grows over the whole run, phases before this one included; None when what says so has failed."""
     ramp = own_ramp(context)
     try:
@@ -181,7 +181,7 @@ def ramp_of(context: Context) -> stages.Ramp | None:
         return None
 
 
-def own_ramp(context: Context) -> stages.Ramp | None:
+def own_ramp(context: Context) -> ramps.Ramp | None:
     """How the batch grows from the beginning of this phase on, or None when what says so has failed."""
     try:
         batch: Batch = peek(context, "train.batch")
@@ -189,9 +189,9 @@ def own_ramp(context: Context) -> stages.Ramp | None:
         quantum = 2 * _positive(context, "parallel.data") * micro_batch
     except RejectedError:
         return None
-    if batch.end < batch.start or stages.num_sizes(batch, quantum) > stages.MAX_SIZES:
+    if batch.end < batch.start or ramps.num_sizes(batch, quantum) > ramps.MAX_SIZES:
         return None
-    return stages.ramp(batch, sequence, quantum)
+    return ramps.ramp(batch, sequence, quantum)
 
 
 def tokens_of_steps(context: Context, scope: Scope, statement: Attribute | Block) -> int:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import takewhile
 from typing import Literal
 
-from dsl.closed_forms.stages import Ramp
+from dsl.closed_forms.ramp import Ramp
 from dsl.facts.units import PLAIN, Quantity, spoken
 from dsl.messages.diagnostics import Span, listed
 from dsl.resolve.context import Context, RejectedError, Scope, suggest

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dsl.closed_forms.stages import Size
+from dsl.closed_forms.ramp import Size
 from dsl.resolve.blocks import field
 from dsl.resolve.context import Context, RejectedError, suggest
 from dsl.resolve.derive import own_ramp, peek, total_tokens

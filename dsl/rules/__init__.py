@@ -10,7 +10,20 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from dsl.messages.diagnostics import Diagnostic, Note, Span
-from dsl.rules import adapter, data, model, parallel, phases, places, precision, resources, rewards, tensor
+from dsl.rules import (
+    adapter,
+    data,
+    model,
+    parallel,
+    phases,
+    places,
+    precision,
+    recompute,
+    resources,
+    rewards,
+    tensor,
+    training,
+)
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
 from dsl.schema.paths import checked_paths
@@ -120,12 +133,12 @@ RULES: tuple[Row, ...] = (
     (("precision",), precision.scales_are_those_of_a_format),
     (
         ("recompute", "model.name", "model.logit_cap", "model.hyper_connections", *ATTENTIONS, f"{LAYERS}.ffn.shared"),
-        resources.recomputed_ops_exist,
+        recompute.recomputed_ops_exist,
     ),
-    (("recompute", "recompute_layers", "model.mtp", "model.hyper_connections"), resources.layers_are_named_once),
+    (("recompute", "recompute_layers", "model.mtp", "model.hyper_connections"), recompute.layers_are_named_once),
     (
         ("recompute_layers", "recompute", "model.mtp", "model.name", f"{LAYERS}.last"),
-        resources.counted_layers_are_run_again,
+        recompute.counted_layers_are_run_again,
     ),
     (
         (
@@ -266,7 +279,7 @@ RULES: tuple[Row, ...] = (
 )
 checked_paths(*(read for reads, _ in RULES for read in reads))
 
-REFUSALS: tuple[Rule, ...] = (places.trains_in_a_built_in_precision, places.has_kernels_of_the_precision)
+REFUSALS: tuple[Rule, ...] = (training.trains_in_a_built_in_precision, training.has_kernels_of_the_precision)
 
 
 def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> tuple[Diagnostic, ...]:

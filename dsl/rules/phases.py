@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.rules.finding import Finding
 from dsl.schema import Spec
 
@@ -84,10 +84,10 @@ def batch_grows(spec: Spec) -> Iterator[Finding]:
         message = f"the batch shrinks from {batch.start:,} to {batch.end:,}"
         yield Finding("E0706", message, "train.batch", f"write `from = {batch.end}, to = {batch.start}`")
         return
-    quantum = stages.quantum_of(spec.parallel, spec.train.micro_batch)
-    if stages.num_sizes(batch, quantum) > stages.MAX_SIZES:
+    quantum = ramp.quantum_of(spec.parallel, spec.train.micro_batch)
+    if ramp.num_sizes(batch, quantum) > ramp.MAX_SIZES:
         growth = f"from {batch.start:,} to {batch.end:,} by {quantum:,}"
-        message = f"the batch grows {growth}, in more than {stages.MAX_SIZES:,} sizes"
+        message = f"the batch grows {growth}, in more than {ramp.MAX_SIZES:,} sizes"
         yield Finding("E0706", message, "train.batch", "grow it by less")
 
 
@@ -104,7 +104,7 @@ def phases_meet(spec: Spec) -> Iterator[Finding]:
         return
     if within.is_last or train.batch.end < train.batch.start or spec.data.sources:  # their phases begin at whole pieces
         return
-    growth = stages.of(spec)
+    growth = ramp.of(spec)
     steps = growth.steps_for(train.tokens)
     ends = (
         (each, within.first_token + growth.tokens_at(each)) for each in range(steps, steps + longest // sequence + 1)

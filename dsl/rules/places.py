@@ -6,11 +6,8 @@ import os
 import re
 from collections.abc import Iterator
 
-from dsl.facts.formats import FP8, Format
 from dsl.rules.finding import Finding
-from dsl.rules.precision import OPERANDS
-from dsl.schema import BUILT_IN, Precision, Spec
-from dsl.schema.precision import format_of
+from dsl.schema import Spec
 from dsl.schema.train import LOCAL
 
 AT = "train.checkpoint.to"
@@ -83,72 +80,3 @@ def _normal(place: str) -> str:
 
 def _overlaps(one: str, other: str) -> bool:
     return f"{one}/".startswith(f"{other.rstrip('/')}/") or f"{other}/".startswith(f"{one.rstrip('/')}/")
-
-
-# --- What is right, and cannot be compiled and trained yet
-
-ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
-TILES = ("activation_tile", "weight_tile", "scale", "tensor_scale")  # what makes a format, with `linear`
-# Of those that a precision is equally far from, one with its linears is named, else the first.
-RECIPES = ("bf16", "fp32", "fp64", "fp8_block", "mxfp8", "nvfp4")
-WORDS = "fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4"
-
-
-def trains_in_a_built_in_precision(spec: Spec) -> Iterator[Finding]:
-    """One of the built-in recipes, or one that equals it, or differs in what may be chosen."""
-    found = {name: _differing(spec.precision, BUILT_IN[name]) for name in RECIPES}
-    linear = spec.precision.linear
-    wanted = [name for name in RECIPES if linear in OPERANDS and BUILT_IN[name].linear == linear]  # few bits are meant
-    nearest = min(wanted or RECIPES, key=lambda name: (len(found[name]), BUILT_IN[name].linear != linear))
-    if not found[nearest]:
-        return
-    message = f"precision {spec.precision.name} has {', '.join(found[nearest])}; training runs in {WORDS}"
-    yield Finding("E1001", message, "precision", f"write `precision = {nearest}`")
-
-
-def _differing(precision: Precision, recipe: Precision) -> list[str]:
-    """What is not as the recipe has it, in words.
-
-    Moments beside FP32 master weights may be FP32 or BF16. Beside BF16 weights, master weights may be BF16: the same.
-    """
-    differing = {role: getattr(precision, role) for role in ROLES if getattr(precision, role) != getattr(recipe, role)}
-    if recipe.master == "fp32" and precision.moments in ("fp32", "bf16"):
-        differing.pop("moments", None)
-    if recipe.parameter == precision.master == "bf16":
-        differing.pop("master", None)
-    if (
-        precision.scales_tensors or format_of(precision) not in (None, FP8)
-    ) and precision.dispatch == precision.compute:
-        differing.pop("dispatch", None)
-    if precision.logits not in (None, precision.compute):
-        differing["logits"] = precision.logits
-    words = [f"{role} in {dtype}" for role, dtype in differing.items()]
-    return [*words, *_of_few_bits(precision, recipe, format_of(precision))] if recipe.linear in OPERANDS else words
-
-
-def _of_few_bits(precision: Precision, recipe: Precision, form: Format | None) -> Iterator[str]:
-    """What products in few bits do not do. With FP8's own ops gradients are rounded to nearest and not transformed."""
-    of_recipe = format_of(recipe)
-    assert of_recipe, "a built-in recipe has a format"
-    if precision.scales_tensors:
-        yield "one scale for each tensor"
-        return
-    if form is None or form.scale != of_recipe.scale:
-        differing = (key for key in TILES if getattr(precision, key) != getattr(recipe, key))
-        yield from (f"{key} = {str(getattr(precision, key)).lower()}" for key in differing)
-    if form == FP8:
-        promote = "no promote" if precision.promote is None else f"promote = {precision.promote}"
-        yield from (promote,) if precision.promote != recipe.promote else ()
-        yield from ("stochastic gradients",) if precision.gradient_rounding == "stochastic" else ()
-        yield from ("hadamard",) if precision.hadamard else ()
-
-
-def has_kernels_of_the_precision(spec: Spec) -> Iterator[Finding]:
-    """An accelerator runs kernels, of which formats other than blocks of FP8 have none; a CPU the reference ops."""
-    precision = spec.precision
-    form = format_of(precision) if precision.linear in OPERANDS else None
-    device = next((each for each in spec.cluster.devices if each.bf16 is not None), None)
-    if device is not None and form not in (None, FP8):
-        message = f"device {device.name} would run linears in {form.name}, and no kernel multiplies in it yet"
-        hint = "write `precision = fp8_block`, or train on a cluster of CPUs"
-        yield Finding("E1006", message, "precision.linear", hint)

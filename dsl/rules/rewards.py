@@ -10,7 +10,7 @@ from math import gcd, lcm
 from re import _parser
 from typing import Any
 
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.rules.precision import ALL_ROLES, ROLES
 from dsl.schema import AnyAttention, Custom, Gqa, Mla, Moe, Reward, Spec
@@ -48,8 +48,8 @@ def steps_have_whole_groups(spec: Spec) -> Iterator[Finding]:
         message = f"iterations = {grpo.iterations}: steps on the same completions have one size, and the batch grows"
         note = (("the iterations", "train.grpo.iterations"),)
         yield Finding("E0962", message, "train.batch", f"write `batch = {batch.end}`", note)
-    quantum = stages.quantum_of(spec.parallel, micro_batch)
-    sizes = [*range(batch.start, batch.end, quantum)[: stages.MAX_SIZES], batch.end]
+    quantum = ramp.quantum_of(spec.parallel, micro_batch)
+    sizes = [*range(batch.start, batch.end, quantum)[: ramp.MAX_SIZES], batch.end]
     size = next((each for each in sizes if each % grpo.group), None)
     if size is None:
         return

@@ -1,5 +1,6 @@
 """The typed, frozen form of a spec. Every number has bounds; units are those of the fields' marks."""
 
+from dsl.schema.adapter import Lora
 from dsl.schema.attention import (
     AnyAttention,
     Compressed,
@@ -33,13 +34,14 @@ from dsl.schema.base import (
 )
 from dsl.schema.cluster import Cluster, Device, Machine, More
 from dsl.schema.grpo import Grpo, Reward
-from dsl.schema.health import Health, Metrics, Spike
+from dsl.schema.health import Health, Spike
+from dsl.schema.metrics import Metrics
 from dsl.schema.model import Balance, Clamp, Custom, Dense, HyperConnections, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Muon, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
 from dsl.schema.run import Schedule, Sm, Spec
-from dsl.schema.train import Batch, Checkpoint, Ema, Lora, RatePhase, Train, Validate, Within
+from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate, Within
 from dsl.schema.training_data import Chat, Data, DataSource, Filters, Prompts, TrainTokenizer
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What a run does where its numbers go wrong, and where its numbers go besides its folder."""
+"""What a run does where its numbers go wrong: a loss that is not finite, a spike, replicas that differ."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dsl.schema.base import MAX_STEPS, Choices, Node, Unit
-
-# --- What a run does where its numbers go wrong: a loss that is not finite, a spike, replicas that differ
 
 Action = Literal["stop", "skip", "rollback"]
 ACTIONS = Choices(
@@ -96,58 +94,3 @@ class Health(Node):
     def rolls_back(self) -> bool:
         """Whether anything is followed by a rollback."""
         return "rollback" in (self.not_finite, self.spike and self.spike.action)
-
-
-# --- Where the numbers of a run go besides its folder
-
-LOOPBACK = "127.0.0.1"
-Name = Annotated[str | None, Field(min_length=1, max_length=128)]
-
-
-class Metrics(Node):
-    """Where the numbers of a run go besides its folder. No key changes what is trained."""
-
-    tensorboard: Annotated[
-        bool,
-        Field(
-            description="write event files of TensorBoard into `tensorboard/` of the run folder",
-            examples=["tensorboard = true"],
-        ),
-    ] = False
-    prometheus: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            le=65535,
-            description="port at which Prometheus reads the numbers; 0: one that is free, which the run says",
-            examples=["prometheus = 9400"],
-        ),
-    ] = None
-    listen: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=255,
-            description="address of the Prometheus port; another than loopback lets other machines read it",
-            examples=['listen = "0.0.0.0"'],
-        ),
-    ] = LOOPBACK
-    wandb: Annotated[
-        Name, Field(description="project of Weights & Biases that gets the numbers", examples=['wandb = "mine"'])
-    ] = None
-    mlflow: Annotated[
-        Name,
-        Field(
-            description="experiment of MLflow that gets the numbers; MLFLOW_TRACKING_URI says where it is",
-            examples=['mlflow = "mine"'],
-        ),
-    ] = None
-    otel: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            max_length=2048,
-            description="OTLP endpoint of OpenTelemetry that gets a span of each step and each save",
-            examples=['otel = "http://localhost:4318"'],
-        ),
-    ] = None

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
-from dsl.facts.devices import group_nodes, most_group_nodes
+from dsl.facts.nodes import group_nodes, most_group_nodes
 from dsl.facts.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, in_words
+from dsl.schema.adapter import Lora
 from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax, Within
 from dsl.schema.cluster import Cluster
-from dsl.schema.health import Metrics
+from dsl.schema.metrics import Metrics
 from dsl.schema.model import Model, Moe
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import Precision
-from dsl.schema.train import PLANNED, Lora, Train
+from dsl.schema.train import PLANNED, Train
 from dsl.schema.training_data import Data
 
 Recompute = Literal[

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-from dsl.messages.diagnostics import MEANT, OVERRIDE, Conflict, Diagnostic, Edit, Note, Source, Span, given
+from dsl.messages.diagnostics import MEANT, OVERRIDE, Diagnostic, Edit, Source, Span
 from dsl.text.syntax import ALTERNATIVES
 from dsl.text.table import tokens
 
@@ -63,6 +62,8 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
 
 
 # ---------------------------------------------------------------- one reader per kind of hint
+
+
 def _only_way_out(item: Diagnostic, span: Span) -> Edit | None:
     """The edit that resolves a conflict, where it is the only one."""
     ways = item.conflict.resolutions if item.conflict else ()
@@ -225,58 +226,3 @@ READERS: tuple[Callable[[Diagnostic, Span], Edit | None], ...] = (
     _closing,
     _missing,
 )
-
-
-# --- Spans, edits and diagnostics as JSON-able values: one form for `dsc check --format json` and for editors
-#
-# docs/json.md describes them. Lines and columns count from 1; the end is the place after the last character.
-
-NO_PLACE: dict[str, Any] = dict.fromkeys(("file", "line", "column", "end_line", "end_column"))
-
-
-def span_value(span: Span | None) -> dict[str, Any]:
-    """file, line, column, end_line, end_column; all null without a place. `-s` is the file of the command line."""
-    if span is None:
-        return dict(NO_PLACE)
-    end_line, end_column = span.source.position(span.end)
-    return {
-        "file": span.source.name,
-        "line": span.line,
-        "column": span.column,
-        "end_line": end_line,
-        "end_column": end_column,
-    }
-
-
-def edit_value(edit: Edit) -> dict[str, Any]:
-    """A place and the text to put there."""
-    return {**span_value(edit.span), "text": edit.text}
-
-
-def diagnostic_value(item: Diagnostic) -> dict[str, Any]:
-    """One message, with the edit that its hint says if a machine can make it."""
-    edit = edit_of(item)
-    return {
-        "code": item.code,
-        "severity": item.severity,
-        "message": item.message,
-        **span_value(item.span),
-        "hint": item.hint,
-        "edit": edit_value(edit) if edit else None,
-        "notes": [each for note in item.notes for each in _notes(note)],
-        "conflict": _conflict(item.conflict) if item.conflict else None,
-    }
-
-
-def _notes(note: Note) -> list[dict[str, Any]]:
-    """A note, and one for each value that it follows from."""
-    places = [{"message": given(place), **span_value(place)} for place in note.places]
-    return [{"message": note.message, **span_value(note.span)}, *places]
-
-
-def _conflict(conflict: Conflict) -> dict[str, Any]:
-    return {
-        "lines": [span_value(line) for line in conflict.lines],
-        "resolutions": [[edit_value(edit) for edit in edits] for edits in conflict.resolutions],
-        "leaves_others": conflict.leaves_others,
-    }

@@ -18,8 +18,8 @@ from typing import Any
 
 from runtime.build.build import Build, BuildError
 from runtime.build.files import MANIFEST, read_file, versions
-from runtime.system.lines import read_bytes
 from runtime.system.outcome import printable
+from runtime.system.regular_files import read_bytes
 
 VERSION = 1  # of the JSON
 EXIT_DAMAGED, EXIT_USAGE, EXIT_BROKEN_PIPE = 1, 2, 141

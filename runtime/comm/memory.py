@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.transport import Shares, copy_rows, equal_shares, largest_of, sum_in_order, sum_parts
-from runtime.system.outcome import machine
+from runtime.system.machine import machine
 
 WORD = 8  # bytes
 LINE = 64  # bytes of a cache line, so that no word shares one with a word of another rank

@@ -26,6 +26,7 @@ from runtime.contract.data import (
     TrainedTokenizer,
 )
 from runtime.contract.held import Bias, Bucket, Host, OptimizerState, Parameter, Quantised, StateTensor, Table
+from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
 from runtime.contract.mesh import Mesh, Opening
 from runtime.contract.nodes import NodeKind, node_kind
 from runtime.contract.numbers import Batches
@@ -48,16 +49,11 @@ from runtime.contract.programs import (
     Call,
     Certificate,
     Collective,
-    EmittedOp,
     Exchanged,
     Facts,
-    KernelList,
     Manifest,
-    OptimizerStep,
     Program,
-    QuantisedWeights,
     Reduction,
-    SegmentKernels,
     check_programs,
 )
 from runtime.contract.recipe import (

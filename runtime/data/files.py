@@ -1,4 +1,4 @@
-"""Files that may be anything, libraries that may be missing, and the errors of data that a user must mend."""
+"""Errors about data that a user can correct, missing libraries, and safe opening of files."""
 
 from __future__ import annotations
 

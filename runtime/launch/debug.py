@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runtime.launch.heartbeat import Board
-from runtime.system.lines import write
+from runtime.system.regular_files import write
 
 MARK = "debug.txt"  # of a run folder: this was a debug run, of what
 TIMEOUT_S = 365 * 24 * 3600.0  # of ranks that wait for the one at its prompt

@@ -28,7 +28,7 @@ import torch
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import STOP_SIGNALS, Seat, Target, run_rank
 from runtime.launch.rank_watch import Interrupts, Process, Supervision
-from runtime.launch.room import lock_folder
+from runtime.launch.run_lock import lock_folder
 from runtime.system.outcome import Outcome, oom_kills_so_far
 
 UNSEEN = Supervision()  # nothing is shown while ranks run

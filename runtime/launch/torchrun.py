@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from runtime.contract.options import START_TIMEOUT_S
 from runtime.launch.rank_process import NO_TIMEOUT, Target, die_with_parent, use_one_thread
-from runtime.launch.room import LOCK, RunFolderBusyError, lock_folder
+from runtime.launch.run_lock import LOCK, RunFolderBusyError, lock_folder
 from runtime.launch.torchrun_meet import (
     Ending,
     Hello,
@@ -36,7 +36,8 @@ from runtime.launch.torchrun_meet import (
     new_nonce,
 )
 from runtime.launch.torchrun_watch import Watch
-from runtime.system.outcome import EXIT_RETRY, EXIT_USAGE, machine, refusal_code
+from runtime.system.machine import machine
+from runtime.system.outcome import EXIT_RETRY, EXIT_USAGE, refusal_code
 
 SHARED_S = 10.0  # how long a file that rank 0 wrote may take to be seen on another machine
 

@@ -1,17 +1,15 @@
-"""Ops of each element: biases of columns, a factor of every element, a soft bound."""
+"""Biases: a number added to each column, the same in all rows, or that of the expert of each row.
+
+T rows, N columns · R rows that E experts received: rows offsets[e-1] … offsets[e] are those of expert e. Which expert a
+row belongs to is looked up, so the host need not know how many rows each has. Sums over rows are FP32 beside BF16.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from runtime.ops.activation import blocks
 from runtime.ops.product import wide, wide_dtype
-
-# --- Biases: a number added to each column, the same in all rows, or that of the expert of each row
-#
-# T rows, N columns · R rows that E experts received: rows offsets[e-1] … offsets[e] are those of expert e. Which expert
-# a row belongs to is looked up, so the host need not know how many rows each has. Sums over rows are FP32 beside BF16.
 
 
 def add_bias(x_TN: Tensor, b_N: Tensor) -> Tensor:
@@ -61,54 +59,7 @@ def _experts(offsets_E: Tensor, num_rows: int) -> Tensor:
     return torch.searchsorted(offsets_E, rows_R, right=True)
 
 
-# --- A factor of every element, the soft bound of logits, y = cap·tanh(x / cap) (Gemma 2, arXiv 2408.00118), and rows
-# without their means: a LayerNorm is an RMSNorm of these
-
-
-def scale(x_TN: Tensor, factor: float) -> Tensor:
-    """x_TN -> y_TN = factor·x."""
-    return (x_TN * factor).contiguous()
-
-
-def scale_dgrad(dy_TN: Tensor, factor: float) -> Tensor:
-    """dy_TN -> dx_TN = factor·dy."""
-    return (dy_TN * factor).contiguous()
-
-
-def softcap(x_TN: Tensor, cap: float) -> Tensor:
-    """x_TN -> y_TN."""
-    y_TN = x_TN.new_empty(x_TN.shape)
-    for y_tN, x_tN in blocks(y_TN, x_TN):
-        y_tN.copy_((wide(x_tN) / cap).tanh_().mul_(cap))
-    return y_TN
-
-
-def softcap_dgrad(dy_TN: Tensor, y_TN: Tensor, cap: float) -> Tensor:
-    """dy_TN, y_TN -> dx_TN = dy·(1 − (y / cap)²)."""
-    dx_TN = y_TN.new_empty(y_TN.shape)
-    for dx_tN, dy_tN, y_tN in blocks(dx_TN, dy_TN, y_TN):
-        dx_tN.copy_((1 - (wide(y_tN) / cap).square_()).mul_(wide(dy_tN)))
-    return dx_TN
-
-
-def center(x_TN: Tensor) -> Tensor:
-    """x_TN -> y_TN, each row less its mean."""
-    x = wide(x_TN)
-    return (x - x.mean(dim=1, keepdim=True)).to(x_TN.dtype).contiguous()
-
-
-def center_dgrad(dy_TN: Tensor) -> Tensor:
-    """dy_TN -> dx_TN, each row less its mean."""
-    return center(dy_TN)
-
-
 OPS = (
     *(add_bias, add_bias_wgrad, add_bias_wgrad_),
     *(add_grouped_bias, add_grouped_bias_dgrad, add_grouped_bias_wgrad, add_grouped_bias_wgrad_),
-    center,
-    center_dgrad,
-    scale,
-    scale_dgrad,
-    softcap,
-    softcap_dgrad,
 )

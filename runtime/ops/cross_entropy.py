@@ -1,4 +1,4 @@
-"""The embedding, and the cross entropy of logits, of the whole vocabulary or of a part of it."""
+"""Cross entropy of next-token logits, summed over the valid targets: those ≥ 0. T tokens, V vocabulary."""
 
 from __future__ import annotations
 
@@ -8,31 +8,6 @@ from torch import Tensor
 from runtime.ops.native import ops as native
 from runtime.ops.native.library import takes
 from runtime.ops.product import wide, wide_dtype
-
-# --- Rows of a table by token. T tokens, V rows of the table, D columns
-#
-# A token below 0 is in another part of the table, which another tensor rank has: its row is zeros.
-
-
-def embedding(tokens_T: Tensor, w_VD: Tensor) -> Tensor:
-    """tokens_T (int64), w_VD -> h_TD."""
-    h_TD = w_VD.index_select(0, tokens_T.clamp(min=0))
-    return h_TD.masked_fill_((tokens_T < 0)[:, None], 0)
-
-
-def embedding_wgrad(dy_TD: Tensor, tokens_T: Tensor, vocab: int) -> Tensor:
-    """dy_TD, tokens_T, vocab -> dw_VD."""
-    dw_VD = dy_TD.new_zeros((vocab, dy_TD.shape[1]), dtype=wide_dtype(dy_TD.dtype))
-    embedding_wgrad_(dw_VD, dy_TD, tokens_T)
-    return dw_VD.to(dy_TD.dtype)
-
-
-def embedding_wgrad_(acc_VD: Tensor, dy_TD: Tensor, tokens_T: Tensor) -> None:
-    """acc_VD += dw_VD of (dy_TD, tokens_T). On the CPU `index_add_` adds in the order of the tokens: deterministic."""
-    acc_VD.index_add_(0, tokens_T.clamp(min=0), wide(dy_TD).masked_fill((tokens_T < 0)[:, None], 0))
-
-
-# --- Cross entropy of next-token logits, summed over the valid targets: those ≥ 0. T tokens, V vocabulary
 
 BLOCK = 2**18  # logits at a time: 1 MiB of FP32, so that no second [T, V] tensor is made
 
@@ -142,9 +117,6 @@ def cross_entropy_of_parts_dgrad(dloss: Tensor, parts: Tensor, targets_T: Tensor
 
 
 OPS = (
-    embedding,
-    embedding_wgrad,
-    embedding_wgrad_,
     cross_entropy,
     cross_entropy_dgrad,
     cross_entropy_part,

@@ -52,6 +52,8 @@ def _frequency(expert_TK: Tensor, logits_TE: Tensor, sequence: int) -> Tensor:
 
 
 # ---------------------------------------------------------------- with counts of whole sequences
+
+
 def choice_counts(expert_TK: Tensor, num_experts: int, rows: int) -> Tensor:
     """expert_TK (int64) -> [T / rows, E] (int64): how many of each so many tokens choose each expert."""
     T, E = expert_TK.shape[0], num_experts
@@ -95,6 +97,8 @@ def _counted(counts_NE: Tensor, like_BnE: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- of n rows of each sequence
+
+
 def _shares(logits_TE: Tensor, rows: int, softmax: bool) -> tuple[Tensor, Tensor]:
     """logits_TE -> share_BnE = s / Σ_e s_e, score_BnE = s."""
     score_BnE = scores(logits_TE, softmax).unflatten(0, (-1, rows))
@@ -127,93 +131,6 @@ def _of_scores(dloss: Tensor, score_BnE: Tensor, frequency_BE: Tensor, sequence:
     return ((dshare_B1E - mean_Bn1) / total_Bn1).flatten(0, 1)
 
 
-# --- Rows of padding in a router: they go to experts in turn, and count in no load and in no balance loss
-#
-# T tokens, E experts in groups of M, K choices. `real` int32 [T] is 1 where a row is a token of the data, 0 where it is
-# padding behind the last one. Padding has a row like any token, because shapes are fixed, so its choices are spread:
-# left to the router, all of it would go to the same few experts.
-
-
-def spread_padding(expert_TK: Tensor, real_T: Tensor, num_experts: int, groups: int) -> Tensor:
-    """expert_TK (int64), real_T -> expert_TK with other choices for padding: K neighbouring experts, the next ones for
-    each row. They are in as few of the `groups` as K experts can be in, so limits on groups hold.
-    """
-    top_k, group = expert_TK.shape[1], num_experts // groups
-    number_T = (real_T == 0).cumsum(0) - 1  # of a row of padding among these
-    if top_k <= group:
-        within_T = number_T // groups % (group // top_k)
-        first_T = number_T % groups * group + within_T * top_k
-    else:
-        first_T = number_T % (groups - -(-top_k // group) + 1) * group
-    spread_TK = first_T[:, None] + torch.arange(top_k, device=expert_TK.device)
-    return torch.where(real_T[:, None] != 0, expert_TK, spread_TK)
-
-
-def blank_rows(x_TN: Tensor, real_T: Tensor) -> Tensor:
-    """x_TN, real_T -> y_TN: x with zeros in the rows of padding."""
-    return torch.where(real_T[:, None] != 0, x_TN, torch.zeros((), dtype=x_TN.dtype, device=x_TN.device))
-
-
-def blank_rows_dgrad(dy_TN: Tensor, real_T: Tensor) -> Tensor:
-    """dy_TN, real_T -> dx_TN, zero for padding."""
-    return blank_rows(dy_TN, real_T)
-
-
-def real_counts(expert_TK: Tensor, real_T: Tensor, slots_E: Tensor | None, num_places: int, rows: int) -> Tensor:
-    """expert_TK (int64), real_T, slots_E or None -> [T / rows, num_places] (int64): how many tokens of each so many
-    rows choose each expert, padding left out. Expert e counts in place slots[e] where there are slots.
-    """
-    place_TK = expert_TK if slots_E is None else slots_E.index_select(0, expert_TK.flatten()).view_as(expert_TK)
-    part_T1 = (torch.arange(len(expert_TK), device=expert_TK.device) // rows * num_places)[:, None]
-    counts = torch.zeros(len(expert_TK) // rows * num_places, dtype=torch.int64, device=expert_TK.device)
-    ones_TK = (real_T != 0).to(torch.int64)[:, None].expand_as(place_TK)
-    return counts.scatter_add_(0, (part_T1 + place_TK).flatten(), ones_TK.flatten()).view(-1, num_places)
-
-
-def real_balance(logits_TE: Tensor, counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int, softmax: bool) -> Tensor:
-    """logits_TE of `rows` rows of each sequence, real_T, and the `real_counts` of each sequence on one rank after the
-    other -> loss []: `sequence_balance` over the n tokens of each sequence, Σ_i f_i·P_i with f_i = E/(K·n) · choices of
-    expert i and P_i the mean over the tokens. A rank has what its rows add to it.
-    """
-    return real_balance_scores(scores(logits_TE, softmax), counts_NE, real_T, rows, top_k)
-
-
-def real_balance_dgrad(
-    dloss: Tensor, logits_TE: Tensor, counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int, softmax: bool
-) -> Tensor:
-    """dloss [], logits_TE, counts_NE, real_T -> dlogits_TE, 0 for padding."""
-    score_TE = scores(logits_TE, softmax)
-    dscore_TE = real_balance_scores_dgrad(dloss, score_TE, counts_NE, real_T, rows, top_k)
-    if not softmax:
-        return dscore_TE.mul_(score_TE).mul_(1 - score_TE)
-    return (dscore_TE - (dscore_TE * score_TE).sum(dim=-1, keepdim=True)).mul_(score_TE)
-
-
-def real_balance_scores(score_TE: Tensor, counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int) -> Tensor:
-    """`real_balance` of scores that are given."""
-    share_BnE = (score_TE / score_TE.sum(dim=-1, keepdim=True)).unflatten(0, (-1, rows))
-    weight_BnE = _weights(counts_NE, real_T, rows, top_k, score_TE)
-    return (share_BnE * weight_BnE).sum(dim=1).sum()
-
-
-def real_balance_scores_dgrad(
-    dloss: Tensor, score_TE: Tensor, counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int
-) -> Tensor:
-    """dloss [], score_TE, counts_NE, real_T -> dscore_TE, 0 for padding."""
-    total_T1 = score_TE.sum(dim=-1, keepdim=True)
-    dshare_TE = _weights(counts_NE, real_T, rows, top_k, score_TE).flatten(0, 1) * dloss
-    mean_T1 = (score_TE * dshare_TE).sum(dim=-1, keepdim=True) / total_T1
-    return (dshare_TE - mean_T1) / total_T1
-
-
-def _weights(counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int, like_TE: Tensor) -> Tensor:
-    """f_i / n for each token of a sequence and 0 for its padding, [B, rows, E]. A sequence without tokens has none."""
-    real_Bn1 = real_T.view(-1, rows, 1).to(like_TE.dtype)
-    counts_BE = counts_NE.unflatten(0, (-1, len(real_Bn1))).sum(dim=0).to(like_TE.dtype)
-    choices_B1 = counts_BE.sum(dim=1, keepdim=True).clamp_(min=1)
-    return real_Bn1 * (counts_BE * (counts_BE.shape[1] * top_k) / choices_B1.square())[:, None]
-
-
 OPS = (
     sequence_balance,
     sequence_balance_dgrad,
@@ -224,6 +141,4 @@ OPS = (
     counted_balance_dgrad,
     counted_balance_scores,
     counted_balance_scores_dgrad,
-    *(blank_rows, blank_rows_dgrad, spread_padding, real_counts),
-    *(real_balance, real_balance_dgrad, real_balance_scores, real_balance_scores_dgrad),
 )

@@ -69,7 +69,7 @@ def check_places(build: Build, options: Options, say: Callable[[str], None]) -> 
     from runtime.checkpoint.restore import restore
     from runtime.checkpoint.shard_manifest import CheckpointError
     from runtime.observe.events import Events
-    from runtime.observe.health import judge
+    from runtime.observe.health import record
 
     saved = build.plan.train.checkpoint
     copies = options.copies and options.debug is None and options.profile is None
@@ -79,7 +79,7 @@ def check_places(build: Build, options: Options, say: Callable[[str], None]) -> 
         places = places_of(saved.to, options.data, options.run)
         if options.resume:
             options.run.mkdir(parents=True, exist_ok=True)
-            given_up = partial(judge.is_given_up, done=judge.rollbacks(options.run))
+            given_up = partial(record.is_given_up, done=record.rollbacks(options.run))
             if taken := restore(options.run, places, say, given_up):
                 name, manifest, place = taken
                 Events(options.run).write("restore", step=manifest.step, checkpoint=name, place=place.text)
@@ -136,12 +136,12 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
     """The loop from a verified checkpoint on, or from initial weights, having said what there is to know about them."""
     from runtime.checkpoint.shard_manifest import CheckpointError
     from runtime.observe.events import Events
-    from runtime.observe.health import judge
+    from runtime.observe.health import record
     from runtime.run.phases import EarlierPhaseError, PhaseOverError
     from runtime.run.resume import find, initial_weights, skipping, text_of
 
     try:
-        (judge.give_up if options.resume else judge.forget)(options.run)
+        (record.give_up if options.resume else record.forget)(options.run)
     except OSError as error:
         raise UsageError(f"{options.run}: {error.strerror}", refusal_code(error)) from None
     goes_on, notes = options.resume and holds_checkpoint(options.run), list[str]()
@@ -168,7 +168,7 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
     except CheckpointError as error:
         Events(options.run).write("refused", reason=str(error))
         raise UsageError(error) from None
-    position, recent, note = judge.going_back(options.run, loop.position, loop.recent, text_of(loop.corpus))
+    position, recent, note = record.going_back(options.run, loop.position, loop.recent, text_of(loop.corpus))
     loop, notes = replace(loop, position=position, recent=recent), [*notes, *([note] if note else [])]
     for note in notes:
         say(note)

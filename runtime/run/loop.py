@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from runtime.build import files
+from runtime.build import run_copy
 from runtime.build.build import Build
 from runtime.checkpoint.loading import Checkpoint
 from runtime.checkpoint.places import Place, places_of
@@ -31,9 +31,10 @@ from runtime.data.samples import AnySamples, BlendSamples, RowSamples, Samples, 
 from runtime.launch import debug
 from runtime.launch.heartbeat import Board
 from runtime.observe.device import check, divide, take
-from runtime.observe.events import Events, Metrics
-from runtime.observe.health import judge, replicas
+from runtime.observe.events import Events
+from runtime.observe.health import record, replicas
 from runtime.observe.health.judge import BadStepError, Recent
+from runtime.observe.metrics import Metrics
 from runtime.observe.progress import Progress
 from runtime.observe.slots import Slots, host, name_of, take_core
 from runtime.ops.native import library
@@ -44,7 +45,7 @@ from runtime.run.witness import Witness, as_hex
 from runtime.state import snapshot
 from runtime.state.snapshot import AVERAGE
 from runtime.step import ledger
-from runtime.step.step_time import Trace
+from runtime.step.trace import Trace
 from runtime.step.trainer import Trainer
 from runtime.system.lines import to_stderr
 
@@ -170,9 +171,9 @@ class Loop:
             events.write("channels", rank=rank, **by_carrier)
         saves = Saves(trainer, world, self.run, self._about(), events, say, self._places())
         metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
-        trace = Trace(self.run, rank, trainer.step, files.program_digest(self.build.files), say)
+        trace = Trace(self.run, rank, trainer.step, run_copy.program_digest(self.build.files), say)
         measured = self.device != "cpu" or self.debugged or witness is not None
-        measured = measured or ledger.is_there(self.run, rank, files.digest(self.build.files))
+        measured = measured or ledger.is_there(self.run, rank, run_copy.digest(self.build.files))
         profile = Profile(trainer, self.profile) if self.profile is not None else None
         total, phase, stop = self.total, self._phase, False
         while trainer.step < total:
@@ -254,7 +255,7 @@ class Loop:
     def _begin(self, trainer: Trainer, world: int, events: Events, say: Callable[[str], None]) -> None:
         """Keep the build's description, and record the start."""
         try:
-            files.copy(self.build.files, self.run, self._phase.get("phase"))
+            run_copy.copy(self.build.files, self.run, self._phase.get("phase"))
         except OSError as error:
             say(f"{self.run} has no copy of what was planned ({error.strerror}): dsc report and dsc inspect need one")
         machine = {"device": self.device, "transport": transport_in_use(trainer.links)}
@@ -280,7 +281,7 @@ class Loop:
         with trainer.ledger() as held:
             row = trainer.train_step()
         with suppress(OSError):  # a full disk does not end a run
-            held.write(self.run, trainer.rank, trainer.step, trainer.program, files.digest(self.build.files))
+            held.write(self.run, trainer.rank, trainer.step, trainer.program, run_copy.digest(self.build.files))
         return row
 
     def _prompts(self) -> PromptSamples | None:
@@ -317,12 +318,12 @@ class Loop:
             events.write("bad_step", step=bad.step, action=action, reason=bad.verdict.reason, **facts)
             if action != "skip" and not self.slots:
                 with suppress(OSError):
-                    judge.record(self.run, judge.identity(trainer.position, text_of(self.corpus)), bad)
+                    record.record(self.run, record.identity(trainer.position, text_of(self.corpus)), bad)
         if action != "skip":
             if self.slots:
                 return
-            order = judge.identity(trainer.position, text_of(self.corpus))
-            raise bad.after(judge.failed_before(self.run, order, bad))
+            order = record.identity(trainer.position, text_of(self.corpus))
+            raise bad.after(record.failed_before(self.run, order, bad))
         trainer.leave_out()
         if trainer.rank == 0:
             first, end = bad.samples

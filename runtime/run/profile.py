@@ -28,7 +28,7 @@ from runtime.comm.collective import Communicator
 from runtime.comm.transport import Shares, Sums, Work
 from runtime.state import optimizer
 from runtime.step.trainer import Trainer
-from runtime.system.lines import write
+from runtime.system.regular_files import write
 
 WARM_UP = 3  # steps before
 FOLDER = "profile"  # of a run

@@ -23,14 +23,14 @@ from typing import Any
 import torch
 
 from runtime.build.build import Build
-from runtime.build.files import program_digest
+from runtime.build.run_copy import program_digest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest, find_manifest
 from runtime.contract import MoeLayer, Plan, RatePhase
 from runtime.contract.rate import batch_at, learning_rate
 from runtime.data.files import where_paths_start
 from runtime.data.position import Position
-from runtime.observe.health import judge
+from runtime.observe.health import record
 from runtime.observe.health.judge import Recent
 from runtime.ops.native import library
 from runtime.run.phases import begins_with, check_is_not_over, going_back
@@ -230,9 +230,9 @@ def text_of(corpus: Path) -> str:
 def skipping(run: Path, position: Position, corpus: Path) -> tuple[Position, str]:
     """The position with the recorded batches of a run left out, and what to say of it."""
     data = text_of(corpus)
-    ahead = [each for each in judge.read(run, judge.identity(position, data)) if each[1] > position.next]
+    ahead = [each for each in record.read(run, record.identity(position, data)) if each[1] > position.next]
     if not ahead:
-        return position, f"no batch to skip: {run / judge.FILE} has none that is still to come in this data"
+        return position, f"no batch to skip: {run / record.FILE} has none that is still to come in this data"
     spans = ", ".join(f"{first:,} to {end - 1:,}" for first, end in ahead)
     return position.skipping(ahead), f"samples {spans} are left out"
 

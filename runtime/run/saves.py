@@ -36,7 +36,7 @@ from runtime.launch.rank_process import NO_TIMEOUT
 from runtime.observe.events import Events
 from runtime.state import snapshot
 from runtime.step.trainer import Trainer
-from runtime.system.lines import read_bytes, write
+from runtime.system.regular_files import read_bytes, write
 
 LAST_COPY_S = 1800.0  # in which the last checkpoint of a run is copied to its places
 STOP_COPY_S = 300.0  # and the one before a stop

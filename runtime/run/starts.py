@@ -17,10 +17,11 @@ from runtime.build.build import Build
 from runtime.checkpoint.shard_manifest import CheckpointError, find_manifest
 from runtime.data.process import UsageError
 from runtime.launch.debug import LeftError, terminal_restored, watch
-from runtime.observe.health.judge import rollbacks
-from runtime.observe.sinks.sink import Exporters
+from runtime.observe.health.record import rollbacks
+from runtime.observe.sinks.beside import Exporters
 from runtime.run.begin import NothingToDoError, Options, check_places, loop_of
-from runtime.system.outcome import EXIT_USAGE, Outcome, refusal_code, tell
+from runtime.system.outcome import EXIT_USAGE, Outcome, refusal_code
+from runtime.system.streams import tell
 
 if TYPE_CHECKING:  # they import torch, which the process that forks ranks imports while its data is prepared
     from runtime.observe.events import Events

@@ -30,12 +30,14 @@ from runtime.contract import DataRequest
 from runtime.contract.options import DEBUG_SUFFIX, EXIT_EARLIER, EXIT_REPLACED, FOREVER_S, add_options, run_name
 from runtime.data.process import Preparation, UsageError, preparing
 from runtime.launch.debug import MARK, take_folder
-from runtime.launch.room import RunFolderBusyError, cannot_save, lack, lock_folder
-from runtime.observe.sinks.sink import Exporters
+from runtime.launch.room import cannot_save, lack
+from runtime.launch.run_lock import RunFolderBusyError, lock_folder
+from runtime.observe.sinks.beside import Exporters
 from runtime.observe.slots import Slots
 from runtime.run.begin import EarlierError, NothingToDoError, Options, check_places, holds_checkpoint, loop_of
 from runtime.run.starts import train
-from runtime.system.outcome import EXIT_RETRY, open_streams, printable, refusal_code, tell
+from runtime.system.outcome import EXIT_RETRY, printable, refusal_code
+from runtime.system.streams import open_streams, tell
 
 EXIT_INTERRUPTED = 130
 
@@ -121,13 +123,13 @@ def _check_run_folder(options: Options) -> None:
 
 def _check_place(run: Path) -> None:
     """Raise UsageError for a run folder whose metrics cannot be read and written."""
-    from runtime.observe.events import METRICS, check_metrics
+    from runtime.observe.metrics import FILE, check_metrics
 
     try:
         check_metrics(run)
     except OSError as error:
         hint = "move it away, or name another folder with --out"
-        raise UsageError(f"{printable(str(run / METRICS))} cannot be used: {error.strerror}: {hint}") from None
+        raise UsageError(f"{printable(str(run / FILE))} cannot be used: {error.strerror}: {hint}") from None
 
 
 def _debugging(build: Build, options: Options, rank: int) -> Options:

@@ -28,11 +28,12 @@ from typing import Any
 from torch import Tensor
 
 from runtime.comm.transport import Shares, Sums, Work
-from runtime.observe.health.replicas import fingerprint, print_of
+from runtime.observe.health.replicas import fingerprint
+from runtime.observe.health.rerun import print_of
 from runtime.step.executor import Executor
 from runtime.step.sharding import Whole
 from runtime.step.trainer import Trainer
-from runtime.system.lines import open_regular
+from runtime.system.regular_files import open_regular
 
 FOLDER = "witness"
 GIVES = (

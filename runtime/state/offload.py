@@ -6,17 +6,14 @@ device. The update runs where it does without offload, by the same code: so its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from runtime.contract import Ema
-from runtime.state.state import Bucket, Piece, State, host_zeros
+from runtime.state.state import Bucket, Piece, State
 
 
 @dataclass(frozen=True)
@@ -155,99 +152,3 @@ class Staging:
 def mark(device: torch.device) -> torch.cuda.Event | None:
     """The event that all work given to the device so far is done."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-
-
-# --- The moving average of the weights: on the host, updated beside the next step, kept by the owners of the weights
-#
-# After step t it is a(t) = decay · a(t−1) + (1 − decay) · w(t), and a(0) is w(0). Each product and sum of two elements
-# is rounded on its own: so its bits depend neither on the parts of owners nor on how many elements are taken at a time.
-
-BLOCK = 2**16  # elements at a time: 0.5 MiB in FP32 with what is made on the way, so that it stays in the cache
-
-
-class MovingAverage:
-    """The average of the weights that a rank owns. Between `start` and `wait` a thread updates it, and reads weights.
-
-    `part`: elements that come from a device at a time. `validated`: whether it is put in the place of the weights.
-    """
-
-    def __init__(self, state: State, ema: Ema, part: int, validated: bool) -> None:
-        self._state, self._decay, self._part = state, ema.decay, part
-        self._thread = ThreadPoolExecutor(1, "moving average")
-        self._pending: Future[None] | None = None
-        self._stream: torch.cuda.Stream | None = None
-        if state.device.type == "cuda":
-            self._stream = torch.cuda.Stream(state.device)
-        self.staged = self._room()
-        self.weights = [host_zeros(_size(p), b.parameters.dtype, state.device) for b, p in self._pieces] * validated
-
-    @property
-    def _pieces(self) -> list[tuple[Bucket, Piece]]:
-        return [(bucket, piece) for bucket in self._state.buckets for piece in bucket.owned]
-
-    def _room(self) -> Tensor | None:
-        """Memory of the host through which weights come from a device; None where they are on the host."""
-        masters = [piece.master for _, piece in self._pieces if piece.master.device.type != "cpu"]
-        if not masters:
-            return None
-        most = max(_size(piece) for _, piece in self._pieces)
-        return host_zeros(min(most, self._part), masters[0].dtype, self._state.device)
-
-    def start(self) -> None:
-        """Begin to take the weights into the average, beside what is done next. They do not change until `wait`."""
-        self.wait()
-        after = torch.cuda.current_stream(self._state.device).record_event() if self._stream else None
-        self._pending = self._thread.submit(self._update, after)
-
-    def wait(self) -> None:
-        """Return when the average has the weights of the last `start`; what failed there is raised here."""
-        if self._pending is not None:
-            self._pending.result()
-            self._pending = None
-
-    def _update(self, after: torch.cuda.Event | None) -> None:
-        if self._stream and after:
-            self._stream.wait_event(after)
-        for _, piece in self._pieces:
-            average = piece.average
-            assert average is not None, "the run keeps an average"
-            room = _size(piece) if self.staged is None else self.staged.numel()
-            for start in range(0, _size(piece), room):
-                part = slice(start, min(start + room, _size(piece)))
-                weights = self._on_host(piece.master[part])
-                for mean, new in zip(average[part].split(BLOCK), weights.split(BLOCK), strict=True):
-                    mean.mul_(self._decay).add_(new.to(mean.dtype) * (1 - self._decay))
-
-    def _on_host(self, weights: Tensor) -> Tensor:
-        if self.staged is None:
-            return weights
-        there = self.staged[: weights.numel()]
-        if self._stream is None:
-            return there.copy_(weights)
-        with torch.cuda.stream(self._stream):
-            there.copy_(weights, non_blocking=True)
-        self._stream.synchronize()
-        return there
-
-    @contextmanager
-    def as_weights(self, gather: Callable[[], object]) -> Iterator[None]:
-        """While this lasts segments read the average, rounded to their dtype. `gather` takes the parts of others."""
-        self.wait()
-        for (bucket, piece), kept in zip(self._pieces, self.weights, strict=True):
-            assert piece.average is not None
-            kept.copy_(bucket.weights_of(piece.part))
-            self._put(bucket, piece, piece.average)
-        gather()
-        yield
-        for (bucket, piece), kept in zip(self._pieces, self.weights, strict=True):
-            self._put(bucket, piece, kept)
-        gather()
-
-    def _put(self, bucket: Bucket, piece: Piece, values: Tensor) -> None:
-        """Give segments other values of a piece; they are rounded on the host, part by part."""
-        for target, part in zip(bucket.weights_of(piece.part).split(self._part), values.split(self._part), strict=True):
-            target.copy_(part.to(target.dtype))
-
-
-def _size(piece: Piece) -> int:
-    return piece.part.stop - piece.part.start

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,74 +18,11 @@ import torch
 from torch import Tensor
 
 from runtime.build.kernels import Op
-from runtime.checkpoint.loading import cut
 from runtime.comm.transport import Sums, Work
-from runtime.contract import ClippedAttention, Optimizer, Rows
-from runtime.ops.product import wide_dtype
+from runtime.contract import Optimizer
 from runtime.state.offload import Staging, Update
-from runtime.state.state import Bucket, Entry, State
-
-# --- QK-clip: smaller queries and keys for heads that had logits above a bound. "Kimi K2", arXiv 2507.20534, §2.1
-#
-# It follows the update of a step, on the master weights that a rank owns, so that what is gathered is clipped. Each
-# rank has the largest logits of all heads by then, so all multiply by the same numbers. Nothing is kept for later
-# steps.
-
-Factors = Mapping[str, Tensor]  # by parameter: of each row of the logical one, float64
-
-
-def factors_of(clipped: Sequence[ClippedAttention], peaks: Tensor, clip: float) -> Factors:
-    """What rows are multiplied by, of the parameters of which any is. `peaks`: the largest logit of each head, block
-    after block.
-
-    γ is clip / the largest logit of all query heads that share a key, where this is above `clip`, and else 1.
-    """
-    found: dict[str, Tensor] = {}
-    for block, peaks_H in zip(clipped, peaks.cpu().split([each.heads for each in clipped]), strict=True):
-        peaks_G = peaks_H.view(block.key_heads, -1).amax(1)
-        gamma_G = torch.where(peaks_G > clip, clip / peaks_G, 1.0)
-        if (gamma_G < 1).any():
-            for rows in block.rows:
-                before = found.get(rows.parameter, torch.ones(0, dtype=torch.float64))
-                found[rows.parameter] = _with_rows(before, rows, gamma_G)
-    return found
-
-
-def _with_rows(before: Tensor, rows: Rows, gamma_G: Tensor) -> Tensor:
-    """The factors of a parameter with those of rows further behind; rows between are left as they are."""
-    gamma_H = gamma_G.repeat_interleave(rows.heads // len(gamma_G))
-    of_head = [(gamma_H**exponent)[:, None].expand(-1, count) for count, exponent in rows.parts]
-    between = before.new_ones(rows.first - len(before))
-    return torch.cat([before, between, torch.cat(of_head, 1).flatten()])
-
-
-def clip_rows(bucket: Bucket, part: slice, master: Tensor, factors: Factors) -> None:
-    """Multiply rows by their factors in elements `part` of a bucket, whose master weights are `master`."""
-    changed = False
-    for entry in bucket.entries if factors else ():
-        start, end = max(entry.start, part.start), min(entry.end, part.stop)
-        if start < end and entry.name in factors:
-            _multiply(master[start - part.start : end - part.start], start - entry.start, entry, factors[entry.name])
-            changed = True
-    if changed and bucket.mixed:
-        bucket.weights_of(part).copy_(master)
-
-
-def _multiply(flat: Tensor, at: int, entry: Entry, factors: Tensor) -> None:
-    """Multiply the elements of a parameter from `at` on, of which the first and the last may lie in parts of rows."""
-    rows, columns = entry.shape[0], prod(entry.shape[1:])
-    whole_R = torch.cat([factors, factors.new_ones(rows - len(factors))])
-    held_R = cut(whole_R, entry.parameter.slice).to(flat.device, wide_dtype(flat.dtype))
-    row, head = at // columns, min(-at % columns, len(flat))
-    if head:
-        flat[:head].mul_(held_R[row : row + 1])
-        row += 1
-    count = (len(flat) - head) // columns
-    flat[head : head + count * columns].view(count, columns).mul_(held_R[row : row + count, None])
-    flat[head + count * columns :].mul_(held_R[row + count : row + count + 1])
-
-
-# --- optimizer
+from runtime.state.qk_clip import Factors, clip_rows
+from runtime.state.state import Bucket, State
 
 NORM_ROW = 1024  # elements
 

@@ -2,7 +2,7 @@
 
 They are made of the parameters that segments would read else, once after each step of the optimizer that changes them,
 and are no state: a checkpoint does not have them. The names in which segments find them are those that
-`compiler/model/segments/storage.py` has.
+`compiler/model/segments/unpack.py` has.
 Where gradients are rounded stochastically, a weight has a key beside them: the seed, the step and a number of its own,
 which the random numbers for the gradients of its product depend on (`runtime.ops.stochastic`).
 """

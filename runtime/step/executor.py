@@ -25,7 +25,8 @@ from runtime.state.state import DTYPES, State
 from runtime.step import records
 from runtime.step.host_copies import HostCopies
 from runtime.step.sharding import Choices, Sequences, Sharding, SplitRows, Whole
-from runtime.step.step_time import Span, StepTime, takes
+from runtime.step.step_time import StepTime, takes
+from runtime.step.trace import Span
 
 
 class Board(Protocol):

@@ -25,7 +25,7 @@ from runtime.comm.nodes import NodeRoute
 from runtime.comm.transport import Pending
 from runtime.step.executor import Executor
 from runtime.step.sharding import Whole
-from runtime.system.lines import read_bytes, write
+from runtime.system.regular_files import read_bytes, write
 
 
 def is_there(run: Path, rank: int, of: str) -> bool:
@@ -65,7 +65,7 @@ class Ledger:
             self.peak = max(self.peak, size + sum(self._maps[name] for name in names))
 
     def write(self, run: Path, rank: int, step: int, program: str, of: str) -> None:
-        """Leave it in a run folder. `of`: the digest of what the run keeps of its build (runtime/build/files.py)."""
+        """Leave it in a run folder. `of`: the digest of what the run keeps of its build (runtime/build/run_copy.py)."""
         path = _path(run, rank)
         path.parent.mkdir(exist_ok=True)
         found = {"step": step, "program": program, "of": of, "peak": self.peak, "rows": self.rows}

@@ -1,4 +1,4 @@
-"""What ranks divide and put together: gradients and weights of data ranks (zero = 2, 3), and rows of a micro-batch."""
+"""Gather and reduce what ranks hold in parts: gradients and weights (zero = 2, 3), and rows of a micro-batch."""
 
 from __future__ import annotations
 

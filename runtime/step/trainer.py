@@ -22,11 +22,12 @@ from runtime.contract import EXTRA_TOKENS, Collective, Program
 from runtime.contract.rate import batch_at, learning_rate, value_at
 from runtime.data.position import Position
 from runtime.data.samples import BlendSamples
-from runtime.observe.health.replicas import Place, computed_again
+from runtime.observe.health.rerun import Place, computed_again
 from runtime.observe.health.watch import Watch
 from runtime.ops.product import wide_dtype
-from runtime.state import optimizer
-from runtime.state.offload import MovingAverage, Staging
+from runtime.state import optimizer, qk_clip
+from runtime.state.average import MovingAverage
+from runtime.state.offload import Staging
 from runtime.state.optimizers import update_of
 from runtime.state.quantised import quantised_weights
 from runtime.state.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
@@ -34,7 +35,8 @@ from runtime.step import records
 from runtime.step.executor import Board, executor_of
 from runtime.step.ledger import Ledger
 from runtime.step.micro_batches import Feed, FilledUp, HeldOut, Indices, MicroBatches, Source, by_cost
-from runtime.step.step_time import Span, StepTime
+from runtime.step.step_time import StepTime
+from runtime.step.trace import Span
 
 # --- What a trainer needs of the policy of a run that learns from rewards (runtime/rl/policy.py)
 
@@ -190,7 +192,7 @@ class Trainer:
         self.position = self.position.after(self.drawn, self.sequence, comes_again=comes_again)
         rate = learning_rate(self.plan.train.rate, self.position.tokens)
         self.settle()
-        factors = optimizer.factors_of(self.plan.clipped, sums["logits"], self.clip) if self.clip else {}
+        factors = qk_clip.factors_of(self.plan.clipped, sums["logits"], self.clip) if self.clip else {}
         self._update(optimizer.Numbers(self.step, rate, norm, factors))
         if self.average:
             self.average.start()

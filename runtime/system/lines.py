@@ -13,11 +13,9 @@ JSON has no NaN: such a value is null, and the row says which and what, `"not_fi
 from __future__ import annotations
 
 import datetime
-import errno
 import json
 import math
 import os
-import stat
 import sys
 import threading
 import time
@@ -27,53 +25,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# --- Reading and writing the files of a run folder: regular files alone, and never through a link that somebody put
-# there
-#
-# A pipe or a device in the place of a file would be waited for. A link would let whoever can write to the folder choose
-# which file of the user is overwritten.
-
-MAX_BYTES = 64 << 20  # of a file that is read whole
-
-
-def open_regular(path: Path, flags: int, *, follow: bool = False) -> int:
-    """Descriptor of a regular file; OSError for pipes, devices and folders, and for links unless `follow`."""
-    more = os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    file = os.open(path, flags | more, 0o644)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return file
-
-
-def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """The content of a regular file, or of one that a link leads to. OSError if it has more than `most` bytes."""
-    with os.fdopen(open_regular(path, os.O_RDONLY, follow=True), "rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))
-    return content
-
-
-def write(path: Path, content: str | bytes) -> None:
-    """Replace a file in one step, text in UTF-8: a reader sees the old or the new content. OSError leaves the old one.
-
-    A link in the place of the file is replaced too.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    with suppress(FileNotFoundError):
-        temporary.unlink()  # of a writer that was killed, or a link
-    try:
-        with os.fdopen(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-# --- lines
+from runtime.system.regular_files import open_regular
 
 NOT_FINITE = "not_finite"
 MOST_KEPT_BYTES = 16 << 20  # of lines that cannot be written yet: some 50,000 rows of metrics
@@ -163,6 +115,8 @@ class Lines:
 
 
 # ---------------------------------------------------------------- reading
+
+
 def read_rows(path: Path, start: int = 0) -> tuple[list[dict[str, Any]], int]:
     """Rows from byte `start` on, and where the next one will begin. Lines that are no row are passed over.
 
@@ -208,6 +162,8 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 # ---------------------------------------------------------------- writing
+
+
 def _append(file: int, line: bytes, *, shared: bool) -> None:
     """Append a line in one write, so that lines of several processes do not mix. OSError leaves no half line behind."""
     if shared and _ends_in_half(file):

@@ -3,53 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import signal as signals
-import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-# --- Which machine a process is on, as ranks see it. A container is a machine of its own
-
-
-def machine() -> str:
-    """This boot, and the namespaces in which processes and interfaces have names.
-
-    Two containers of one host have the same boot and may have the same process ids, which name different processes.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        boot = socket.gethostname()
-    return " ".join([boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("pid", "net"))])
-
-
-# --- Standard streams of a process that starts others. No torch
-
-
-def open_streams() -> None:
-    """Let standard streams that are closed lead nowhere, so that no file opened later takes their place."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-
-
-def tell(text: str) -> None:
-    """Print a line. Where nobody reads or the disk is full, work goes on, and later lines go nowhere."""
-    try:
-        print(text, flush=True)
-    except OSError:
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-
-
-# --- outcome
-
 Kind = Literal["finished", "stopped", "killed", "failed", "hung"]
+
 EXIT_USAGE = 2  # the build, the data or the command line is wrong: the same command fails again
 EXIT_RETRY = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}

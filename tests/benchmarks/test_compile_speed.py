@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from benchmarks.compile_speed import NUM_SIZES, PAGE, PARTS, RESULTS, SPECS, V3, function_of, page
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.load import resolve
 
 FOUND = json.loads(RESULTS.read_text("utf-8"))
@@ -25,4 +25,4 @@ def test_the_parts_are_there_to_be_watched() -> None:
 
 def test_the_page_says_how_many_sizes_v3_has() -> None:
     file, *words = V3
-    assert len(stages.micro_batches(resolve(file, None, words[1::2]).spec)) == NUM_SIZES
+    assert len(ramp.micro_batches(resolve(file, None, words[1::2]).spec)) == NUM_SIZES

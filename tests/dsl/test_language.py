@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.load import check, load, resolve
 from dsl.messages.diagnostics import SpecError
 from dsl.rules import train_refusals
@@ -49,7 +49,7 @@ def test_deepseek_v3_resolves_to_what_was_published() -> None:
 
 def test_deepseek_v3_rate_and_batch_follow_the_paper() -> None:
     spec = load(SPECS / "deepseek-v3.dsc")
-    steps = stages.of(spec)
+    steps = ramp.of(spec)
     assert [phase.shape for phase in spec.train.rate] == ["linear", "constant", "cosine", "constant", "constant"]
     assert spec.train.rate[0].end_tokens == steps.tokens_at(2000)
     assert [phase.end_tokens for phase in spec.train.rate[1:]] == [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.closed_forms.stages import num_sizes, ramp
+from dsl.closed_forms.ramp import num_sizes, ramp
 from dsl.load import check
 from dsl.schema import Batch
 from tests import copies

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dsl import schema
 from dsl.canonical import canonical
-from dsl.closed_forms.stages import fewest_stages_of_rank, of
+from dsl.closed_forms.ramp import of
+from dsl.closed_forms.stages import fewest_stages_of_rank
 from dsl.load import analyse, load
 from dsl.messages.diagnostics import Source, SpecError
 from dsl.text.formatter import formatted

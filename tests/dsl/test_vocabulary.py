@@ -12,7 +12,7 @@ from dsl.messages.diagnostics import Source
 from dsl.messages.spelling import edits, nearest
 from dsl.reference import find, keys
 from dsl.reference.keys import plain
-from dsl.resolve.unused import OF_GROUPED
+from dsl.resolve.meant import OF_GROUPED
 from dsl.schema import Compressed, Gqa, Mla
 from dsl.text.edits import apply, edit_of
 

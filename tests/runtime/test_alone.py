@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from runtime.build import files as build_files
-from runtime.build import files as run_copy
+from runtime.build import run_copy
 from runtime.contract import NodeKind
 from runtime.contract.programs import Collective
 from runtime.contract.recipe import Checkpoints

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from runtime.observe.events import Events, Metrics
+from runtime.observe.events import Events
+from runtime.observe.metrics import Metrics
 from runtime.observe.watch.follow import Follower, Item
 from runtime.observe.watch.run_state import State
 

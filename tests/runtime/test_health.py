@@ -23,8 +23,7 @@ from runtime.comm.transport import Sums
 from runtime.contract.recipe import Health, Spike
 from runtime.data.order import Order
 from runtime.data.position import Position
-from runtime.observe.health import judge as record
-from runtime.observe.health import replicas
+from runtime.observe.health import record, rerun
 from runtime.observe.health.judge import BadStepError, Recent, Trained, Verdict, judge
 from runtime.observe.health.replicas import Difference, compare, fingerprint
 from runtime.observe.health.watch import Watch
@@ -224,9 +223,9 @@ def test_many_numbers_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_fingerprint_of_a_step_has_64_bits_and_tells_its_parts_apart() -> None:
     numbers = (0, 1, -1, 2**63 - 1, -(2**63), 12345)
     for records, gradients in itertools.product(numbers, numbers):
-        found = replicas._both(records, gradients)
+        found = rerun._both(records, gradients)
         assert 0 <= found < 2**64 and (found - 3 * records - 5 * gradients) % 2**64 == 0
-    assert replicas._both(1, 0) != replicas._both(0, 1)
+    assert rerun._both(1, 0) != rerun._both(0, 1)
 
 
 @pytest.mark.parametrize(("erred", "named"), [((2,), "rank 2"), ((0, 3), "ranks 0 and 3")])
@@ -234,21 +233,21 @@ def test_all_ranks_with_other_losses_are_named(erred: tuple[int, ...], named: st
     """A step that is computed again has other losses on some ranks, and the same gradients and sums on all."""
     plan, meeting = plan_of(), Meeting(4)
 
-    def again(rank: int) -> replicas.Computed:
+    def again(rank: int) -> rerun.Computed:
         losses = torch.ones(2)
 
         def compute() -> dict[str, Tensor]:
             losses.add_(rank in erred)
             return {"loss": torch.ones(1)}
 
-        place = replicas.Place(rank, 4, meeting.of(rank))
+        place = rerun.Place(rank, 4, meeting.of(rank))
         state = build_state(plan, rank, CPU)
-        return replicas.computed_again(7, {"loss": torch.ones(1)}, compute, lambda: losses, state, place)
+        return rerun.computed_again(7, {"loss": torch.ones(1)}, compute, lambda: losses, state, place)
 
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(again, range(4)):
             reason = f"{named} had other losses or loads when the step was computed again"
-            assert found.fault == replicas.Fault(7, erred, reason)
+            assert found.fault == rerun.Fault(7, erred, reason)
 
 
 # ---------------------------------------------------------------- the record

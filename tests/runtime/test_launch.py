@@ -19,7 +19,7 @@ from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_process import _LogFile
 from runtime.launch.rank_watch import Stillness, Supervision
-from runtime.launch.room import RunFolderBusyError
+from runtime.launch.run_lock import RunFolderBusyError
 from runtime.system.outcome import Outcome
 from tests.progress import PATIENCE_S, children
 from tests.runtime.hangs import from_then_on

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.observe.events import Metrics, check_metrics
+from runtime.observe.metrics import Metrics, check_metrics
 from runtime.system import lines
 from runtime.system.lines import Lines, read_rows, utc_now
 

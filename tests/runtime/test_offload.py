@@ -20,7 +20,8 @@ from dsl.schema import Spec
 from runtime import contract
 from runtime.build.kernels import Op
 from runtime.state import optimizer
-from runtime.state.offload import MovingAverage, Staging, Update
+from runtime.state.average import MovingAverage
+from runtime.state.offload import Staging, Update
 from runtime.state.optimizers import reference_update
 from runtime.state.optimizers.adamw import adamw
 from runtime.state.optimizers.muon import muon

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsl.closed_forms.stages import ramp
+from dsl.closed_forms.ramp import ramp
 from dsl.schema import Batch
 from runtime.contract.rate import batch_at, last_step, tokens_after
 from runtime.data.order import Order

@@ -15,7 +15,7 @@ import pytest
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
-from runtime.observe.events import Metrics
+from runtime.observe.metrics import Metrics
 from runtime.observe.progress import LIVE_EVERY_S, PLAIN_EVERY_S, Progress
 
 

@@ -11,7 +11,7 @@ import torch
 from runtime import contract
 from runtime.contract.plan import ClippedAttention, Rows
 from runtime.contract.slices import Slice
-from runtime.state.optimizer import clip_rows, factors_of
+from runtime.state.qk_clip import clip_rows, factors_of
 from runtime.state.state import build_state
 from tests.runtime.plans import small_plan
 

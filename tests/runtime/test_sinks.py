@@ -23,11 +23,11 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from runtime.build import files as run_copy
+from runtime.build import run_copy
 from runtime.contract import Link, Metrics, Watch
 from runtime.observe.events import Events
 from runtime.observe.sinks import __main__ as exporters
-from runtime.observe.sinks import sink as beside
+from runtime.observe.sinks import beside
 from runtime.observe.sinks import worker as workers
 from runtime.observe.sinks.otel import OpenTelemetry
 from runtime.observe.sinks.prometheus import Prometheus

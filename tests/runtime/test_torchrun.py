@@ -23,7 +23,7 @@ from runtime.contract import Mesh, Opening
 from runtime.launch import torchrun_watch
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import Target
-from runtime.launch.room import lock_folder
+from runtime.launch.run_lock import lock_folder
 from runtime.launch.torchrun import RefusedError, attach
 from runtime.launch.torchrun_meet import Beat, Peer, Place
 from runtime.system.outcome import EXIT_RETRY

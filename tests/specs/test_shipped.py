@@ -10,7 +10,7 @@ import pytest
 from compiler.ir import Use
 from compiler.pipeline import lower_spec
 from dsl import load
-from dsl.closed_forms import stages as ramp
+from dsl.closed_forms import ramp
 from tests.specs.shipped import FILES, RUNS, SPECS, planned, shipped
 
 # A spec that goes missing is noticed, and so is one that is not listed here.

@@ -161,7 +161,7 @@ def _as_json(results: list[Checked], items: list[Diagnostic]) -> None:
 
 def document(results: Sequence[Checked], items: Sequence[Diagnostic]) -> dict[str, Any]:
     """The document that docs/json.md describes."""
-    from dsl.text.edits import diagnostic_value  # only who asks for it waits for it
+    from dsl.text.as_json import diagnostic_value  # only who asks for it waits for it
 
     return {
         "version": JSON_VERSION,

@@ -132,7 +132,7 @@ def _print_failure(message: str | None, hint: str | None, diagnostics: Sequence[
     """The document of docs/json.md for what did not come about."""
     import json
 
-    from dsl.text.edits import diagnostic_value
+    from dsl.text.as_json import diagnostic_value
 
     listed = [diagnostic_value(item) for item in diagnostics]
     document = {"version": FAILURE_VERSION, "error": message, "hint": hint or None, "diagnostics": listed}

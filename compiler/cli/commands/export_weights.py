@@ -14,16 +14,8 @@ from compiler.plan.read_files import once_published
 from compiler.tools.importers.huggingface import LATENT_EPS
 from compiler.tools.weights.adapter import CONFIG as ADAPTER_CONFIG
 from compiler.tools.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
-from compiler.tools.weights.adapter import (
-    Adapters,
-    ModelError,
-    adapter_config,
-    check_tensors,
-    model_of,
-    published_adapters,
-    published_name,
-    sequence_of,
-)
+from compiler.tools.weights.adapter import Adapters, adapter_config, published_adapters
+from compiler.tools.weights.checkpoint import ModelError, check_tensors, model_of, published_name, sequence_of
 from compiler.tools.weights.config import NoFamilyError, Publication, publication, with_format
 from compiler.tools.weights.tokenizer import files_for
 from dsl.messages.diagnostics import visible

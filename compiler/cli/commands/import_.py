@@ -44,7 +44,7 @@ from compiler.tools.importers.first_run import Start, run_text
 from compiler.tools.importers.json_text import Json, parse
 from compiler.tools.importers.reader import Remark
 from compiler.tools.importers.write import identifier, model_text
-from compiler.tools.weights.adapter import imported_meta
+from compiler.tools.weights.checkpoint import imported_meta
 from compiler.tools.weights.families import FAMILIES
 from compiler.tools.weights.folder import FolderError, Held, check, has_weights, read_folder, without_mtp
 from compiler.tools.weights.tensors import DERIVED, copies_of, mtp_block, published

@@ -39,7 +39,7 @@ from compiler.tools.picture.recorded import (
     read_trace,
 )
 from dsl.messages.diagnostics import SpecError
-from runtime.build.files import described
+from runtime.build.run_copy import described
 
 if TYPE_CHECKING:
     from compiler.cli.commands.schedule_spec import Run

@@ -15,7 +15,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from compiler.tools.picture.drawing import Screen, num_bytes
+from compiler.tools.picture.drawing import Screen
+from compiler.tools.picture.labels import num_bytes
 from compiler.tools.picture.palette import DARK
 from compiler.tools.picture.terminal import console_of, printed
 from dsl.messages.diagnostics import SpecError, visible

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from compiler.tools.picture.formats import to_stdout
+from compiler.tools.picture.output import to_stdout
 
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # where nobody may write, the superuser was not meant to either
 SPEC = ".dsc"

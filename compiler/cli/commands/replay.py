@@ -42,10 +42,11 @@ from compiler.cli.commands.common import EXIT_DIFFERS, say, wrong
 from compiler.cli.commands.replay_verdict import Suspect, Training, Verdict, compared, suspects, verdict
 from compiler.cli.commands.train_processes import call
 from compiler.files.text import TextFileError, json_of, read_text
-from runtime.build.files import FILES, described, read
+from runtime.build.files import read
+from runtime.build.run_copy import FILES, described
 from runtime.checkpoint.shard_manifest import CHECKPOINTS, CheckpointError, Manifest, manifests
-from runtime.system.lines import write
 from runtime.system.outcome import printable
+from runtime.system.regular_files import write
 
 JSON_VERSION = 1
 DATA, HEALTH = "data", "health.json"

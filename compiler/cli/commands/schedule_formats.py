@@ -16,7 +16,7 @@ from compiler.schedule.measure import Measured
 from compiler.schedule.memory import gigabytes
 from compiler.schedule.torch_csv import to_torch_csv
 from compiler.schedule.weights import StageWeight, Weight
-from compiler.tools.picture.formats import TooMuchError
+from compiler.tools.picture.output import TooMuchError
 from dsl.facts.schedules import in_words
 
 

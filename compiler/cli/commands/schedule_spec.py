@@ -22,7 +22,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import has_copies
 from compiler.tools.picture.comm_lane import lanes_of
 from compiler.tools.picture.drawing import Lanes
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.facts.layout import layout_of
 from dsl.schema import Spec
 
@@ -47,7 +47,7 @@ class Run:
     @cached_property
     def num_micro_batches(self) -> int:
         """Micro-batches of a step on each data rank, once the batch has grown."""
-        return stages.micro_batches(self.spec)[-1]
+        return ramp.micro_batches(self.spec)[-1]
 
     @property
     def num_stages(self) -> int:

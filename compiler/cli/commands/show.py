@@ -22,7 +22,7 @@ from dsl.messages.diagnostics import visible
 from dsl.resolve.chosen import split
 from dsl.schema import Spec
 from dsl.schema.base import fields_of
-from dsl.text.edits import span_value
+from dsl.text.as_json import span_value
 
 JSON_VERSION = 1
 BEFORE_COMMENT = "  # "

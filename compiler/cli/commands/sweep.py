@@ -47,7 +47,8 @@ from dsl.messages.diagnostics import Diagnostic, SpecError
 from dsl.resolve.chosen import find
 from dsl.resolve.files import RESOLVED, content_of
 from runtime.contract.options import run_name
-from runtime.system.outcome import open_streams, printable, tell
+from runtime.system.outcome import printable
+from runtime.system.streams import open_streams, tell
 
 VERSION = 1  # of the JSON, docs/json.md
 TOO_LARGE = "E0812"  # a plan that certainly does not fit its devices

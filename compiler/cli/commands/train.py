@@ -48,7 +48,8 @@ from runtime.build.files import MANIFEST, BuildError, read, versions
 from runtime.checkpoint.shard_manifest import CheckpointError, find_manifest, trained_tokens
 from runtime.contract import Plan
 from runtime.contract.options import DEBUG_SUFFIX, EXIT_EARLIER, EXIT_REPLACED, add_options, run_name
-from runtime.system.outcome import EXIT_RETRY, open_streams, printable, tell
+from runtime.system.outcome import EXIT_RETRY, printable
+from runtime.system.streams import open_streams, tell
 from runtime.system.strict_json import FormError, tree
 
 RESOLVED = "spec.resolved"

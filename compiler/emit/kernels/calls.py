@@ -1,7 +1,7 @@
 """The calls of ops that a spec's emitted segments make, with the tensors they are given. No torch.
 
 Of a weight that products read in eight bits, that which makes it so is called as well
-(`compiler.model.segments.storage`).
+(`compiler.model.segments.unpack`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def calls_of(segment: Segment) -> Iterator[Call]:
     from compiler.model.segments.interpret import interpret
     from compiler.model.segments.joint import ADD_TO
     from compiler.model.segments.split import split
-    from compiler.model.segments.storage import unpacked
+    from compiler.model.segments.unpack import unpacked
 
     joint = unpacked(interpret(segment))
     yield from (call for _, call in quantising(segment))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl.facts.formats import FP8, PRODUCTS
 
-# Formats of products whose ops run on torch, and on CPUs alone: `dsl.rules.places` refuses accelerators.
+# Formats of products whose ops run on torch, and on CPUs alone: `dsl.rules.training` refuses accelerators.
 FORMATS = tuple(form.name for form in PRODUCTS if form != FP8)
 
 PRODUCT = "a matrix product: torch calls cuBLAS"

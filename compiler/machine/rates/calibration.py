@@ -12,7 +12,8 @@ from compiler.machine.rates.rates import Rates
 from compiler.machine.rates.table import FLOPS, Device, Row, Table, shape_at
 from compiler.model.ops import GRADIENTS, RULES, Tensor, kernel_class
 from compiler.model.ops.rule import statistics_dtype
-from compiler.model.segments.interpret import costs, interpret
+from compiler.model.segments.interpret import interpret
+from compiler.model.segments.node_costs import costs
 from compiler.model.segments.split import phases
 
 # A call beyond these would take a CPU seconds, or memory that training shares out.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from compiler import ir
 from compiler.ir.dtypes import is_packed, packed_of
 from compiler.ir.segment import SUM
-from compiler.model.layers import attention, dense, ends, indexer, moe, qk_clip, residual
+from compiler.model.layers import attention, dense, ends, hyper, indexer, moe, padding, residual
 from compiler.model.layers.adapter import adapted
 from compiler.model.layers.builder import Place
 from compiler.model.layers.value_dtypes import stored
@@ -43,7 +43,7 @@ class Layer:
 
     def _new(self, place: Place) -> ir.Segment:
         names = tuple(name for name in self.recompute if name in place.recompute)
-        plain, lora = qk_clip.around(place, self.plain(place)), place.spec.adapter
+        plain, lora = padding.around(place, self.plain(place)), place.spec.adapter
         plain = adapted(plain, lora) if lora else plain
         only = place.spec.train.only == "indexer"
         plain = indexer.alone(plain) if only else plain
@@ -52,7 +52,7 @@ class Layer:
         left |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in kept) else {"quantise"}
         left |= {"norm_gradient"} if place.D > WIDEST_NORM_GRADIENT else set()
         left |= (
-            {"residual_norm", "norm_gradient"} if residual.mixing(place) else set()
+            {"residual_norm", "norm_gradient"} if hyper.mixing(place) else set()
         )  # no norm is of a sum, or next to it
         # Adapters read the same values as they are, and where weights are not trained, nothing is quantised for them.
         left |= {"quantise", "norm_gradient"} if lora or only else set()
@@ -105,6 +105,6 @@ LAYERS: dict[str, Layer] = {
         ("rmsnorm", "hyper", "router"),
         ("residual_norm", "route", "quantise", "norm_gradient"),
     ),
-    "streams": Layer(residual.build_copy, {}),
+    "streams": Layer(hyper.build_copy, {}),
     "shared": Layer(moe.build_shared, moe.SHARED_PARAMETERS, ("rmsnorm", "swiglu", "up", "shared"), ("quantise",)),
 }

@@ -6,12 +6,12 @@ The sum is the first op of the segment that comes next, where it and that segmen
 from __future__ import annotations
 
 from compiler import ir
-from compiler.model.layers import compressed, custom, deltanet, gqa, mla, residual
+from compiler.model.layers import compressed, custom, deltanet, gqa, hyper, mla
 from compiler.model.layers.builder import Place
 from dsl.schema import Compressed, CustomAttention, DeltaNet, Gqa, Mla, SoftmaxAttention
 
 OF_KINDS = mla.PARAMETERS | gqa.PARAMETERS | compressed.PARAMETERS | deltanet.PARAMETERS
-PARAMETERS = OF_KINDS | residual.paths("attention")
+PARAMETERS = OF_KINDS | hyper.paths("attention")
 
 
 def build_products(place: Place) -> ir.Segment:
@@ -31,7 +31,7 @@ def build_project(place: Place) -> ir.Segment:
     """The first of two segments of attention of context ranks: queries, and what keys and values are made of."""
     sizes = _sizes(place)
     plain = mla.build_project(place, sizes) if isinstance(sizes, Mla) else gqa.build_project(place, sizes)
-    return residual.around(place, plain)
+    return hyper.around(place, plain)
 
 
 def build_attend(place: Place) -> ir.Segment:
@@ -54,7 +54,7 @@ def _sizes(place: Place) -> SoftmaxAttention:
 
 def build(place: Place) -> ir.Segment:
     """Attention as one segment, of any kind. Of several residual streams it reads one that is made of all."""
-    return residual.around(place, _build(place))
+    return hyper.around(place, _build(place))
 
 
 def _build(place: Place) -> ir.Segment:

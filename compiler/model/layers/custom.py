@@ -14,7 +14,7 @@ from typing import Any
 from compiler import ir
 from compiler.ir.dtypes import TORCH_DTYPE
 from compiler.ir.module import Module, ModuleParameter, Modules, Wanted
-from compiler.model.layers import residual
+from compiler.model.layers import hyper
 from compiler.model.layers.builder import Constant, Place, segment
 from compiler.model.layers.residual import (
     arriving,
@@ -41,7 +41,7 @@ def ffn(
     pre: bool = True,
     post: bool = False,
     factor: float = 1.0,
-    streams: residual.Streams = (),
+    streams: hyper.Streams = (),
 ) -> tuple[Any, ...]:
     """residual + module(rmsnorm(residual)), the residual being h + y, of which attention gave y."""
     residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
@@ -69,8 +69,8 @@ def _through(ops: Any, p: Any, module: Module, x_TD: Any) -> Any:
 
 
 def build_ffn(place: Place, block: Custom) -> ir.Segment:
-    plain = _build(place, "dense", "ffn", ffn, block.module, sum_of(place), ("out",), **residual.streams_of(place))
-    return replace(plain, params=(*residual.mixers(place), *plain.params))
+    plain = _build(place, "dense", "ffn", ffn, block.module, sum_of(place), ("out",), **hyper.streams_of(place))
+    return replace(plain, params=(*hyper.mixers(place), *plain.params))
 
 
 def build_attention(place: Place, block: CustomAttention) -> ir.Segment:

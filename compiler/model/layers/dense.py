@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
-from compiler.model.layers import custom, residual
+from compiler.model.layers import custom, hyper
 from compiler.model.layers.builder import Place, linear, named, segment, weights
 from compiler.model.layers.residual import (
     arriving,
@@ -58,7 +58,7 @@ def up_parts(ffn: Dense | Moe, inner: int) -> tuple[int, ...]:
 
 PARAMETERS = named(
     {"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down", "post_norm": "ffn.post_norm"}, "up", "down"
-) | residual.paths("ffn")
+) | hyper.paths("ffn")
 
 
 def dense(
@@ -76,7 +76,7 @@ def dense(
     pre: bool = True,
     post: bool = False,
     factor: float = 1.0,
-    streams: residual.Streams = (),
+    streams: hyper.Streams = (),
 ) -> tuple[Any, ...]:
     """residual + down(act(up(rmsnorm(residual)))), the residual being h + y, of which attention gave y."""
     residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
@@ -118,12 +118,12 @@ def build(place: Place) -> ir.Segment:
     return segment(
         "dense",
         dense,
-        (*residual.mixers(place), *pre_gain(place), *up, *down, *post_gain(place)),
+        (*hyper.mixers(place), *pre_gain(place), *up, *down, *post_gain(place)),
         sum_of(place),
         ("out",),
         eps=place.model.norm_eps,
         **constants_of(ffn),
-        **residual.streams_of(place),
+        **hyper.streams_of(place),
         **entrance(place),
         **exit_of(place),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
-from compiler.model.layers import residual
+from compiler.model.layers import hyper
 from compiler.model.layers.builder import Constant, Place, index, segment
 from dsl.schema import Grpo
 
@@ -16,7 +16,7 @@ from dsl.schema import Grpo
 # then gives a rank's parts of the cross entropy, and `loss` has those of all ranks: R is one more than there are.
 
 EMBED_PARAMETERS = {"table": "embedding"}
-FINAL_NORM_PARAMETERS = {"norm": "final_norm"} | residual.paths("final")
+FINAL_NORM_PARAMETERS = {"norm": "final_norm"} | hyper.paths("final")
 HEAD_PARAMETERS = {"head": "head"}
 SAMPLED = ("old", "advantage", "weight", "reference")  # of a sampled token, for the policy loss; the last for its KL
 LOGP = "logp"  # of targets, which the trainer reads of each micro-batch
@@ -55,18 +55,16 @@ def final_norm(ops: Any, p: Any, h_TD: Any, *, eps: float, copies: int) -> tuple
     return (ops.rmsnorm(h_TD, p.norm, eps),) * copies
 
 
-def final_collapse(
-    ops: Any, p: Any, h_TN: Any, *, eps: float, copies: int, streams: residual.Streams
-) -> tuple[Any, ...]:
+def final_collapse(ops: Any, p: Any, h_TN: Any, *, eps: float, copies: int, streams: hyper.Streams) -> tuple[Any, ...]:
     """The normed hidden state of several residual streams for the head, and the streams as they are for the MTP block,
     if there is one."""
-    return ops.rmsnorm(residual.collapsed(ops, p, h_TN, streams), p.norm, eps), *((h_TN,) * (copies - 1))
+    return ops.rmsnorm(hyper.collapsed(ops, p, h_TN, streams), p.norm, eps), *((h_TN,) * (copies - 1))
 
 
 def build_final_norm(place: Place) -> ir.Segment:
     outputs = ("y", "y_mtp") if place.model.mtp and not place.mtp else ("y",)
-    how = residual.streams_of(place)
-    params, inputs = (*residual.collapsers(place), place.gain("norm", place.D)), (place.input("h", place.T, place.N),)
+    how = hyper.streams_of(place)
+    params, inputs = (*hyper.collapsers(place), place.gain("norm", place.D)), (place.input("h", place.T, place.N),)
     function = final_collapse if how else final_norm
     return segment(
         "final_norm", function, params, inputs, outputs, eps=place.model.norm_eps, copies=len(outputs), **how

@@ -15,10 +15,10 @@ from typing import Any
 
 from compiler import ir
 from compiler.ir.dtypes import TORCH_DTYPE
-from compiler.model.layers import residual as hyper
+from compiler.model.layers import hyper
 from compiler.model.layers.builder import Place, grouped_linear, index, linear, named, segment, weights
 from compiler.model.layers.dense import activated, constants_of, times_gate, up_parts
-from compiler.model.layers.qk_clip import real_rows
+from compiler.model.layers.padding import real_rows
 from compiler.model.layers.residual import (
     arriving,
     entering,

@@ -1,146 +1,31 @@
-"""What is between one residual stream, or several, and the parts of a layer: norms, factors, sums."""
+"""Norms, factors and sums over tensor ranks between the residual stream and the parts of a layer."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from compiler import ir
+from compiler.model.layers import hyper
 from compiler.model.layers.builder import Constant, Place, segment
 from dsl.schema import Dense, Gqa
-
-# --- Hyper-connections: several residual streams, which a part of a layer reads as one, mixes, and adds to
-#
-# Xie et al., "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880; DeepSeek-V4, arXiv 2606.19348, section
-# 2.2.
-#
-# T tokens · D hidden · n streams · N = n·D numbers of a token, stream after stream. Of a norm of all streams come, by
-# one product for each part: `pre`, by which the part reads a sum of them; `post`, by which each gets what the part
-# gives; and `comb`, by which they are mixed, an n × n matrix whose rows and columns sum to 1.
-
-Streams = tuple[int | float, ...]  # rounds, their epsilon, and that of norms; () where there is one stream
-
-
-def paths(part: str) -> dict[str, str]:
-    """The logical names of the parameters of the mixing in front of a part."""
-    return {f"hyper_{name}": f"{part}_hyper.{name}" for name in ("fn", "base", "scale")}
-
-
-def mixed(ops: Any, p: Any, h_TN: Any, streams: Streams) -> tuple[Any, Any, Any]:
-    """What a part reads of the streams h, and `post` and `comb`, by which what it gives is added."""
-    rounds, eps, norm_eps = streams
-    return ops.hyper_mix(h_TN, _logits(ops, p, h_TN, norm_eps), rounds, eps)
-
-
-def collapsed(ops: Any, p: Any, h_TN: Any, streams: Streams) -> Any:
-    """What the end of a model reads of the streams h."""
-    _, eps, norm_eps = streams
-    return ops.hyper_collapse(h_TN, _logits(ops, p, h_TN, norm_eps), eps)
-
-
-def _logits(ops: Any, p: Any, h_TN: Any, norm_eps: float) -> Any:
-    products_TM = ops.hyper_products(h_TN, p.hyper_fn, norm_eps)
-    return ops.add_bias(ops.scale_parts(products_TM, p.hyper_scale), p.hyper_base)
-
-
-def copy(ops: Any, p: Any, h_TD: Any, *, streams: int) -> tuple[Any, ...]:
-    """So many streams, all of them h."""
-    return (ops.hyper_copy(h_TD, streams),)
-
-
-def build_copy(place: Place) -> ir.Segment:
-    return segment("streams", copy, (), (place.input("h", place.T, place.D),), ("y",), streams=_of(place).streams)
-
-
-def streams_of(place: Place) -> dict[str, Streams]:
-    """What a segment says of the streams that it reads; nothing where there is one."""
-    hyper = place.model.hyper_connections
-    return {"streams": (hyper.rounds, hyper.eps, place.model.norm_eps)} if hyper else {}
-
-
-def mixers(place: Place) -> tuple[ir.Param, ...]:
-    """The parameters of a mixing: those of pre, of post and of comb, if there are several streams."""
-    hyper = place.model.hyper_connections
-    if hyper is None:
-        return ()
-    n = hyper.streams
-    return _params(place, n, n, n * n)
-
-
-def collapsers(place: Place) -> tuple[ir.Param, ...]:
-    """The parameters of what the end of a model reads, if there are several streams. The matrix is one of the head, and
-    no matrix of a layer."""
-    hyper = place.model.hyper_connections
-    return tuple(replace(each, matrices=()) for each in _params(place, hyper.streams)) if hyper else ()
-
-
-def _params(place: Place, *parts: int) -> tuple[ir.Param, ...]:
-    """A matrix with a row for each logit, a bias of each, and a scale of each part, which is 1 at first."""
-    fn = place.weight("hyper_fn", sum(parts), place.N)
-    return replace(fn, matrices=parts), place.vector("hyper_base", sum(parts)), place.gain("hyper_scale", len(parts))
-
-
-def mixing(place: Place) -> tuple[ir.Input, ...]:
-    """`post` and `comb` of a part, as what adds its results takes them; nothing where there is one stream."""
-    hyper = place.model.hyper_connections
-    if hyper is None:
-        return ()
-    n, dtype = hyper.streams, place.wide_dtype
-    return ir.Input("post", (place.T, n), dtype), ir.Input("comb", (place.T, n * n), dtype)
-
-
-def following(place: Place) -> tuple[str, ...]:
-    """Outputs of a segment that begins a part: `post` and `comb` of what the part will give."""
-    return tuple(f"next_{each.name}" for each in mixing(place))
-
-
-def around(place: Place, plain: ir.Segment) -> ir.Segment:
-    """A segment that begins at the residual stream and hands it through, of several streams.
-
-    `plain` is of one: its first input is the stream, and its first output. It gets what the part reads of all."""
-    if place.part or place.model.hyper_connections is None:
-        return plain
-    stream, *others = plain.inputs
-    how = streams_of(place)
-    return replace(
-        plain,
-        function=partial(_around, plain.function, streams=how["streams"]),
-        params=(*mixers(place), *plain.params),
-        inputs=(replace(stream, shape=(place.T, place.N)), *others),
-        outputs=(*plain.outputs, *(ir.Output(name) for name in following(place))),
-        constants=(*plain.constants, *how.items()),
-    )
-
-
-def _around(function: Any, ops: Any, p: Any, h_TN: Any, *rest: Any, streams: Streams) -> tuple[Any, ...]:
-    x_TD, post_Tn, comb_TC = mixed(ops, p, h_TN, streams)
-    _, *given = function(ops, p, x_TD, *rest)
-    return h_TN, *given, post_Tn, comb_TC
-
-
-def _of(place: Place) -> Any:
-    assert place.model.hyper_connections, "a model of several streams"
-    return place.model.hyper_connections
-
 
 # --- What is between the residual stream and a part of a block: norms in front of it and behind it, and a factor
 #
 # Norms in front alone (Llama), behind alone (OLMo 2, arXiv 2501.00656), or both (Gemma 2, arXiv 2408.00118).
 #
-# With hyper-connections the stream is several. A part then reads one that is made of
+# With hyper-connections the stream is several (compiler/model/layers/hyper.py). A part then reads one that is made of
 # all, and `mixing` are the two tensors by which what it gives is added to all of them. Segments name the stream h_TD in
 # any case: of several it has the columns of all.
 
 
 def arriving(
-    ops: Any, p: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...], streams: Streams
+    ops: Any, p: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...], streams: hyper.Streams
 ) -> tuple[Any, Any, tuple[Any, ...]]:
     """The residual stream behind a part that gave y, what the next part reads of it, and the mixing of that."""
     residual_TN = summed(ops, h_TN, y_TD, mixing)
     if not streams:
         return residual_TN, residual_TN, ()
-    x_TD, *following = mixed(ops, p, residual_TN, streams)
+    x_TD, *following = hyper.mixed(ops, p, residual_TN, streams)
     return residual_TN, x_TD, tuple(following)
 
 
@@ -182,7 +67,7 @@ def post_gain(place: Place) -> tuple[ir.Param, ...]:
 
 def sum_of(place: Place) -> tuple[ir.Input, ...]:
     """What a segment adds up first: the residual stream, what a part gave, and the mixing of it."""
-    return place.input("h", place.T, place.N), place.input("y", place.T, place.D), *mixing(place)
+    return place.input("h", place.T, place.N), place.input("y", place.T, place.D), *hyper.mixing(place)
 
 
 def entrance(place: Place) -> dict[str, Constant]:
@@ -201,9 +86,9 @@ def exit_of(place: Place) -> dict[str, Constant]:
 # T tokens of a tensor rank · D hidden. The rows that attention and the feed-forward part read are put together behind
 # these segments, and what they give is summed and taken apart in front of them.
 
-ENTER_PARAMETERS = {"norm": "attention.norm"} | paths("attention")
+ENTER_PARAMETERS = {"norm": "attention.norm"} | hyper.paths("attention")
 ADDED_PARAMETERS = {"post_norm": "attention.post_norm", "out_bias": "attention.out_bias"}
-BETWEEN_PARAMETERS = {**ADDED_PARAMETERS, "norm": "ffn.norm"} | paths("ffn")
+BETWEEN_PARAMETERS = {**ADDED_PARAMETERS, "norm": "ffn.norm"} | hyper.paths("ffn")
 LEAVE_PARAMETERS = {"post_norm": "ffn.post_norm", "down_bias": "ffn.down_bias"}
 
 
@@ -237,7 +122,7 @@ def between(
     pre: bool = True,
     post: bool = False,
     factor: float = 1.0,
-    streams: Streams = (),
+    streams: hyper.Streams = (),
 ) -> tuple[Any, ...]:
     """The residual h + y, of which attention gave y, and what the feed-forward part reads of it."""
     (y_TD,) = added(ops, p, y_TD, eps=eps, biased=biased, post=post, factor=factor)
@@ -264,7 +149,7 @@ def leave(
 def build_enter(place: Place) -> ir.Segment:
     h = (place.input("h", place.T, place.D),)
     plain = segment("enter", enter, pre_gain(place), h, ("entered", "x"), eps=place.model.norm_eps, **entrance(place))
-    return around(place, plain)
+    return hyper.around(place, plain)
 
 
 def is_changed(place: Place) -> bool:
@@ -284,12 +169,12 @@ def build_between(place: Place) -> ir.Segment:
     return segment(
         "between",
         between,
-        (*bias, *post_gain(place), *mixers(place), *pre_gain(place)),
+        (*bias, *post_gain(place), *hyper.mixers(place), *pre_gain(place)),
         sum_of(place),
-        ("residual", "x", *following(place)),
+        ("residual", "x", *hyper.following(place)),
         eps=place.model.norm_eps,
         **biased,
-        **streams_of(place),
+        **hyper.streams_of(place),
         **entrance(place),
         **exit_of(place),
     )

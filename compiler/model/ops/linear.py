@@ -86,7 +86,9 @@ LINEAR = Rule(
         kernel_class="wgrad",
     ),
 )
+
 LINEAR_DETACHED = replace(LINEAR, dgrad=None)
+
 LINEAR_WIDE = Rule(
     args=("x", "w"),
     outputs=("y",),
@@ -106,6 +108,7 @@ LINEAR_WIDE = Rule(
         kernel_class="wgrad",
     ),
 )
+
 GROUPED_LINEAR = Rule(
     args=("x", "w", "offsets"),
     outputs=("y",),
@@ -129,6 +132,7 @@ GROUPED_LINEAR = Rule(
         kernel_class="grouped_wgrad",
     ),
 )
+
 BLOCK_LINEAR = Rule(
     args=("x", "w"),
     outputs=("y",),
@@ -152,33 +156,11 @@ BLOCK_LINEAR = Rule(
         kernel_class="grouped_wgrad",
     ),
 )
+
 RULES = {
     "linear": LINEAR,
     "linear_detached": LINEAR_DETACHED,
     "linear_wide": LINEAR_WIDE,
     "grouped_linear": GROUPED_LINEAR,
     "block_linear": BLOCK_LINEAR,
-}
-
-
-# --- Quantising casts, which storage puts in and no layer calls: their results have the dtypes that storage says
-
-
-def _infer_quantised(*_: object) -> tuple[Tensor, ...]:
-    raise AssertionError("the results of a quantising cast have the dtype of the place where it is put in")
-
-
-QUANTISE = Rule(args=("x",), outputs=("y",), infer=_infer_quantised, kernel_class="quantise")
-REQUANTISE = Rule(
-    args=("q",), outputs=("y",), infer=_infer_quantised, kernel_class="quantise"
-)  # tiles of rows to columns
-QUANTISE_BOTH = Rule(args=("x",), outputs=("y", "by_columns"), infer=_infer_quantised, kernel_class="quantise")
-QUANTISE_COLUMNS = Rule(args=("x",), outputs=("y",), infer=_infer_quantised, kernel_class="quantise")
-DEQUANTISE = Rule(args=("q",), outputs=("y",), infer=_infer_quantised, kernel_class="quantise")
-CASTS = {
-    "dequantise": DEQUANTISE,
-    "quantise": QUANTISE,
-    "quantise_both": QUANTISE_BOTH,
-    "quantise_columns": QUANTISE_COLUMNS,
-    "requantise": REQUANTISE,
 }

@@ -3,7 +3,7 @@
 A pass is a rewrite: nodes to find, and what stands for them. A fused op is by definition what it stands for, rounding
 where that rounds, so a pass that is turned off (`unfused`, in a run) leaves the numbers as they are. Values that only
 the found nodes read are gone: they never reach memory. What that saves is counted in
-`compiler.model.segments.interpret`.
+`compiler.model.segments.node_costs`.
 
 Each pass says how often it must match in a segment, from the segment alone, and is held to it: a pattern that no longer
 matches would cost speed in silence.

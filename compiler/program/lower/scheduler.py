@@ -13,7 +13,7 @@ from compiler.program.lower.estimate import copy_time, costs_of_searches
 from compiler.program.lower.lowering import Lowering
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedule.schedule import Schedule
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.schema import Spec
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Scheduler:
     ) -> None:
         self._spec, self._lowering, self._given = spec, lowering, schedule_of_file(spec)
         self._progress, self._effort = progress, effort
-        self._largest = stages.micro_batches(spec)[-1]
+        self._largest = ramp.micro_batches(spec)[-1]
 
     def largest(self) -> Schedule:
         """The schedule of the largest batch."""

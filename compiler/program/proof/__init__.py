@@ -10,11 +10,13 @@ from collections import Counter
 
 from compiler.ir import Collective, Plan, Program
 from compiler.ir.expert_placement import Received
+from compiler.program.proof.certificate import Certificate, ProofError
 from compiler.program.proof.channels import check_channels
+from compiler.program.proof.collectives import check_collectives, check_reductions
 from compiler.program.proof.effects import Effects, Rows
 from compiler.program.proof.lifetimes import check_values
-from compiler.program.proof.replicas import check_collectives, check_holders, check_reductions
-from compiler.program.proof.structure import Certificate, ProofError, Structure
+from compiler.program.proof.replicas import check_holders
+from compiler.program.proof.structure import Structure
 from compiler.schedule.simulate import peak_activations
 
 __all__ = ["Certificate", "ProofError", "Prover", "Rows", "prove"]

@@ -25,7 +25,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from compiler.ir import Body, Instruction, Message, Program
-from compiler.program.proof.structure import ProofError
+from compiler.program.proof.certificate import ProofError
 from compiler.schedule.schedule import Schedule
 
 SEND, RECEIVE, RELEASE = range(3)

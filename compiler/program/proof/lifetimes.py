@@ -18,9 +18,10 @@ from functools import partial
 
 from compiler.ir import Body, Buffer, Instruction, Invocation, Message, Program
 from compiler.ir.expert_placement import Received
+from compiler.program.proof.certificate import ProofError
 from compiler.program.proof.channels import message_of
 from compiler.program.proof.effects import STAGED, Effects, Found, Memory, Namespace, Place, Rows, Storage
-from compiler.program.proof.structure import EXCHANGES, ProofError, Waits
+from compiler.program.proof.structure import EXCHANGES, Waits
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import Action, Step, actions_of
 

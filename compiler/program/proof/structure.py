@@ -8,58 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from compiler.ir import Body, Buffer, Communication, Instruction, Plan, Program, Stage, Use
-from compiler.ir.stage_placement import StagePlacement
+from compiler.program.proof.certificate import ProofError
 from compiler.program.proof.operands import Operands, gathers, operands, runs, scatters, steps_of
 from compiler.schedule.schedule import Schedule, ScheduleError
 from runtime.contract.actions import Action, Pair, Step, actions_of, parse_step
 
-# --- What a proof gives: the certificate of a program that holds, or the error that names where it does not
-
-
-class ProofError(Exception):
-    """A program that must not run. The message begins with the rank and the action, or with the bucket reduced."""
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """Facts proven of every interleaving of a program. Sequences are per pipeline rank; bytes are of activations and
-    messages (parameters, gradients and optimizer state are not among them)."""
-
-    program: str
-    stage_placement: StagePlacement
-    num_ranks: int
-    num_micro_batches: int
-    num_actions: int
-    num_instructions: int  # expanded over micro-batches, frees included
-    num_messages: int  # between pipeline ranks
-    num_exchanges: int  # counts, dispatches and combines started, summed over pipeline ranks
-    num_collectives: int  # sums over the world, reductions and gathers of buckets
-    peak_activations: tuple[int, ...]  # +1 at the start of an F, -1 at the end of its B or W
-    peak_fixed_bytes: tuple[int, ...]  # if no rank received a row from another or itself
-    peak_bytes: tuple[int, ...]  # under the rows given to `prove`
-
-    def __str__(self) -> str:
-        sizes = f"ranks={self.num_ranks} micro_batches={self.num_micro_batches} placement={self.stage_placement}"
-        counts = (
-            f"{self.num_actions} actions, {self.num_instructions} instructions, {self.num_messages} messages, "
-            f"{self.num_exchanges} exchanges, {self.num_collectives} collectives"
-        )
-        rows = zip(self.peak_activations, self.peak_fixed_bytes, self.peak_bytes, strict=True)
-        lines = [
-            f"rank {rank}: at most {activations} activations, {peak_bytes} bytes ({fixed_bytes} without received rows)"
-            for rank, (activations, fixed_bytes, peak_bytes) in enumerate(rows)
-        ]
-        return "\n".join([f"proven: {self.program} {sizes}", counts, *lines])
-
-
-# --- structure
-
 Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or what is waited for)
 Waits: TypeAlias = dict[int, int]  # index of each exchange's start in a body -> that of the wait which ends it
+
 PHASES = {"F": "F", "B": "IW", "I": "I", "W": "W"}
 COPIES = {"O": "to_host", "R": "from_host"}
 EXCHANGES = (

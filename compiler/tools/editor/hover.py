@@ -11,7 +11,7 @@ from typing import Any
 from compiler.tools.editor import block_keys, outline, resolved, texts
 from compiler.tools.editor.block_keys import Inside
 from compiler.tools.editor.outline import LET, Document, Place, Token
-from dsl.closed_forms import counts, stages
+from dsl.closed_forms import counts, ramp
 from dsl.facts import units
 from dsl.load import Analysis, block_view
 from dsl.resolve.merge import PHASE
@@ -73,7 +73,7 @@ def _run(spec: Spec) -> str:
     degrees = ((name, each) for name, each in spec.parallel if name != "zero" and isinstance(each, int))
     parallel = ", ".join(f"{name} = {degree}" for name, degree in degrees if degree > 1)
     schedule = spec.schedule.name or spec.schedule.file
-    steps = stages.of(spec).steps_for(spec.train.tokens)
+    steps = ramp.of(spec).steps_for(spec.train.tokens)
     return _list(
         [
             f"model {spec.model.name}, cluster {spec.cluster.name}, precision {spec.precision.name}",

@@ -9,7 +9,7 @@ from typing import Any
 from compiler.tools.editor.outline import Node as Statement
 from compiler.tools.editor.outline import Token
 from dsl.canonical import number
-from dsl.closed_forms.stages import Ramp
+from dsl.closed_forms.ramp import Ramp
 from dsl.facts import units
 from dsl.facts.units import Quantity, plain, spoken
 from dsl.load import Analysis, View

@@ -19,10 +19,10 @@ from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
 from compiler.tools.editor import actions, navigation, protocol
+from compiler.tools.editor.completion import complete
 from compiler.tools.editor.hover import hover
 from compiler.tools.editor.outline import Document, document
 from compiler.tools.editor.protocol import Client
-from compiler.tools.editor.value_words import complete
 from dsl.messages.diagnostics import Span, SpecError
 from dsl.resolve.files import over
 from dsl.text.formatter import formatted

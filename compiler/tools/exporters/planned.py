@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from compiler.schedule.schedule import Schedule
 from dsl.canonical import rate_text
-from dsl.closed_forms import stages as ramp
+from dsl.closed_forms import ramp
 from dsl.leaves import leaves
 from dsl.schema import AdamW, Dense, Mla, Moe, RatePhase, Spec
 from runtime.contract.rate import learning_rate

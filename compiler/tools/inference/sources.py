@@ -11,7 +11,7 @@ from dsl.load import load
 from dsl.messages.diagnostics import SpecError
 from dsl.resolve.chosen import split
 from dsl.schema import Spec
-from runtime.build.files import described
+from runtime.build.run_copy import described
 from runtime.checkpoint.durable_files import num_published
 from runtime.checkpoint.loading import Checkpoint, published, with_base
 from runtime.checkpoint.loading import load as load_checkpoint

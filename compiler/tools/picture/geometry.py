@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.tools.picture import drawing
+from compiler.tools.picture import labels
 from compiler.tools.picture.drawing import Cell, Drawn, Panel, Row
 from compiler.tools.picture.palette import KINDS
 
@@ -136,7 +136,7 @@ def figure_of(panel: Panel, unit: float, style: Style, makespan: float = 0, most
     makespan = makespan or panel.makespan
     lines, height = layout(panel, style)
     detailed = sum(len(cell.actions) for cell in panel.cells) <= MANY
-    marks, step = drawing.ticks(0, makespan, max(2, int(makespan * unit / 90)))
+    marks, step = labels.ticks(0, makespan, max(2, int(makespan * unit / 90)))
     bubbles = tuple(
         area
         for row, line in zip(panel.rows, lines, strict=True)
@@ -166,11 +166,11 @@ def figure_of(panel: Panel, unit: float, style: Style, makespan: float = 0, most
             _curve(row, line, unit, most, style, panel.makespan) for row, line in zip(panel.rows, lines, strict=True)
         ),
         rows=tuple(_label(panel, i, line, style) for i, line in enumerate(lines)),
-        ticks=tuple((mark * unit, drawing.tick(mark, step)) for mark in marks),
+        ticks=tuple((mark * unit, labels.tick(mark, step)) for mark in marks),
         legend=legend_of(panel.cells),
         has_pairs=any(len(cell.actions) > 1 for cell in panel.cells),
         has_errors=any(cell.error is not None for cell in panel.cells),
-        makespan=drawing.number(panel.makespan),
+        makespan=labels.number(panel.makespan),
         idle=f"{panel.idle:.1%}",
         detailed=detailed,
     )
@@ -205,7 +205,7 @@ def title_of(row: Row, cell: Cell, drawn: Drawn) -> str:
     overlapped = f", overlapped with {others[0]}" if others else ""
     track = f", {row.track}" if row.track else ""
     note = f" · {cell.note}" if cell.note else ""
-    times = f"{drawing.number(cell.start)} to {drawing.number(cell.end)}"
+    times = f"{labels.number(cell.start)} to {labels.number(cell.end)}"
     return f"{drawn.label} on rank {row.rank}{track}{overlapped}: {times}{note}"
 
 
@@ -243,7 +243,7 @@ def _bubbles(row: Row, line: Line, unit: float, makespan: float) -> list[Area]:
             (end - start) * unit - 1,
             line.height,
             "bubble",
-            f"rank {row.rank} idle: {drawing.number(start)} to {drawing.number(end)}",
+            f"rank {row.rank} idle: {labels.number(start)} to {labels.number(end)}",
         )
         for start, end in zip(starts, ends, strict=True)
         if (end - start) * unit > 1.5
@@ -272,7 +272,7 @@ def _lanes(row: Row, line: Line, unit: float, shown: bool) -> list[Area]:
             max(0.5, (e.end - e.start) * unit - 0.5),
             5.0,
             f"exchange d{e.direction}",
-            f"{e.label} on rank {row.rank}: {drawing.number(e.start)} to {drawing.number(e.end)}",
+            f"{e.label} on rank {row.rank}: {labels.number(e.start)} to {labels.number(e.end)}",
         )
         for e in (row.exchanges if shown else ())
     ] + [
@@ -282,7 +282,7 @@ def _lanes(row: Row, line: Line, unit: float, shown: bool) -> list[Area]:
             max(0.5, (copy.end - copy.start) * unit - 0.5),
             2.5,
             f"exchange d{copy.returns:d}",
-            f"{copy.label} on rank {row.rank}: {drawing.number(copy.start)} to {drawing.number(copy.end)}",
+            f"{copy.label} on rank {row.rank}: {labels.number(copy.start)} to {labels.number(copy.end)}",
         )
         for copy in (row.copies if shown else ())
     ]
@@ -328,5 +328,5 @@ def _label(panel: Panel, index: int, line: Line, style: Style) -> Label:
     row = panel.rows[index]
     first = index == 0 or panel.rows[index - 1].rank != row.rank
     name = f"rank {row.rank}" if not row.track else f"{row.rank} {row.track}" if first else row.track
-    peak = drawing.number(row.peak) if row.live else ""
+    peak = labels.number(row.peak) if row.live else ""
     return Label(line.y + line.height / 2, name, f"{panel.idle_of(row):.0%}", peak, line.floor - style.memory / 2)

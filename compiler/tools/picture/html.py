@@ -14,11 +14,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from compiler.tools.picture import drawing, palette
+from compiler.tools.picture import labels, palette
 from compiler.tools.picture.drawing import Panel, Picture, Row
 from compiler.tools.picture.geometry import Style, layout
 from compiler.tools.picture.palette import KINDS
-from compiler.tools.picture.sheet import FOLDER, environment, legend_entries, summary_of
+from compiler.tools.picture.sheet import legend_entries, summary_of
+from compiler.tools.picture.template import FOLDER, environment
 
 STYLE = Style(memory=16.0, lane=6.0, gap=9.0)
 SCRIPTS = ("viewer.js", "viewer_input.js")
@@ -117,7 +118,7 @@ def _numbers(picture: Picture, panel: Panel, row: Row) -> tuple[str, tuple[str, 
     name = f"{many}rank {row.rank}{f' {row.track}' if row.track else ''}"
     start, end = (row.cells[0].start, row.cells[-1].end) if row.cells else (0.0, 0.0)
     idle = f"{panel.idle_of(row):.1%}"
-    return name, (idle, drawing.number(start), drawing.number(end), drawing.number(row.peak) if row.live else "")
+    return name, (idle, labels.number(start), labels.number(end), labels.number(row.peak) if row.live else "")
 
 
 def _json(value: Any) -> str:
@@ -128,7 +129,7 @@ def _json(value: Any) -> str:
 
 def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
-        return drawing.clean(value)
+        return labels.clean(value)
     if isinstance(value, dict):
         return {key: _cleaned(item) for key, item in value.items()}
     return [_cleaned(item) for item in value] if isinstance(value, list | tuple) else value

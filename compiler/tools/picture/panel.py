@@ -10,7 +10,7 @@ from compiler.ir.stage_placement import BIDIRECTIONAL
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, simulate
-from compiler.tools.picture import drawing
+from compiler.tools.picture import labels
 from compiler.tools.picture.drawing import Cell, Copy, Drawn, Lanes, Message, Panel, Picture, Row, Table
 from compiler.tools.picture.recorded import Measured
 from runtime.contract.actions import COPIES, KINDS, Action, ActionKind, actions_of, is_copy
@@ -125,8 +125,8 @@ def measured_picture(
     took, plan = measured.makespan / 1000, planned.makespan
     errors = [abs(cell.error) for row in rows for cell in row.cells if cell.error is not None]
     facts = (
-        ("planned", f"{drawing.number(plan)} ms"),
-        ("measured", f"{drawing.number(took)} ms ({percent(took / plan - 1)})"),
+        ("planned", f"{labels.number(plan)} ms"),
+        ("measured", f"{labels.number(took)} ms ({percent(took / plan - 1)})"),
         ("an action misses its plan by", f"{statistics.median(errors):.0%} (median)"),
         ("traced steps", str(measured.num_steps)),
     )
@@ -149,8 +149,8 @@ def _judged(planned: Cell, measured: Cell) -> Cell:
     late = measured.start - planned.start
     missed = f" ({percent(error)})" if error is not None else ""
     when = "later" if late >= 0 else "earlier"
-    times = f"measured {drawing.number(took)} ms, planned {drawing.number(plan)} ms{missed}"
-    note = f"{times}, starts {drawing.number(abs(late))} ms {when}"
+    times = f"measured {labels.number(took)} ms, planned {labels.number(plan)} ms{missed}"
+    note = f"{times}, starts {labels.number(abs(late))} ms {when}"
     return replace(measured, note=note, error=error)
 
 
@@ -182,8 +182,8 @@ def _table(schedule: Schedule, costs: Costs, measured: Measured) -> Table:
     for name, (plans, tooks) in sorted(found.items(), key=lambda item: _order(item[0])):
         plan, took = statistics.median(plans), statistics.median(tooks)
         low, *_, high = statistics.quantiles(tooks * 2, n=20, method="inclusive")
-        spread = f"{drawing.number(low)} – {drawing.number(high)}"
+        spread = f"{labels.number(low)} – {labels.number(high)}"
         rows.append(
-            (name, drawing.number(plan), drawing.number(took), spread, percent(took / plan - 1), f"{len(tooks):,}")
+            (name, labels.number(plan), labels.number(took), spread, percent(took / plan - 1), f"{len(tooks):,}")
         )
     return Table(("action", "planned, ms", "measured, ms", "nine of ten, ms", "error", "samples"), tuple(rows))

@@ -6,7 +6,7 @@ import io
 from functools import cache
 from typing import TYPE_CHECKING
 
-from compiler.tools.picture import drawing
+from compiler.tools.picture import labels
 from compiler.tools.picture.drawing import Picture
 from compiler.tools.picture.geometry import Figure
 from compiler.tools.picture.palette import LIGHT, Theme
@@ -121,7 +121,7 @@ class _Pen:
         place = (words.x * self.scale, words.y * self.scale)
         anchor = {"start": "ls", "middle": "ms", "end": "rs"}[words.anchor]
         font = _font(words.size * self.scale)
-        line = drawing.clean(words.text).translate(PLAIN)
+        line = labels.clean(words.text).translate(PLAIN)
         self.draw.text(place, line, fill=colour, font=font, anchor=anchor, stroke_width=bold)
 
     def label(self, x: float, y: float, size: float, words: str, colour: str) -> None:

@@ -21,7 +21,7 @@ from compiler.files.text import TextFileError, read_text
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.weights import by_kind
-from runtime.build.files import PROGRAM
+from runtime.build.run_copy import PROGRAM
 from runtime.contract.actions import Action, actions_of
 
 WARM_UP = 4  # of a run's traced steps, the first of this many is left out: caches and allocators settle in it

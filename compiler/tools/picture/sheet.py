@@ -6,68 +6,14 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import Protocol
 
-import jinja2
 from markupsafe import Markup
 
-from compiler.tools.picture import drawing, palette
-from compiler.tools.picture.drawing import Panel, Picture, Table, px
+from compiler.tools.picture import labels, palette
+from compiler.tools.picture.drawing import Panel, Picture, Table
 from compiler.tools.picture.geometry import Figure, Style, figure_of, legend_of, pixels, shows_lanes
-
-# --- How the templates of pictures and of the report are rendered: every text escaped, nothing undefined
-
-FOLDER = Path(__file__).parent
-
-
-def environment(*folders: Path) -> jinja2.Environment:
-    """Templates of the folders and of this one; their filters are px, rect, path, count and bytes."""
-    found = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*folders, FOLDER]),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: (
-            drawing.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    found.filters |= {
-        "px": drawing.px,
-        "rect": _rect,
-        "path": _path,
-        "count": drawing.count,
-        "bytes": drawing.num_bytes,
-    }
-    return found
-
-
-class _Area(Protocol):
-    @property
-    def x(self) -> float: ...
-    @property
-    def y(self) -> float: ...
-    @property
-    def width(self) -> float: ...
-    @property
-    def height(self) -> float: ...
-
-
-# A drawing has thousands of these, and a template takes several times as long for each number that it writes itself.
-def _rect(area: _Area) -> Markup:
-    """The attributes that place a rectangle."""
-    x, y, width, height = map(drawing.px, (area.x, area.y, area.width, area.height))
-    return Markup(f'x="{x}" y="{y}" width="{width}" height="{height}"')
-
-
-def _path(points: Iterable[tuple[float, float]]) -> Markup:
-    """The commands of a path through the points."""
-    return Markup("M" + "L".join([f"{drawing.px(x)} {drawing.px(y)}" for x, y in points]))
-
-
-# --- sheet
+from compiler.tools.picture.labels import px
+from compiler.tools.picture.template import FOLDER, environment
 
 PAGE = 1100.0  # pixels a small picture is wide; a larger one grows with its numbers, up to MOST
 MOST = 6000.0
@@ -164,7 +110,7 @@ def summary_of(picture: Picture) -> str:
     for panel in picture.panels:
         ranks = len({row.rank for row in panel.rows})
         said = "; ".join(f"{name} {value}" for name, value in panel.facts)
-        default = f"a step of {drawing.number(panel.makespan)}, idle {panel.idle:.1%}"
+        default = f"a step of {labels.number(panel.makespan)}, idle {panel.idle:.1%}"
         parts.append(f"{panel.name} on {ranks} ranks: {said or default}")
     return f"Timeline of {'. '.join(parts)}. Time in {picture.unit}."
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from compiler.tools.picture import drawing
+from compiler.tools.picture import labels
 from compiler.tools.picture.drawing import Cell, Panel, Picture, Row, Screen, Table
 from compiler.tools.picture.palette import DARK, KINDS, Theme
 
@@ -58,7 +58,7 @@ def terminal(picture: Picture, screen: Screen | None = None) -> str:
 
 def _lines(picture: Picture, width: int, screen: Screen, theme: Theme) -> list[Text]:
     quiet = Style(color=theme.quiet)
-    lines = [Text(drawing.clean(picture.title), style=Style(bold=True))]
+    lines = [Text(labels.clean(picture.title), style=Style(bold=True))]
     names = [_name(row) for panel in picture.panels for row in panel.rows]
     left = max(map(len, names)) + 1
     columns = width - left - 6  # " 100%" of idle time
@@ -66,7 +66,7 @@ def _lines(picture: Picture, width: int, screen: Screen, theme: Theme) -> list[T
     for panel in picture.panels:
         lines.append(Text())
         if len(picture.panels) > 1:
-            lines.append(Text(drawing.clean(panel.name), style=Style(bold=True)))
+            lines.append(Text(labels.clean(panel.name), style=Style(bold=True)))
         for row in panel.rows:
             line = Text(f"{_name(row):<{left}}", style=quiet)
             line.append(_drawn(row, panel, math.ceil(picture.makespan * scale - 1e-9), scale, screen, theme))
@@ -75,12 +75,12 @@ def _lines(picture: Picture, width: int, screen: Screen, theme: Theme) -> list[T
         lines.append(Text(" " * left + _axis(picture.makespan, scale), style=quiet))
     lines += [Text(), *_legend(picture, screen, theme).wrap(Console(width=width), width)]
     notes = (f"time in {picture.unit}; idle time at the right", picture.facts, *picture.notes)
-    lines += [Text(part, style=quiet) for note in notes for part in textwrap.wrap(drawing.clean(note), width)]
+    lines += [Text(part, style=quiet) for note in notes for part in textwrap.wrap(labels.clean(note), width)]
     return lines + (_table(picture.table) if picture.table else [])
 
 
 def _name(row: Row) -> str:
-    return f"rank {row.rank}{f' {drawing.clean(row.track)}' if row.track else ''}"
+    return f"rank {row.rank}{f' {labels.clean(row.track)}' if row.track else ''}"
 
 
 def _drawn(row: Row, panel: Panel, columns: int, scale: float, screen: Screen, theme: Theme) -> Text:
@@ -128,10 +128,10 @@ def _scale(picture: Picture, columns: int) -> float:
 
 def _axis(makespan: float, scale: float) -> str:
     columns = int(makespan * scale + 1e-9)
-    marks, step = drawing.ticks(0, makespan, max(2, columns // 12))
+    marks, step = labels.ticks(0, makespan, max(2, columns // 12))
     line = ""
     for mark in marks:
-        label = drawing.tick(mark, step)
+        label = labels.tick(mark, step)
         place = int(mark * scale + 1e-9)
         if place >= len(line) + bool(line) and place + len(label) <= columns:
             line = f"{line:<{place}}{label}"
@@ -162,7 +162,7 @@ def _legend(picture: Picture, screen: Screen, theme: Theme) -> Text:
 
 
 def _table(table: Table) -> list[Text]:
-    rows = [tuple(map(drawing.clean, row)) for row in (table.heads, *table.rows)]
+    rows = [tuple(map(labels.clean, row)) for row in (table.heads, *table.rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.heads))]
     lines = [Text()]
     for row in rows:

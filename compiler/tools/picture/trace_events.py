@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.tools.picture import drawing
-from compiler.tools.picture.drawing import Panel, Picture, Row, clean
+from compiler.tools.picture import labels
+from compiler.tools.picture.drawing import Panel, Picture, Row
+from compiler.tools.picture.labels import clean
 from compiler.tools.picture.palette import KINDS
 from compiler.tools.picture.recorded import Line, TraceError, read_trace
 from runtime.contract.actions import actions_of, parse_step
@@ -43,8 +44,8 @@ def trace(picture: Picture) -> str:
             events.append(event)
         flow += len(panel.messages)
     other = {
-        "title": drawing.clean(picture.title),
-        "unit": drawing.clean(picture.unit),
+        "title": labels.clean(picture.title),
+        "unit": labels.clean(picture.unit),
         "microseconds_of_unit": picture.us,
     }
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
@@ -52,7 +53,7 @@ def trace(picture: Picture) -> str:
 
 
 def _process(pid: int, name: str, threads: tuple[tuple[int, str], ...]) -> Iterator[Event]:
-    yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": drawing.clean(name)}}
+    yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": labels.clean(name)}}
     yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}
     for tid, thread in threads:
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": thread}}
@@ -72,7 +73,7 @@ def _steps(row: Row, pid: int, us: float) -> Iterator[Event]:
             yield {"ph": "X", "name": drawn.label, "cat": KINDS[drawn.kind], **place, "args": args}
     for e in row.exchanges:
         place = {"pid": pid, "tid": COMMUNICATION, "ts": _us(e.start, us), "dur": _us(e.end - e.start, us)}
-        yield {"ph": "X", "name": drawing.clean(e.label), "cat": "communication", **place, "args": {}}
+        yield {"ph": "X", "name": labels.clean(e.label), "cat": "communication", **place, "args": {}}
     for c in row.copies:
         thread = FROM_HOST if c.returns else TO_HOST
         place = {"pid": pid, "tid": thread, "ts": _us(c.start, us), "dur": _us(c.end - c.start, us)}

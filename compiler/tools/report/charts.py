@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.tools.picture import drawing
+from compiler.tools.picture import labels
 
 Points = tuple[tuple[float, float], ...]
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 10.0, 22.0  # margins in pixels
@@ -150,8 +150,8 @@ def chart(
             bottom - (y - y_low) / (y_high - y_low) * (bottom - top),
         )
 
-    x_marks, x_step = drawing.ticks(x_low, x_high, max(2, int((right - left) / 80)))
-    y_marks, y_step = drawing.ticks(y_low, y_high, max(4, int((bottom - top) / 34)))
+    x_marks, x_step = labels.ticks(x_low, x_high, max(2, int((right - left) / 80)))
+    y_marks, y_step = labels.ticks(y_low, y_high, max(4, int((bottom - top) / 34)))
     placed = [thinned([place(point) for point in s.points]) for s in series]
     ends = _spread([points[-1][1] for points in placed], bottom)
     return Chart(
@@ -162,11 +162,11 @@ def chart(
         right=right,
         bottom=bottom,
         x_ticks=tuple(
-            (place((x, y_low))[0], drawing.tick(x, max(1, x_step) if whole else x_step))
+            (place((x, y_low))[0], labels.tick(x, max(1, x_step) if whole else x_step))
             for x in x_marks
             if x_step >= 1 or not whole or x == int(x)
         ),
-        y_ticks=tuple((place((x_low, y))[1], drawing.tick(y, y_step)) for y in y_marks),
+        y_ticks=tuple((place((x_low, y))[1], labels.tick(y, y_step)) for y in y_marks),
         curves=tuple(
             Curve(s.css, _path(points), points if s.dots and len(points) <= 60 else (), s.name, end)
             for s, points, end in zip(series, placed, ends, strict=True)
@@ -196,7 +196,7 @@ def thinned(points: Sequence[tuple[float, float]]) -> Points:
 
 
 def _path(points: Points) -> str:
-    return "M" + "L".join(f"{drawing.px(x)} {drawing.px(y)}" for x, y in points)
+    return "M" + "L".join(f"{labels.px(x)} {labels.px(y)}" for x, y in points)
 
 
 def _spread(heights: Sequence[float], bottom: float) -> tuple[float, ...]:
@@ -266,7 +266,7 @@ def load_map(load: Sequence[Sequence[float]], names: Sequence[str]) -> LoadMap |
                     title=f"{name}, expert {expert}: {row[expert]:,.0f} tokens, {share:.2f} of the mean",
                 )
             )
-    marks, step = drawing.ticks(0, max(1, columns - 1), 9)
+    marks, step = labels.ticks(0, max(1, columns - 1), 9)
     return LoadMap(
         width=left + columns * cell_width + right,
         height=len(load) * (cell_height + 2) + bottom,
@@ -277,7 +277,7 @@ def load_map(load: Sequence[Sequence[float]], names: Sequence[str]) -> LoadMap |
         cells=tuple(cells),
         rows=tuple(rows),
         ticks=tuple(
-            (left + (mark + 0.5) * cell_width, drawing.tick(mark, max(1, step)))
+            (left + (mark + 0.5) * cell_width, labels.tick(mark, max(1, step)))
             for mark in marks
             if mark == int(mark) < columns
         ),

@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from compiler.predict.numbers import span
 from compiler.tools.difference import difference
-from compiler.tools.picture import drawing, palette
-from compiler.tools.picture.sheet import environment
+from compiler.tools.picture import labels, palette
+from compiler.tools.picture.template import environment
 from compiler.tools.report import charts
 from compiler.tools.report.charts import Points, column
 from compiler.tools.report.lost_time import LostTime, lost_time
@@ -208,7 +208,7 @@ def view_of(compared: Compared) -> View:
         runs=tuple((_css(i), run.name, str(run.folder)) for i, run in enumerate(runs)),
         heads=tuple(HEADS[i] for i in shown),
         table=tuple(tuple(row[i] for i in shown) for row in cells),
-        equal_tokens=drawing.count(compared.common_tokens) if compared.common_tokens is not None else "",
+        equal_tokens=labels.count(compared.common_tokens) if compared.common_tokens is not None else "",
         loss=tuple(
             chart
             for key, title in (("loss", "Training loss"), ("validation_loss", "Validation loss"))
@@ -230,9 +230,9 @@ def cells_of(figures: Figures) -> tuple[str, ...]:
     ]
     return (
         f"{figures.steps:,}",
-        ABSENT if figures.tokens is None else drawing.count(figures.tokens),
+        ABSENT if figures.tokens is None else labels.count(figures.tokens),
         *losses,
-        ABSENT if figures.tokens_per_s is None else drawing.number(figures.tokens_per_s),
+        ABSENT if figures.tokens_per_s is None else labels.number(figures.tokens_per_s),
         span(figures.trained_s),
         ABSENT if figures.goodput is None else f"{figures.goodput:.1%}",
     )

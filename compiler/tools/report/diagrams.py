@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from compiler.predict.numbers import ranges, seconds
 from compiler.predict.planned_step import PURPOSES, Level, Network, Planned, StageDrawn
 from compiler.predict.prediction import CALIBRATE, RankMemory, RankTime
-from compiler.tools.picture import drawing
+from compiler.tools.picture import labels
 from compiler.tools.report.charts import Chart, Series, chart
 
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -86,7 +86,7 @@ def stage_bars(stages: Sequence[StageDrawn]) -> Bars:
             (part.seconds, KINDS.get(part.kind, OTHER)[0], f"{part.site}: {seconds(part.seconds)}")
             for part in stage.parts
         ]
-        sent = f"{drawing.num_bytes(stage.sends)} on" if stage.sends else ""
+        sent = f"{labels.num_bytes(stage.sends)} on" if stage.sends else ""
         held = f"rank{'s' * (len(stage.row.ranks) > 1)} {ranges(stage.row.ranks)}"
         rows.append((f"stage {stage.row.stage}, {held}", sent, cells))
     met = {KINDS.get(part.kind, OTHER) for stage in stages for part in stage.parts}
@@ -147,7 +147,7 @@ def _curve(rank: RankMemory, unit: int) -> Chart:
     series = [Series("held", "", points)]
     if rank.peak_bytes * 4 > rank.capacity_bytes:  # else it would press the curve to the ground
         series.append(Series(CAPACITY, "", ((0.0, rank.capacity_bytes / unit), (end, rank.capacity_bytes / unit))))
-    title = f"rank {rank.pp_rank}: {drawing.num_bytes(rank.peak_bytes)} at {rank.peak_action}"
+    title = f"rank {rank.pp_rank}: {labels.num_bytes(rank.peak_bytes)} at {rank.peak_action}"
     return chart(title, series, 300, 130, from_zero=True, named=False, whole=False)
 
 
@@ -294,9 +294,9 @@ def level_row(level: Level, most: int) -> LevelRow:
         name=LINKS[level.name],
         bandwidth=f"{level.bandwidth / 1e9:.4g} GB/s",
         latency=seconds(level.latency_s),
-        moved=tuple(drawing.num_bytes(moved) if moved else "" for moved in level.moved),
-        total=drawing.num_bytes(level.total),
-        of_device=drawing.num_bytes(round(level.total / level.links)),
+        moved=tuple(labels.num_bytes(moved) if moved else "" for moved in level.moved),
+        total=labels.num_bytes(level.total),
+        of_device=labels.num_bytes(round(level.total / level.links)),
         seconds=seconds(level.seconds),
         parts=tuple(parts),
     )

@@ -13,9 +13,10 @@ from markupsafe import Markup
 from compiler.predict.numbers import seconds
 from compiler.predict.planned_step import Planned, PredictedStep
 from compiler.program.lowered import Lowered
-from compiler.tools.picture import drawing, palette
+from compiler.tools.picture import labels, palette
 from compiler.tools.picture.geometry import Style, figure_of, pixels
-from compiler.tools.picture.sheet import bulk, environment, figure_css
+from compiler.tools.picture.sheet import bulk, figure_css
+from compiler.tools.picture.template import environment
 from compiler.tools.report import charts
 from compiler.tools.report.diagrams import view_of
 from compiler.tools.report.sections import RankRow, Report, StageRow, report_of
@@ -208,9 +209,9 @@ def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> t
         if validation:
             facts.append(("validation below unigram", f"{unigram - validation[-1][1]:+.3f}".replace("-", "−")))
     if tokens:
-        facts.append(("tokens", drawing.count(int(tokens[-1][1]))))
+        facts.append(("tokens", labels.count(int(tokens[-1][1]))))
     if speed:
-        facts.append(("tokens a second, median", drawing.number(statistics.median(value for _, value in speed))))
+        facts.append(("tokens a second, median", labels.number(statistics.median(value for _, value in speed))))
     return (*facts, *_phases(metrics))
 
 
@@ -236,7 +237,7 @@ def _phases(metrics: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ..
         if loss := charts.column(rows, "loss"):
             words.append(f"loss {loss[-1][1]:.3f}")
         if speed := charts.column(rows, "tokens_per_s"):
-            words.append(f"{drawing.number(statistics.median(value for _, value in speed))} tokens a second")
+            words.append(f"{labels.number(statistics.median(value for _, value in speed))} tokens a second")
         facts.append((f"phase {number}", ", ".join(words)))
     return tuple(facts)
 
@@ -247,9 +248,7 @@ def _data_facts(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         return ()
     facts = [("source", str(data["source"])), ("tokenizer", f"{data['tokenizer']['vocab']:,} tokens")]
     for name, split in data["splits"].items():
-        words = (
-            f"{split['files']:,} files, {drawing.count(split['tokens'])} tokens, {drawing.num_bytes(split['bytes'])}"
-        )
+        words = f"{split['files']:,} files, {labels.count(split['tokens'])} tokens, {labels.num_bytes(split['bytes'])}"
         facts.append((name, words))
     skipped = [f"{number:,} {reason}" for reason, number in sorted(data["skipped"].items())]
     facts += [("left out", ", ".join(skipped))] * bool(skipped)

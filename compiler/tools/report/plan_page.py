@@ -16,7 +16,8 @@ from compiler.predict.why_shown import Why, gain
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import palette, panel_of
 from compiler.tools.picture.geometry import Style, figure_of, pixels
-from compiler.tools.picture.sheet import bulk, environment, figure_css
+from compiler.tools.picture.sheet import bulk, figure_css
+from compiler.tools.picture.template import environment
 from compiler.tools.report.diagrams import view_of
 
 FOLDER = Path(__file__).parent

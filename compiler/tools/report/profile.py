@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from compiler.ir import Cost, Plan
-from compiler.model.segments.interpret import interpret, works_of
+from compiler.model.segments.interpret import interpret
+from compiler.model.segments.node_costs import works_of
 from compiler.model.segments.printer import module_name
 from compiler.plan.plan import make_plan
 from compiler.plan.read_files import load_with_files
 from compiler.plan.spec_files import rate_table_of
 from dsl.schema import Spec
-from runtime.system.lines import read_bytes, write
+from runtime.system.regular_files import read_bytes, write
 
 VERSION = 1
 MOST_BYTES = 1 << 30  # of what a rank left

@@ -15,7 +15,7 @@ from compiler.predict.memory_run import measured_memories
 from compiler.tools.report.lost_time import lost_time
 from compiler.tools.report.page import report_html
 from compiler.tools.report.sections import Report, RunFigures, report_of
-from runtime.system.lines import write
+from runtime.system.regular_files import write
 
 Rows: TypeAlias = tuple[dict[str, Any], ...]
 MOST_BYTES = 1 << 30  # of metrics.jsonl

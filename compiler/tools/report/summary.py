@@ -9,7 +9,7 @@ from typing import Any
 
 from compiler.predict.numbers import seconds
 from compiler.predict.planned_step import Planned
-from compiler.tools.picture import drawing
+from compiler.tools.picture import labels
 from compiler.tools.report.charts import column
 from compiler.tools.report.lost_time import LostTime, seconds_of
 from compiler.tools.report.sections import Report
@@ -216,7 +216,7 @@ class Summary:
     def lines(self) -> Sequence[str]:
         """What the terminal says at the end of a run."""
         speed = [f"{self.steps:,} steps"] if self.steps is not None else []
-        speed += [f"{drawing.number(self.tokens_per_s)} tokens/s"] if self.tokens_per_s else []
+        speed += [f"{labels.number(self.tokens_per_s)} tokens/s"] if self.tokens_per_s else []
         speed += [f"MFU {self.mfu:.1%}"] if self.mfu is not None else []
         said = [f"speed: {', '.join(speed)}"] if speed else []
         if self.spent and sum(self.spent.values()):

@@ -7,99 +7,16 @@ turn. The parameters of a module nest in the order of its class, so the first on
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from compiler.emit import recipe
-from compiler.plan.parameters import model_parameters, stored
+from compiler.tools.weights.checkpoint import ModelError
 from compiler.tools.weights.families import Family
-from dsl.schema import Model
 from runtime.checkpoint.shard_manifest import Manifest
 from runtime.contract.adapter_names import A, B
 from runtime.contract.weights import Piece, Published, factor_of
-from runtime.system.strict_json import tree
-
-# --- What the manifest of a checkpoint says of its model, for whoever has nothing but the checkpoint
-
-MAX_SHOWN = 6
-AVERAGE = "ema"  # of the names of the moving average of the weights
-
-
-class ModelError(ValueError):
-    """A checkpoint whose model cannot be read, or that has not what is asked for."""
-
-
-def imported_meta(model: Model, model_type: str, context: int, folder: Path) -> dict[str, Any]:
-    """Return the meta data of a checkpoint that is imported from a published model in a folder."""
-    of = {"model_type": model_type, "context": context, "name": _published_name(folder)}
-    return {"plan": {"model": tree(recipe.model(model))}, "published": of}
-
-
-def _published_name(folder: Path) -> str:
-    """Return the name by which `from_pretrained` loads a published model: its name on the Hub if the folder is in the
-    cache of huggingface_hub, else the path."""
-    cached = re.search(r"/models--([^/]+)/snapshots/[^/]+$", str(folder.absolute()))
-    return cached[1].replace("--", "/", 1) if cached else str(folder.absolute())
-
-
-def published_name(manifest: Manifest) -> str | None:
-    """Return the name by which `from_pretrained` loads the weights of a checkpoint; None if they were trained."""
-    found = manifest.meta.get("published")
-    name = found.get("name") if isinstance(found, Mapping) else None
-    return name if isinstance(name, str) and name.isprintable() else None
-
-
-def model_of(manifest: Manifest) -> Model:
-    """The model of a checkpoint. Raises ModelError."""
-    plan = manifest.meta.get("plan")
-    found = plan.get("model") if isinstance(plan, Mapping) else None
-    if isinstance(found, Mapping):  # keys that are not their defaults are apart
-        more = found.get("more")
-        found = {key: value for key, value in found.items() if key != "more"} | (more if isinstance(more, dict) else {})
-    try:
-        model = Model.model_validate_json(json.dumps(found))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ModelError(f"its manifest has no model of this version of dsc: {where}: {first['msg']}") from None
-    if model.customs:
-        raise ModelError(f"no published family has the module {model.customs[0][1].module}")
-    return model
-
-
-def sequence_of(manifest: Manifest) -> int:
-    """Tokens of a sequence of the run that wrote a checkpoint; 0 if it does not say."""
-    value: Any = manifest.meta
-    for key in ("plan", "train", "sequence"):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if type(value) is int and value > 0 else 0
-
-
-def check_tensors(manifest: Manifest, model: Model, *, average: bool, base: Manifest | None = None) -> None:
-    """Raise ModelError where a checkpoint does not hold every tensor of its model, or of its moving average.
-
-    `base`: of adapters, the weights that they are beside.
-    """
-    entries = [entry for each in (manifest, base) if each for shard in each.shards for entry in shard.entries]
-    held = {entry.name: entry.shape for entry in entries}
-    wanted = {stored(each): each.shape for each in model_parameters(model)}
-    if average:
-        if base is None:
-            wanted = {name.replace("weight/", f"{AVERAGE}/", 1): shape for name, shape in wanted.items()}
-        if not any(entry.name.startswith(f"{AVERAGE}/") for shard in manifest.shards for entry in shard.entries):
-            raise ModelError("it has no moving average of the weights: `ema { … }` of a run keeps one")
-    if wrong := [name for name, shape in wanted.items() if held.get(name) != shape]:
-        more = f" and {len(wrong) - MAX_SHOWN:,} more" if len(wrong) > MAX_SHOWN else ""
-        raise ModelError(f"it does not hold {', '.join(wrong[:MAX_SHOWN])}{more} as its model has them")
-
-
-# --- adapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 INSIDE, BEHIND = "base_model.model.", ".weight"  # PEFT's names of the model in it, and of what a module has
@@ -108,6 +25,7 @@ PARAMETERS = {"up": "gate_up_proj", "down": "down_proj"}  # of it, in their orde
 _EXPERT = re.compile(r"weight/layers\.(\d+)\.ffn\.experts\.(\d+)\.(up|down)")
 _LIKE_EXPERTS = (".gate_proj", ".up_proj", ".down_proj")
 _CALLED_OTHERWISE = re.compile(r"\.(attn|ffn|f_[ab]_proj|linear_attn)\.")  # by the class than in the published files
+
 Shapes = Mapping[str, tuple[int, ...]]  # of the tensors of a checkpoint
 
 

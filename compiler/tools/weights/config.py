@@ -250,7 +250,7 @@ def _attention(model: Model, family: importable.Family) -> Config:
 def _activation(model: Model) -> str:
     """The word for the activation of feed-forward parts: that of the first layer, as all have it in a family."""
     names, first = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}, model.ffn(0)
-    assert not isinstance(first, Custom), "refused before: compiler/tools/weights/adapter.py"
+    assert not isinstance(first, Custom), "refused before: compiler/tools/weights/checkpoint.py"
     return names.get(first.activation, "silu")
 
 

@@ -199,7 +199,7 @@ def _attention_of(model: Model, name: str) -> Attention:
     kind, index = name.split(".")[:2]
     found = model.attention_of(int(index)) if kind == "layers" else model.attention_of_mtp
     assert isinstance(found, Mla | Gqa | Compressed | DeltaNet), (
-        "others are refused before: compiler/tools/weights/adapter.py"
+        "others are refused before: compiler/tools/weights/checkpoint.py"
     )
     return found
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from runtime.contract import Reward
 from runtime.system.limited import DeadError, FaultError, LateError, Limited
-from runtime.system.lines import read_bytes
 from runtime.system.outcome import ReportedError, shortened
+from runtime.system.regular_files import read_bytes
 
 # --- What the user must mend about a reward: one exception, its message names the reward, the place and the edit
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from runtime.contract.recipe import Train
 from runtime.observe.health.judge import BadStepError, Recent, Trained, Verdict, judge
-from runtime.observe.health.replicas import Computed, Fault
+from runtime.observe.health.rerun import Computed, Fault
 
 
 class Watch:

@@ -16,8 +16,9 @@ from runtime.observe.events import Events
 from runtime.observe.sinks.sink import Opened, Point, Sink, numbers
 from runtime.observe.watch.follow import Item
 from runtime.observe.watch.run_state import State
-from runtime.system.lines import read_bytes, to_stderr, write
+from runtime.system.lines import to_stderr
 from runtime.system.outcome import printable
+from runtime.system.regular_files import read_bytes, write
 
 FILE = "exports.json"  # of a run folder: how far each exporter is, and under which key it knows the run
 MOST_AT_ONCE = 500  # items that are sent together

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from runtime.observe import events
-from runtime.observe import events as metrics
-from runtime.system.lines import open_regular
+from runtime.observe import events, metrics
+from runtime.system.regular_files import open_regular
 
 _PIECE_BYTES = 16 << 20  # that are read at once
 _TAIL_BYTES = 1 << 10  # by which a file is known again: a row, with its time
@@ -48,7 +47,7 @@ class Follower:
     """Reads the folder of a run, which need not be there yet. What cannot be read now is read later."""
 
     def __init__(self, run: Path) -> None:
-        self._rows, self._events = _File(run / metrics.METRICS), _File(run / events.FILE)
+        self._rows, self._events = _File(run / metrics.FILE), _File(run / events.FILE)
         self._steps, self._times = array("q"), array("q")  # of the rows that stay: 16 bytes a row
 
     def poll(self) -> list[Item]:

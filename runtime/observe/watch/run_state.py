@@ -12,11 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from runtime.build.files import WATCH
+from runtime.build.run_copy import WATCH
 from runtime.contract import Watch
-from runtime.launch.room import LOCK
+from runtime.launch.run_lock import LOCK
 from runtime.observe.watch.follow import Item
-from runtime.system.lines import read_bytes
+from runtime.system.regular_files import read_bytes
 from runtime.system.strict_json import FormError
 
 WINDOW = 32  # steps that pace and shares of the time are of

@@ -17,7 +17,8 @@ from runtime.checkpoint.loading import Checkpoint, load, with_base
 from runtime.contract.adapter_names import A, B, is_adapter
 from runtime.contract.weights import INDEX, ONE, SCALE, Export, Format, Published, factor_of
 from runtime.ops.quantise import TILE
-from runtime.state.huggingface.convert import quantised, reporting, rows_of
+from runtime.state.huggingface.convert import quantised, rows_of
+from runtime.state.huggingface.progress import reporting
 from runtime.state.snapshot import AVERAGE
 
 FILE_BYTES = 4 << 30  # of a file, unless it has one tensor

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from runtime.checkpoint import publish
 from runtime.contract.weights import FP4_DATA, FP4_SCALE, SCALE, Import, Piece, Published
-from runtime.state.huggingface.convert import FP4_NAN, dequantised, from_mxfp4, gain_of, piece_of, reporting
+from runtime.state.huggingface.convert import FP4_NAN, dequantised, from_mxfp4, gain_of, piece_of
+from runtime.state.huggingface.progress import reporting
 from runtime.system.outcome import ReportedError
 
 SHARD_BYTES = 2 << 30  # a shard of a checkpoint ends with the tensor that fills it

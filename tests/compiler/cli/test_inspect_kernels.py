@@ -18,7 +18,8 @@ from compiler.cli.commands.inspect_kernels import ON_CPUS, read, rows_of, runs_o
 from compiler.cli.main import main
 from compiler.emit.folder import write_build
 from compiler.pipeline import compile_spec
-from compiler.tools.picture.drawing import Screen, num_bytes
+from compiler.tools.picture.drawing import Screen
+from compiler.tools.picture.labels import num_bytes
 from dsl.canonical import canonical
 from dsl.load import load
 from runtime.contract import Plan

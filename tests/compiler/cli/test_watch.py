@@ -23,8 +23,9 @@ from rich.console import Console
 from compiler.cli.commands import watch
 from compiler.cli.main import main
 from runtime.contract import Watch as Forecast
-from runtime.launch.room import lock_folder
-from runtime.observe.events import Events, Metrics
+from runtime.launch.run_lock import lock_folder
+from runtime.observe.events import Events
+from runtime.observe.metrics import Metrics
 from runtime.observe.watch.follow import Item
 from runtime.observe.watch.run_state import State
 from runtime.observe.watch.series import SERIES

@@ -19,7 +19,7 @@ from compiler.program.proof import prove
 from compiler.schedule import SCHEDULES, stand_in
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import simulate
-from dsl.closed_forms import stages
+from dsl.closed_forms import ramp
 from dsl.closed_forms.memory import lower_bound
 from dsl.load import load
 from dsl.schema import BUILT_IN, Spec, Tile
@@ -110,7 +110,7 @@ def test_the_first_batches_of_a_ramp_fit_where_the_largest_does() -> None:
     def peaks(schedule: Schedule) -> list[int]:
         return [memory.peak_bytes for memory in rank_memories(spec, lowering, schedule)]
 
-    counts = stages.micro_batches(spec)
+    counts = ramp.micro_batches(spec)
     first, largest = ([peaks(scheduler.schedule(n)) for n in each] for each in ((24, 26, 28, 30), counts[-1:]))
     assert counts[:4] == (24, 26, 28, 30)
     assert all(few <= most for found in first for few, most in zip(found, *largest, strict=True))

@@ -14,10 +14,11 @@ from compiler.plan.experts.spec_placement import layers_with_experts
 from compiler.plan.holding import _always
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of
-from compiler.predict.assumed import interval_of
+from compiler.predict.interval import interval_of
 from compiler.predict.memory import host_buffers, rank_memories
-from compiler.predict.memory_run import Measured, explain_memory, gib, measured_line, memory_assumptions, overflows
+from compiler.predict.memory_run import Measured, measured_line
 from compiler.predict.memory_state import device_of, proven_memories, quantised_weights, rank_states
+from compiler.predict.memory_why import explain_memory, gib, memory_assumptions, overflows
 from compiler.predict.predict import predict
 from compiler.predict.prediction import Held, RankMemory
 from compiler.program.lower import Lowering

@@ -8,7 +8,8 @@ from compiler import ir
 from compiler.ir.dtypes import is_packed, packed_of, tensor_bytes, turned
 from compiler.model.segments.interpret import cut, interpret
 from compiler.model.segments.split import split
-from compiler.model.segments.storage import PRODUCTS, unpacked
+from compiler.model.segments.storage import PRODUCTS
+from compiler.model.segments.unpack import unpacked
 from compiler.plan.blocks import model_steps
 from dsl.load import load
 from dsl.schema import BUILT_IN, Spec

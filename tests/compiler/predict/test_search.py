@@ -15,7 +15,7 @@ from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates
 from compiler.plan.split_blocks import balanced_rows
 from compiler.plan.splitting import Splitting
-from compiler.predict.flops import least_step_s
+from compiler.predict.floor import least_step_s
 from compiler.predict.memory_state import _Cell, _fullest, missing_anywhere
 from compiler.predict.predict import memories, predict, timed, timed_on
 from compiler.predict.search import Outline, Ranking, Shared, document, search, table

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.ops.sequence_balance import real_balance, real_counts, sequence_balance, spread_padding
+from runtime.ops.padding import real_balance, real_counts, spread_padding
+from runtime.ops.sequence_balance import sequence_balance
 from tests.runtime.ops.cases import Source
 
 

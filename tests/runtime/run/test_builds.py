@@ -17,7 +17,7 @@ import pytest
 from compiler.emit.folder import write_build
 from compiler.pipeline import compile_spec
 from dsl.load import load
-from runtime.build import files
+from runtime.build import run_copy
 from runtime.build.build import Build, BuildError, OtherBuildError
 from runtime.launch.room import lack
 from runtime.run.resume import _flat
@@ -97,11 +97,11 @@ def test_modules_are_those_that_were_verified(place: Place) -> None:
     run = place.folder / "run"
     run.mkdir()
     (run / "placement.json").write_text("of an earlier build")
-    files.copy(build.files, run)
+    run_copy.copy(build.files, run)
     assert (run / "spec.resolved").read_bytes() == build.files["spec.resolved"]
     names = ["program.sha256", "schedule.txt", "spec.resolved", "watch.json"]
     assert sorted(path.name for path in run.iterdir()) == names
-    assert files.digest(files.of_run(run)) == files.digest(build.files)
+    assert run_copy.digest(run_copy.of_run(run)) == run_copy.digest(build.files)
 
 
 def test_expect(place: Place) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from runtime.build.build import Build
 from runtime.data.position import Position
-from runtime.observe.health.judge import BadStepError, Verdict, identity, record
+from runtime.observe.health.judge import BadStepError, Verdict
+from runtime.observe.health.record import identity, record
 from runtime.run.positions import order_of
 from runtime.run.resume import text_of
 from tests.compiler.cli.forms import FORMS, faults

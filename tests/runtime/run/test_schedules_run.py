@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.step.step_time import EVERY_ONE_TO, is_traced
+from runtime.step.trace import EVERY_ONE_TO, is_traced
 from tests.runtime.run.place import FOUR_RANKS, Place
 from tests.runtime.run.test_schedules import labels, lines
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.build.build import Build
 from runtime.data.position import Position
 from runtime.launch.heartbeat import Board
-from runtime.observe.health import judge
+from runtime.observe.health import record
 from runtime.observe.health.judge import BadStepError, Verdict
 from runtime.run.loop import Loop
 from runtime.run.positions import order_of
@@ -110,7 +110,7 @@ def test_what_is_to_be_skipped_is_in_the_checkpoint(place: Place, monkeypatch: p
     position = Position(order=order_of(Build.open(place.folder / "build" / "tiny"), corpus))
     data = json.loads((corpus / "meta.json").read_text("utf-8"))["sha256"]
     for samples in ((32, 40), (40, 48)):
-        judge.record(run, judge.identity(position, data), bad(5, samples))
+        record.record(run, record.identity(position, data), bad(5, samples))
     life(place, run, monkeypatch, 3, skip=True)
     assert saved(run).meta["position"]["skip"] == [[32, 48]]
     (run / "health.json").unlink()
@@ -123,14 +123,14 @@ def test_records_of_another_text_or_damaged_ones_skip_nothing(place: Place) -> N
     run.mkdir()
     (corpus,) = (path.parent for path in (place.folder / "data" / "data").glob("*/meta.json"))
     position = Position(order=order_of(Build.open(place.folder / "build" / "tiny"), corpus))
-    order = judge.identity(position, "0" * 64)
-    judge.record(run, order, bad(5, (32, 40)))
-    assert judge.read(run, order) == ((32, 40),)
+    order = record.identity(position, "0" * 64)
+    record.record(run, order, bad(5, (32, 40)))
+    assert record.read(run, order) == ((32, 40),)
     same, said = skipping(run, position, corpus)
     assert same == position and said.startswith(f"no batch to skip: {run}/health.json has none")
     for text in ("", "[]", "{", '{"order": 1, "batches": 1}', "[" * 100_000, '{"order": 0}'):
         (run / "health.json").write_text(text, "utf-8")
-        assert judge.read(run, order) == ()
+        assert record.read(run, order) == ()
 
 
 def test_the_command_that_is_named_goes_on(place: Place) -> None:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runtime.build import files
+from runtime.build import run_copy
 from runtime.build.build import Build
 from runtime.comm.connect import Endpoint, Transport
 from runtime.comm.exchange import RankExchange, RankRoute
@@ -29,7 +29,7 @@ from runtime.contract.rate import batch_at
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.state.state import Bucket
-from runtime.step.step_time import Trace
+from runtime.step.trace import Trace
 from runtime.step.trainer import Trainer
 from tests.runtime.step.recorded import Recorded, nothing_else
 from tests.runtime.step.samples import RandomSamples, num_held_out, table, weight
@@ -207,7 +207,7 @@ def main(folder: Path, world: int, transport: Transport) -> int:
             out = folder / "out" / path.name
             out.mkdir(parents=True, exist_ok=True)
             build = Build.open(path)
-            result = train(build, rank, board, Trace(out, rank, 0, files.program_digest(build.files)), transport)
+            result = train(build, rank, board, Trace(out, rank, 0, run_copy.program_digest(build.files)), transport)
             save_file(result, out / f"rank_{rank}.safetensors")
 
     outcome = launch(target, world, folder=folder)

@@ -25,7 +25,7 @@ from compiler.ir.dtypes import ITEMSIZE
 from compiler.pipeline import compile_spec
 from compiler.plan.plan import make_plan
 from compiler.plan.sharding import crossing_of
-from dsl.closed_forms import stages as ramp
+from dsl.closed_forms import ramp
 from dsl.schema import AnyOptimizer, Model, Spec
 from runtime.build.build import Build
 from runtime.checkpoint.loading import cut

@@ -22,7 +22,7 @@ from compiler.machine.rates.table import (
     rate_at,
     table_of_json,
 )
-from compiler.predict import assumed
+from compiler.predict import interval
 
 ROW = {"class": "copy", "rate": 1e12, "source": "a note", "date": "2025-01"}
 TABLE = {"name": "mine", "device": {"name": "a device"}, "rows": [ROW]}
@@ -142,12 +142,12 @@ def test_how_rows_agree_is_found_in_bounded_work(monkeypatch: pytest.MonkeyPatch
         asked.append(len(points))
         return rate_at(points, shape)
 
-    monkeypatch.setattr(assumed, "rate_at", counted)
+    monkeypatch.setattr(interval, "rate_at", counted)
     points = tuple(((k, 1), 1e9 if k % 2 else 1e9 * (1 + k / MAX_ROWS)) for k in range(1, MAX_ROWS + 1))
-    assert assumed.spread_of(points[:100]) > 0 and asked == [99] * 100
+    assert interval.spread_of(points[:100]) > 0 and asked == [99] * 100
     asked.clear()
-    assert assumed.spread_of(points) > 0
-    assert sum(asked) < assumed.MOST_COMPARED**2
+    assert interval.spread_of(points) > 0
+    assert sum(asked) < interval.MOST_COMPARED**2
 
 
 def test_each_class_has_one_unit() -> None:

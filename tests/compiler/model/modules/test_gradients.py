@@ -19,7 +19,8 @@ from compiler.model.layers import LAYERS, Place
 from compiler.model.modules.named import ModuleError
 from compiler.model.modules.source import ModuleFiles, RecordedModules, from_json, to_json
 from compiler.model.ops.torch_calls import PRODUCTS, torch_flops
-from compiler.model.segments.interpret import cut, interpret, works_of
+from compiler.model.segments.interpret import cut, interpret
+from compiler.model.segments.node_costs import works_of
 from compiler.model.segments.split import split, taken_nodes, view_nodes
 from compiler.plan.spec_files import SpecFiles
 from dsl.schema import Custom, CustomAttention, Spec

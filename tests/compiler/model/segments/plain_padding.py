@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.ops.sequence_balance import spread_padding as spread_padding
+from runtime.ops.padding import spread_padding as spread_padding
 
 
 def blank_rows(x_TN: Tensor, real_T: Tensor) -> Tensor:

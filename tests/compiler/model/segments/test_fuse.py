@@ -17,8 +17,9 @@ from compiler.ir import Input, Output, Segment
 from compiler.model.layers import LAYERS
 from compiler.model.ops import Tensor
 from compiler.model.segments.fuse import fused
-from compiler.model.segments.interpret import bytes_saved, interpret
+from compiler.model.segments.interpret import interpret
 from compiler.model.segments.joint import Joint, Node
+from compiler.model.segments.node_costs import bytes_saved
 from compiler.model.segments.passes import PASSES, Pass
 from compiler.model.segments.split import phases, split
 from compiler.plan.plan import make_plan

@@ -20,7 +20,8 @@ from compiler.emit.segment_code import emit
 from compiler.ir.segment import SUM
 from compiler.model.layers import LAYERS
 from compiler.model.segments import check, printer
-from compiler.model.segments.interpret import costs, cut, interpret
+from compiler.model.segments.interpret import cut, interpret
+from compiler.model.segments.node_costs import costs
 from compiler.model.segments.split import phases, split
 from compiler.plan.blocks import cut_model, model_steps
 from dsl.schema import HyperConnections, Spec

@@ -16,7 +16,7 @@ from compiler.model.segments.check import text as check_text
 from compiler.model.segments.interpret import interpret
 from compiler.model.segments.printer import module
 from compiler.model.segments.split import split
-from compiler.model.segments.storage import quantised, unpacked
+from compiler.model.segments.unpack import quantised, unpacked
 from compiler.plan.blocks import model_steps
 from dsl.load import load as dsl_load
 from dsl.schema import (

@@ -15,7 +15,7 @@ from compiler.pipeline import lower_spec
 from compiler.program.lower.opening_order import opening_order
 from compiler.program.lowered import Lowered
 from compiler.program.proof import ProofError
-from compiler.program.proof.replicas import check_lines, check_start, used
+from compiler.program.proof.start import check_lines, check_start, used
 from dsl.load import load
 from runtime.comm.transport import Wanted
 from runtime.contract import Mesh, Opening

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from compiler.tools.editor.block_keys import Item
-from compiler.tools.editor.value_words import complete
+from compiler.tools.editor.completion import complete
 from dsl.messages.diagnostics import Source
 from dsl.reference.keys import blocks
 from dsl.text.parser import parse

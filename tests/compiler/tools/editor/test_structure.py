@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from compiler.cli.commands.check import examine
 from compiler.schedule import SCHEDULES
 from compiler.tools.editor import outline
+from compiler.tools.editor.completion import complete
 from compiler.tools.editor.hover import hover
 from compiler.tools.editor.navigation import definition, symbols
 from compiler.tools.editor.protocol import Lines
-from compiler.tools.editor.value_words import complete
 from dsl.messages.diagnostics import Source
 from dsl.text.parser import parse
 from dsl.text.syntax import Attribute, Block, Import, Let, Line, Statement

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from compiler.tools.picture import drawing
+from compiler.tools.picture import labels
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.formats import screen_of
 
@@ -20,7 +20,7 @@ FINITE = st.floats(-1e12, 1e12)
 @given(FINITE, FINITE, st.integers(2, 12))
 def test_ticks_are_round_few_and_inside(low: float, high: float, most: int) -> None:
     assume(high - low > 1e-6 * max(abs(low), abs(high), 1e-3))
-    found, step = drawing.ticks(low, high, most)
+    found, step = labels.ticks(low, high, most)
     assert 1 <= len(found) <= most or step > high - low  # an interval may hold no multiple of so coarse a step
     slack = 1e-6 * step
     assert all(low - slack <= value <= high + slack for value in found)
@@ -32,8 +32,8 @@ def test_ticks_are_round_few_and_inside(low: float, high: float, most: int) -> N
 @given(FINITE, FINITE, st.integers(2, 12))
 def test_labels_tell_ticks_apart(low: float, high: float, most: int) -> None:
     assume(high - low > 1e-3 * max(abs(low), abs(high), 1e-3))
-    found, step = drawing.ticks(low, high, most)
-    assert len({drawing.tick(value, step) for value in found}) == len(found)
+    found, step = labels.ticks(low, high, most)
+    assert len({labels.tick(value, step) for value in found}) == len(found)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_labels_tell_ticks_apart(low: float, high: float, most: int) -> None:
     [(0, "0"), (9_999, "9,999"), (10_000, "10.0K"), (8_234_112, "8.23M"), (671 * 10**9, "671B"), (14.8e12, "14.8T")],
 )
 def test_counts(value: int, shown: str) -> None:
-    assert drawing.count(value) == shown
+    assert labels.count(value) == shown
 
 
 @pytest.mark.parametrize(
     ("value", "shown"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (43_200_000, "41.2 MiB"), (2**37, "128 GiB")]
 )
 def test_bytes(value: int, shown: str) -> None:
-    assert drawing.num_bytes(value) == shown
+    assert labels.num_bytes(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_bytes(value: int, shown: str) -> None:
     [(0, "0"), (3.14159, "3.142"), (12345.6, "12,346"), (2.2e-5, "2.2e-5"), (1.5e9, "1.5e9"), (-2.5, "-2.5")],
 )
 def test_numbers(value: float, shown: str) -> None:
-    assert drawing.number(value) == shown
+    assert labels.number(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_numbers(value: float, shown: str) -> None:
     ],
 )
 def test_tick_labels(value: float, step: float, shown: str) -> None:
-    assert drawing.tick(value, step) == shown
+    assert labels.tick(value, step) == shown
 
 
 @given(st.text(st.characters()))
 def test_cleaned_text_is_xml_and_keeps_what_is_harmless(raw: str) -> None:
-    found = drawing.clean(raw)
+    found = labels.clean(raw)
     assert len(found) == len(raw)
     escaped = found.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     ElementTree.fromstring(f"<a>{escaped}</a>".encode())
@@ -84,7 +84,7 @@ def test_cleaned_text_is_xml_and_keeps_what_is_harmless(raw: str) -> None:
 
 
 def test_text_cannot_be_reordered() -> None:
-    assert drawing.clean("safe\u202egnp.exe\x1b[2J") == "safe\ufffdgnp.exe\ufffd[2J"
+    assert labels.clean("safe\u202egnp.exe\x1b[2J") == "safe\ufffdgnp.exe\ufffd[2J"
 
 
 class Stream(io.StringIO):

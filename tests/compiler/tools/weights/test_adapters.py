@@ -21,7 +21,8 @@ from compiler.pipeline import compile_spec
 from compiler.plan.read_files import with_files
 from compiler.tools.inference.loaded import load_model
 from compiler.tools.inference.sources import find_source
-from compiler.tools.weights.adapter import Adapters, adapter_config, imported_meta, published_name
+from compiler.tools.weights.adapter import Adapters, adapter_config
+from compiler.tools.weights.checkpoint import imported_meta, published_name
 from dsl.load import load as load_spec
 from dsl.rules.adapter import matrices_of
 from dsl.schema import Lora, Spec

@@ -23,7 +23,7 @@ from compiler.tools.weights.families import FAMILIES
 from compiler.tools.weights.tensors import published
 from dsl.closed_forms.counts import parameters
 from dsl.messages.diagnostics import Source
-from runtime.state.huggingface import convert
+from runtime.state.huggingface import progress
 from tests.compiler.tools.importers.test_huggingface import CONFIGS, NAMES
 from tests.compiler.tools.weights.published import (
     EXPERTS,
@@ -226,8 +226,8 @@ def test_a_command_hears_at_once_how_far_weights_are(monkeypatch: pytest.MonkeyP
     came: list[str] = []
     pipe = TextIOWrapper(BufferedWriter(Pipe(came)), encoding="utf-8")
     monkeypatch.setattr("sys.stdout", pipe)
-    monkeypatch.setattr("runtime.state.huggingface.convert.EVERY_S", -1.0)
-    report = convert.reporting(5)
+    monkeypatch.setattr("runtime.state.huggingface.progress.EVERY_S", -1.0)
+    report = progress.reporting(5)
     report(2)
     report(3)
     assert [json.loads(each) for each in came] == [{"done": 2, "total": 5}, {"done": 5, "total": 5}]

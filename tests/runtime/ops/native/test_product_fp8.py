@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runtime import ops
 from runtime.ops.native import library
-from runtime.ops.native import ops as fp8
+from runtime.ops.native import ops as native
 from tests.runtime.ops.test_linear_fp8 import E4M3, HALF, U, exact, operand
 
 some = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -36,7 +36,7 @@ def test_products_run_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
         names.append((name, dtype))
         library.call(name, dtype, *args)
 
-    monkeypatch.setattr(fp8, "call", counted)
+    monkeypatch.setattr(native, "call", counted)
     test_linear.hypothesis.inner_test(0, 5, 6, 7)  # type: ignore[attr-defined]
     test_groups.hypothesis.inner_test(0, [4, 3], 6, 7)  # type: ignore[attr-defined]
     products = ("linear", "linear", "linear_wgrad", *("linear",) * 6, "linear_wgrad")

@@ -1,4 +1,4 @@
-"""What may be written as a value: words, names, units after a number, references, phases."""
+"""What may be written at the cursor. Only tokens and braces are looked at, so the text need not parse."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from dsl.resolve.merge import PHASE
 from dsl.schema import BUILT_IN, Node, Spec, Unit
 from dsl.schema.base import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.text.syntax import KINDS, NAMED
+
+# --- What may be written as a value: words, names, units after a number, references, phases
 
 TOKENS, STEPS = Unit("token", bare=True), Unit("step", bare=True)
 OPERATORS = ("+", "-", "*", "/", "(")
@@ -199,7 +201,7 @@ def rate_items(place: Place) -> Iterator[Item]:
             yield Item(name, "word")
 
 
-# --- What may be written at the cursor. Only tokens and braces are looked at, so the text need not parse
+# --- completion
 
 Lister = Callable[[str], list[str]]  # path of a folder → the names in it, those of folders with a `/` at the end
 STATEMENTS = {  # of a file

@@ -1,0 +1,65 @@
+"""What a step takes at least, however its layers are split over stages: known before they are.
+
+The pipeline ranks share the work of every micro-batch, so the one that has most has the mean of it at least. None of
+its actions is shorter than what it has for either lane, nor than the way of the hidden state through its blocks, on
+which compute and exchanges wait for each other. Overlapped actions are no shorter than their lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from compiler.machine.rates import Rates
+from compiler.plan.actions.chains import Node
+from compiler.plan.actions.order import jobs_of
+from compiler.plan.blocks import CutModel, chains_of
+from compiler.plan.spec_rates import rank_rates
+from dsl.closed_forms import ramp
+from dsl.closed_forms.stages import may_overlap
+
+NS = 10**9
+Work = tuple[int, int, int]  # nanoseconds: of compute, of exchanges, and of the longest way through
+
+
+def least_step_s(model: CutModel) -> float:
+    """Seconds that a step of the largest batch takes at least on the devices of the model's spec."""
+    spec = model.spec
+    kinds = list({id(rates): rates for rates in rank_rates(spec)}.values())
+    on_kinds = [_works(rates, model) for rates in kinds]
+    forward, backward = (
+        [sum(min(on[kind][at][k] for on in on_kinds) for at in range(len(model.blocks))) for k in range(3)]
+        for kind in "FB"
+    )
+    if may_overlap(spec.schedule):
+        lanes = max(forward[0] + backward[0], forward[1] + backward[1])
+        whole = lanes * min(1.0, *(rates.pair for rates in kinds))
+    else:
+        whole = max(forward) + max(backward)
+    return ramp.micro_batches(spec)[-1] * whole / spec.parallel.pipeline / NS
+
+
+def _works(rates: Rates, model: CutModel) -> Mapping[str, Sequence[Work]]:
+    """What the blocks of a model have to do in a forward and in a backward on one kind of device."""
+    found: dict[tuple[int, str], Work] = {}
+    result: dict[str, list[Work]] = {"F": [], "B": []}
+    before = ""
+    for block, shared in zip(model.blocks, chains_of(rates, model), strict=True):
+        for kind, works in result.items():
+            if (id(shared), kind) not in found:
+                ends = (before, block.output) if kind == "F" else (f"d_{block.output}", f"d_{before}")
+                found[id(shared), kind] = _work(shared.of(kind), *ends)
+            works.append(found[id(shared), kind])
+        before = block.output
+    return result
+
+
+def _work(nodes: Sequence[Node], source: str, target: str) -> Work:
+    """The work of a chain; its longest way is from what reads one value to what makes another."""
+    jobs, held = jobs_of([nodes]), [node for node in nodes if node.ordered]
+    ways: list[int | None] = []
+    for node, time, earlier in zip(held, jobs.least, jobs.after, strict=True):
+        before = [way for way in (ways[other] for other in earlier) if way is not None]
+        reads = [0] if source in node.instruction.reads else []
+        ways.append(max((*before, *reads)) + time if before or reads else None)
+    makes = [way or 0 for node, way in zip(held, ways, strict=True) if any(b.name == target for b in node.writes)]
+    return jobs.total(exchange=False), jobs.total(exchange=True), max(makes, default=0)

@@ -1,0 +1,88 @@
+"""What the completions of a step take, in a run that learns from rewards.
+
+A rollout takes as many rounds as the longest completion has tokens, times the sequences that share a slot. A round is
+one forward of a row for each slot through all stages, one after the other; where it is short, it takes as long as
+reading the weights and what attention has seen. Before them each prompt is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from compiler.ir.dtypes import ITEMSIZE, TORCH_DTYPE
+from compiler.machine.rates import Rates
+from compiler.plan.plan import make_plan
+from compiler.predict.prediction import Generation, RankMemory
+from compiler.predict.times import step_times
+from compiler.program.lower import Lowering
+from compiler.schedule.one_f_one_b import forward_only
+from compiler.schedule.simulate import simulate
+from dsl.schema import Gqa, Mla, Spec
+
+
+def generation_of(spec: Spec, lowering: Lowering, ranks: Sequence[RankMemory], slower: float) -> Generation | None:
+    """Predict what completions take of a step of the largest batch, if each is as long as it may be. None without any.
+
+    `ranks`: memories of pipeline ranks. `slower`: by how much all takes longer because ranks share cores.
+    """
+    if (grpo := spec.train.grpo) is None:
+        return None
+    train = spec.train
+    of_column = train.batch.end // spec.parallel.data
+    slots = min(of_column, grpo.slots or of_column)
+    rounds = grpo.completion * ceil(of_column / slots)
+    caches = _cache_bytes(spec, lowering, slots)
+    whole = _forward_s(spec, lowering)
+    rows = _forward_s(*_of_rows(spec, slots, lowering.rates))
+    reading = [
+        (rank.weights + seen * (grpo.prompt + grpo.completion / 2) / train.sequence) / rates.memory_bytes
+        for rank, seen, rates in zip(ranks, caches, lowering.rates, strict=True)
+    ]
+    prompts = of_column * grpo.prompt / (train.micro_batch * train.sequence)
+    round_s = max(rows, sum(reading))
+    seconds = slower * (rounds * round_s + prompts * whole)
+    return Generation(
+        seconds=seconds / grpo.iterations,
+        rounds=rounds,
+        round_s=slower * round_s,
+        slots=slots,
+        tokens=train.batch.end * grpo.completion,
+        cache_bytes=max(caches),
+        fits=all(
+            rank.weights + rank.gradients + rank.optimizer + cache <= rank.capacity_bytes
+            for rank, cache in zip(ranks, caches, strict=True)
+        ),
+    )
+
+
+def _of_rows(spec: Spec, rows: int, rates: Sequence[Rates]) -> tuple[Spec, Lowering]:
+    """The spec of a micro-batch of so many rows that see nothing before them, and its plan."""
+    short = spec.model_copy(update={"train": spec.train.model_copy(update={"sequence": 1, "micro_batch": rows})})
+    return short, Lowering(make_plan(short), rates)
+
+
+def _forward_s(spec: Spec, lowering: Lowering) -> float:
+    """Seconds of one micro-batch through all stages."""
+    schedule = forward_only(lowering.plan.stage_placement, lowering.plan.mesh.pp, 1)
+    return float(simulate(schedule, step_times(lowering, schedule)).makespan) / 1000
+
+
+def _cache_bytes(spec: Spec, lowering: Lowering, slots: int) -> list[int]:
+    """Bytes of keys and values on a device of each pipeline rank: of each slot, as many rows as a sequence has."""
+    plan, found = lowering.plan, [0] * lowering.plan.mesh.pp
+    for stage in plan.stages:
+        rank = plan.stage_placement.rank_of(plan.mesh.pp, 1, stage.index, 0)
+        layers = {use.site.partition(".")[0] for use in stage.steps if use.site[0] == "L"}
+        for layer in layers:
+            width = _width(spec.model.attention_of(int(layer[1:])))
+            found[rank] += slots * spec.train.sequence * width * ITEMSIZE[TORCH_DTYPE[spec.precision.compute]]
+    return found
+
+
+def _width(attention: object) -> int:
+    """Numbers that are kept of a token by one layer."""
+    if isinstance(attention, Mla):
+        return attention.heads * (attention.head_dim.nope + attention.head_dim.value) + attention.head_dim.rope
+    assert isinstance(attention, Gqa), "a rule of specs"
+    return 2 * attention.kv_heads * attention.head_dim

@@ -1,0 +1,99 @@
+"""A step whose numbers are wrong, computed again from the same weights and samples before anything follows.
+
+Losses, norms and gradients have the same bits each time. Where they have not, a device erred, and the second result
+holds; where they have, they are those of the weights and the samples. Megatron-LM's rerun state machine does the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from runtime.comm.transport import Sums
+from runtime.observe.health.replicas import fingerprint, listed
+from runtime.state.state import State
+
+
+class Place(NamedTuple):
+    """A rank among those of its world, and by which sums they tell each other."""
+
+    rank: int
+    world: int
+    sums: Sums
+
+
+class Computed(NamedTuple):
+    """A step that was computed again: its sums over all ranks, a fingerprint of each rank's losses, loads and
+    gradients, and the fault if they differ from those before."""
+
+    sums: dict[str, Tensor]
+    prints: tuple[int, ...]
+    fault: Fault | None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A step that had other bits when it was computed again: on which ranks, and what differed."""
+
+    step: int
+    ranks: tuple[int, ...]
+    reason: str
+
+
+def computed_again(
+    step: int,
+    sums: Mapping[str, Tensor],
+    compute: Callable[[], dict[str, Tensor]],
+    records: Callable[[], Tensor],
+    state: State,
+    place: Place,
+) -> Computed:
+    """A step, computed again by `compute`. `sums`: those over all ranks of the first time.
+
+    Every rank calls it. `records`: what a rank adds to the sums, of the step that was computed last; its gradients are
+    in `state`.
+    """
+    before = _prints(records(), state)
+    again = compute()
+    table = torch.zeros(place.world, 4, dtype=torch.int64, device=state.device)
+    table[place.rank] = torch.cat([before, _prints(records(), state)])
+    place.sums.all_reduce(table)
+    rows = table.tolist()
+    other_records, other_gradients = ([at for at, row in enumerate(rows) if row[n] != row[n + 2]] for n in (0, 1))
+    prints = tuple(_both(*row[2:]) for row in rows)
+    if not other_records and not other_gradients and all(_same(sums[name], again[name]) for name in sums):
+        return Computed(again, prints, None)
+    what, ranks = ("losses or loads", other_records) if other_records else ("gradients", other_gradients)
+    return Computed(again, prints, Fault(step, tuple(ranks), _reason(what, ranks)))
+
+
+def print_of(records: Tensor, state: State) -> int:
+    """A fingerprint of the losses, loads and gradients of a rank, of the step that was computed last."""
+    return _both(*_prints(records, state).tolist())
+
+
+def _prints(records: Tensor, state: State) -> Tensor:
+    """Fingerprints of the records of a rank, and of the gradients that it keeps. A NaN is like any other."""
+    gradients = torch.stack([fingerprint(bucket.gradients) for bucket in state.buckets])
+    return torch.stack([fingerprint(torch.where(records.isnan(), math.nan, records)), fingerprint(gradients)])
+
+
+def _both(of_records: int, of_gradients: int) -> int:
+    """One fingerprint, of 64 bits, for two."""
+    return (of_records * 3 + of_gradients * 5) & (1 << 64) - 1
+
+
+def _same(was: Tensor, now: Tensor) -> bool:
+    return bool(((was == now) | ((was != was) & (now != now))).all())
+
+
+def _reason(what: str, ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "sums over all ranks had other bits when the step was computed again"
+    of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
+    return f"{of} had other {what} when the step was computed again"
