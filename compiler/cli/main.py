@@ -104,6 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refusal_code(error)
     except KeyboardInterrupt:
         return 130
+    finally:
+        if common := sys.modules.get("compiler.cli.commands.common"):  # else the command shows no progress
+            common.end_progress()
 
 
 class Closed(io.TextIOBase):

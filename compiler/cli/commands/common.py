@@ -151,6 +151,7 @@ def is_refused(chosen: Chosen) -> bool:
 
 def wrong(message: str, hint: str = "", how: str = "text") -> int:
     """Say what is wrong with the command line, to stdout too where the format is json; the exit code."""
+    end_progress()
     say(f"error: {visible(message)}" + (f"\n = hint: {visible(hint)}" if hint else ""))
     if how == "json":
         _print_failure(message, hint, ())
@@ -195,13 +196,36 @@ def progress(command: str, waits_s: Sequence[float] = WAITS_S) -> Callable[[str]
     """A function that shows what is being done; its caller passes "" when nothing is being done any more.
 
     A terminal shows it in place of the last text. Elsewhere it is a line, printed only when the work takes long, and
-    again from time to time.
+    again from time to time. A command that ends early need not say so: `end_progress` does it for all.
     """
-    if sys.stderr is not None and sys.stderr.isatty():
-        return lambda text: print(
-            f"\r\x1b[K{text and f'{command}: {text}'}", end="", file=sys.stderr, flush=True
-        )  # fmt: skip
-    return _Log(command, waits_s).tell
+    shown = _Line(command) if sys.stderr is not None and sys.stderr.isatty() else _Log(command, waits_s)
+
+    def tell(text: str) -> None:
+        shown.tell(text)
+        if text:
+            _shown.add(shown)
+        else:
+            _shown.discard(shown)
+
+    return tell
+
+
+def end_progress() -> None:
+    """End what `progress` shows, where a command has ended or reports a mistake."""
+    while _shown:
+        _shown.pop().tell("")
+
+
+class _Line:
+    """The last line of a terminal."""
+
+    def __init__(self, command: str) -> None:
+        self._command, self._is_empty = command, True
+
+    def tell(self, text: str) -> None:
+        if text or not self._is_empty:
+            print(f"\r\x1b[K{text and f'{self._command}: {text}'}", end="", file=sys.stderr, flush=True)
+        self._is_empty = not text
 
 
 class _Log:
@@ -233,6 +257,9 @@ class _Log:
             text, since = current = self._current
             say(f"{self._command}: {text}" + (f", for {monotonic() - since:.0f} s so far" if current == said else ""))
             said = current
+
+
+_shown = set[_Line | _Log]()  # what `progress` shows now
 
 
 def _shows_colours(stream: TextIO) -> bool:

@@ -55,6 +55,26 @@ def test_in_a_log_a_long_step_is_said_though_it_tells_nothing_new(monkeypatch: p
     assert log.getvalue() == "plan: one\nplan: three\n"
 
 
+def test_an_error_in_the_middle_of_the_work_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread goes on after the command, and an error does not stand behind what a terminal shows."""
+
+    def fails(_: object) -> int:
+        tell = progress("plan", (1e6,))
+        tell("one")
+        return common.wrong("the disk is full") if sys.stderr.isatty() else 1 // 0
+
+    monkeypatch.setattr(plan, "run", fails)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["plan", "any.dsc"]) == common.EXIT_SPEC
+    assert terminal.getvalue().startswith("\r\x1b[Kplan: one\r\x1b[K") and "one" not in terminal.getvalue()[15:]
+    before = active_count()
+    monkeypatch.setattr(sys, "stderr", Log())
+    with pytest.raises(ZeroDivisionError):
+        main(["plan", "any.dsc"])
+    assert active_count() == before
+
+
 def test_what_is_said_again_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     monkeypatch.setattr(sys, "stderr", log)
