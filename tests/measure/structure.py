@@ -28,10 +28,16 @@ def room_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def imported(text: str) -> set[str]:
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of the syntax tree of a module."""
+    return tuple(ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
+def imported(path: Path) -> set[str]:
     """Every name that a module imports: `compiler.ir.plan.Plan`."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
@@ -46,7 +52,7 @@ def imports_of_modules(root: Path = ROOT) -> frozenset[tuple[str, str]]:
     modules = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
     found = set()
     for module, path in modules.items():
-        for name in imported(path.read_text("utf-8")):
+        for name in imported(path):
             target = name if name in modules else name.rpartition(".")[0]
             if target in modules and target != module:
                 found.add((module, target))
