@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runtime.build.build import Build, BuildError
-from runtime.data.process import UsageError
+from runtime.data.preparation import UsageError
 from runtime.launch.rank_process import die_with_parent
 from runtime.launch.torchrun_meet import Place
 from runtime.system.outcome import EXIT_RETRY, EXIT_USAGE

@@ -28,7 +28,7 @@ from runtime.ops.cross_entropy import picked
 from runtime.ops.native import library
 from runtime.ops.product import wide
 from runtime.rl.next_tokens import Next, NextTokens, Sampler
-from runtime.step.executor import Executor
+from runtime.step.executor import Batch, Executor
 
 Ids = npt.NDArray[np.int64]
 
@@ -108,7 +108,7 @@ class Generator:
         found = Rollouts(prompts, np.full(shape, -1, np.int64), np.zeros(shape), np.zeros(shape))
         waiting, slots = self._waiting(columns), self._free_slots()
         found.routes = self._forward.routes = self._no_routes(len(prompts))
-        with self._own_data():
+        with self._caches():
             while self._fill(slots, waiting, prompts):
                 drawn = self._drawn(found, slots, numbers)
                 for of_column, tokens in zip(slots, drawn, strict=True):
@@ -134,7 +134,7 @@ class Generator:
             for prompt, tokens_C, length in zip(rollouts.prompts, rollouts.tokens_NC, lengths, strict=True)
         ]
         whole, waiting, slots = replace(rollouts, prompts=texts), self._waiting(columns), self._free_slots()
-        with self._own_data():
+        with self._caches():
             while self._fill(slots, waiting, texts):
                 self._run(whole, slots[self._column])
                 if (logits_TV := self._forward.logits) is not None:
@@ -173,14 +173,11 @@ class Generator:
         return any(slot for of_column in slots for slot in of_column)
 
     @contextmanager
-    def _own_data(self) -> Iterator[None]:
-        """While this lasts the executor may have other data, and messages of another size, and there are caches."""
-        executor = self._executor
-        message, data = executor.message, executor.data
+    def _caches(self) -> Iterator[None]:
+        """Keep keys and values of the sequences between rounds."""
         try:
             yield
         finally:
-            executor.message, executor.data, executor.records = message, data, {}
             self._forward.forget()
 
     # ---- a round
@@ -199,13 +196,10 @@ class Generator:
         rows = [self._next(found, index, slot) for index, slot in enumerate(slots) if slot]
         tokens_T = np.concatenate([*(tokens for _, tokens in rows), np.zeros(0 if rows else 1, np.int64)])
         self._forward.next, self._forward.logits = [at for at, _ in rows], None
-        executor = self._executor
-        tokens = torch.from_numpy(tokens_T)[None].to(executor.device)
-        executor.data, executor.records = _Data(tokens, self._forward), {}
-        (_, *extents), dtype = executor.message
-        executor.message = (len(tokens_T), *extents), dtype
+        tokens = torch.from_numpy(tokens_T)[None].to(self._executor.device)
         with torch.no_grad():
-            executor.execute(self._bodies, self._calls)
+            batch = Batch(_Data(tokens, self._forward), rows=len(tokens_T))
+            self._executor.execute(self._bodies, self._calls, batch)
 
     def _next(self, found: Rollouts, index: int, slot: _Slot) -> tuple[Next, Ids]:
         prompt = found.prompts[slot.sequence]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from runtime.build.build import Build
 from runtime.checkpoint.durable_files import num_published
 from runtime.contract import node_kind
-from runtime.data.process import UsageError
+from runtime.data.preparation import UsageError
 from runtime.observe.slots import Slots, count
 from runtime.system.outcome import EXIT_RETRY, refusal_code
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C sho
     from runtime.comm.connect import Transport
     from runtime.launch.torchrun_meet import Place
     from runtime.run.loop import Loop
+    from runtime.step.start import Start
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,9 @@ def loop_of(
     NothingToDoError if no step is left."""
     from runtime.observe.device import check_ranks, choose
     from runtime.ops.native.library import missing
-    from runtime.run.loop import Loop
-    from runtime.run.positions import beginning, order_of
+    from runtime.run.loop import Loop, Ranks
+    from runtime.run.starting_position import beginning, order_of
+    from runtime.step.start import Start
 
     try:
         device = choose(options.device, place.local_world if place else build.plan.mesh.world)
@@ -120,32 +122,40 @@ def loop_of(
     if device == "cpu" and (reason := missing()):
         say(f"ops run on torch, which takes about twice as long: {reason}")
     local_rank, debugged = (place.local_rank if place else None), options.debug is not None
-    how = (device, options.transport, options.profile, local_rank, debugged, options.start_timeout_s)
-    loop = Loop(build, options.run, corpus, options.steps, None, beginning(order), *how)
+    start_s, places_from = options.start_timeout_s, options.data if options.copies else None
+    ranks = Ranks(device, options.transport, local_rank, start_s, options.slots, debugged)
+    start = Start(beginning(order))
+    loop = Loop(build, options.run, corpus, options.steps, start, ranks, options.profile, places_from)
     if options.slots and not place and (reason := options.slots.refusal(build.plan.mesh.world, device, count(device))):
         raise UsageError(reason)
-    loop = replace(loop, places_from=options.data if options.copies else None, slots=options.slots)
     try:
         loop.say_rows(say)
     except ValueError as error:
         raise UsageError(error) from None
-    return _going_on(loop, options, say)
+    loop = replace(loop, start=_start(loop, options, say))
+    if loop.start.saved is not None and loop.start.step >= loop.total:
+        raise NothingToDoError(f"step {loop.start.step} of {loop.total} is reached; name more with --steps")
+    return loop
 
 
-def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
-    """The loop from a verified checkpoint on, or from initial weights, having said what there is to know about them."""
+def _start(loop: Loop, options: Options, say: Callable[[str], None]) -> Start:
+    """Where the loop starts: from a verified checkpoint on, or from initial weights, having said what there is to know
+    about them."""
     from runtime.checkpoint.shard_manifest import CheckpointError
     from runtime.observe.events import Events
     from runtime.observe.health import record
     from runtime.run.phases import EarlierPhaseError, PhaseOverError
     from runtime.run.resume import find, initial_weights, skipping, text_of
+    from runtime.state.snapshot import put_untrained, put_weights
+    from runtime.step.start import Start
 
     try:
         (record.give_up if options.resume else record.forget)(options.run)
     except OSError as error:
         raise UsageError(f"{options.run}: {error.strerror}", refusal_code(error)) from None
-    goes_on, notes = options.resume and holds_checkpoint(options.run), list[str]()
-    if (within := loop.build.plan.train.within) and within.number > 1 and not goes_on:
+    plan, start, notes = loop.build.plan, loop.start, list[str]()
+    goes_on = options.resume and holds_checkpoint(options.run)
+    if (within := plan.train.within) and within.number > 1 and not goes_on:
         there = "go on with --resume" if holds_checkpoint(options.run) else "train that one first, into the same folder"
         raise EarlierError(
             f"this is phase {within.number} of {within.phases} of a run, and begins with the checkpoint that the phase "
@@ -155,12 +165,13 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
         say(f"{options.run} holds no checkpoint to go on from: starting with step 1")
     try:
         if goes_on:
-            found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.device)
-            loop, notes = replace(loop, resume=found.checkpoint, position=found.position), [*found.notes]
-            loop = replace(loop, recent=found.recent)
-        if not goes_on or loop.build.plan.keeps_first_weights:
-            initial, more = initial_weights(loop.build.plan, options.data)
-            loop, notes = replace(loop, initial=initial), [*notes, *more]
+            found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.ranks.device)
+            start = Start(found.position, found.recent, saved=found.checkpoint)
+            notes += found.notes
+        if not goes_on or plan.keeps_first_weights:
+            weights, more = initial_weights(plan, options.data)
+            start = replace(start, weights=weights, put=put_untrained if plan.adapter else put_weights)
+            notes += more
     except EarlierPhaseError as error:
         raise EarlierError(error) from None
     except PhaseOverError as error:
@@ -168,14 +179,10 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
     except CheckpointError as error:
         Events(options.run).write("refused", reason=str(error))
         raise UsageError(error) from None
-    position, recent, note = record.going_back(options.run, loop.position, loop.recent, text_of(loop.corpus))
-    loop, notes = replace(loop, position=position, recent=recent), [*notes, *([note] if note else [])]
-    for note in notes:
-        say(note)
+    position, recent, note = record.going_back(options.run, start.position, start.recent, text_of(loop.corpus))
+    for each in [*notes, *([note] if note else [])]:
+        say(each)
     if options.skip_batch:
-        position, note = skipping(options.run, loop.position, loop.corpus)
+        position, note = skipping(options.run, position, loop.corpus)
         say(note)
-        loop = replace(loop, position=position)
-    if loop.resume is not None and loop.resume.step >= loop.total:
-        raise NothingToDoError(f"step {loop.resume.step} of {loop.total} is reached; name more with --steps")
-    return loop
+    return replace(start, position=position, recent=recent)

@@ -17,6 +17,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.observe.device import BACKENDS, choose, divide, take
 from runtime.state import snapshot
+from runtime.step.start import Start
 from runtime.step.trainer import Trainer
 from runtime.system.outcome import EXIT_USAGE, printable
 
@@ -96,9 +98,8 @@ class Evaluation:
         plan, device = self.build.plan, take(self.device, rank)
         divide(device, plan.communication_sms)
         endpoint = Endpoint(device, "auto", PEER_TIMEOUT_S, sms=plan.communication_sms)
-        trainer = Trainer(self.build, rank, self.samples, self.samples, board, endpoint)
-        board.set_action("load checkpoint")
-        snapshot.put_weights(trainer.state, self.checkpoint.read, self.checkpoint.shapes, self.kind)
+        start = Start(weights=self.checkpoint, put=partial(snapshot.put_weights, kind=self.kind))
+        trainer = Trainer(self.build, rank, self.samples, self.samples, board, endpoint, start)
         ids = self.samples.ids
         found = trainer.losses_on(self.samples, -(-len(ids) // plan.batches[-1][1]))
         if rank == 0:

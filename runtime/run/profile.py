@@ -26,6 +26,7 @@ from torch import Tensor
 from runtime.comm import collective, memory
 from runtime.comm.collective import Communicator
 from runtime.comm.transport import Shares, Sums, Work
+from runtime.run.observers import Observer, StepRow
 from runtime.state import optimizer
 from runtime.step.trainer import Trainer
 from runtime.system.regular_files import write
@@ -261,28 +262,29 @@ _COMMUNICATION = {
 Patch = tuple[Any, str, Any]  # object, attribute, value while it is profiled
 
 
-class Profile:
-    """A profile of `steps` steps of a trainer, after WARM_UP others. Every rank of a world takes one."""
+class Profile(Observer):
+    """A profile of `steps` steps of a trainer, after WARM_UP others; it is left in the folder `run`. Every rank of a
+    world takes one."""
 
-    def __init__(self, trainer: Trainer, steps: int) -> None:
-        self.trainer, self.steps, self.done = trainer, steps, 0
+    def __init__(self, trainer: Trainer, steps: int, run: Path) -> None:
+        self.trainer, self.steps, self.run, self.done = trainer, steps, run, 0
         self.overhead = measure_overhead()
         self.watch = Stopwatch(torch.cuda.synchronize if trainer.device.type == "cuda" else None)
         self.received: dict[str, list[int]] = {}  # site → calls, rows that they brought to this rank's experts
         self.plain_ns: list[tuple[int, int]] = []  # (clock, processor) of the steps before
 
-    def train_step(self) -> dict[str, Any]:
-        """One optimizer step, as of the trainer; profiled after the warm-up."""
+    def train(self, step: Callable[[], StepRow]) -> StepRow:
+        """Train a step; profiled after the warm-up."""
         self.done += 1
         if self.done <= WARM_UP:
             plain = Stopwatch(self.watch.settle)
-            row: dict[str, Any] = plain.timed(self.trainer.train_step, "python")()
+            row: StepRow = plain.timed(step, "python")()
             self.plain_ns.append((plain.clock, plain.processor))
             return row
         with ExitStack() as stack:
             for patch in self._patches():
                 stack.callback(_apply(*patch))
-            row = self.watch.timed(self.trainer.train_step, "python", place="metrics")()
+            row = self.watch.timed(step, "python", place="metrics")()
             return row
 
     def document(self) -> dict[str, Any]:
@@ -304,9 +306,11 @@ class Profile:
             ],
         }
 
-    def write(self, run: Path) -> None:
-        """Leave it in a run folder, as profile/rank_<r>.json."""
-        folder = run / FOLDER
+    def close(self) -> None:
+        """Leave it in the run folder, as profile/rank_<r>.json, if all steps were trained."""
+        if self.done < WARM_UP + self.steps:
+            return
+        folder = self.run / FOLDER
         folder.mkdir(exist_ok=True)
         write(folder / f"rank_{self.trainer.rank}.json", json.dumps(self.document(), indent=1) + "\n")
 

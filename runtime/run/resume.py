@@ -34,7 +34,7 @@ from runtime.observe.health import record
 from runtime.observe.health.judge import Recent
 from runtime.ops.native import library
 from runtime.run.phases import begins_with, check_is_not_over, going_back
-from runtime.run.positions import course, order_of, position_in
+from runtime.run.starting_position import course, order_of, position_in
 from runtime.state.snapshot import AVERAGE
 from runtime.system.outcome import printable
 from runtime.system.strict_json import FormError, read, tree

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from runtime.build.build import Build
 from runtime.checkpoint.shard_manifest import CheckpointError, find_manifest
-from runtime.data.process import UsageError
+from runtime.data.preparation import UsageError
 from runtime.launch.debug import LeftError, terminal_restored, watch
 from runtime.observe.health.record import rollbacks
 from runtime.observe.sinks.beside import Exporters
@@ -167,16 +167,16 @@ def _start(build: Build, options: Options, loop: Loop) -> tuple[Outcome, int]:
     from runtime.observe.device import BACKENDS
 
     view = loop.progress()
-    watched = (watch, None) if loop.debugged else (view.poll, options.hang_timeout_s)
+    watched = (watch, None) if loop.ranks.debugged else (view.poll, options.hang_timeout_s)
     supervision = Supervision(*watched, options.start_timeout_s)
     try:
-        with terminal_restored() if loop.debugged else nullcontext():
+        with terminal_restored() if loop.ranks.debugged else nullcontext():
             outcome = launch(
                 loop.rank,
                 build.plan.mesh.world,
                 folder=options.run,
                 supervision=supervision,
-                backend=BACKENDS[loop.device],
+                backend=BACKENDS[loop.ranks.device],
                 debugged=options.debug,
                 is_locked=True,
             )

@@ -28,7 +28,7 @@ from pathlib import Path
 from runtime.build.build import Build, BuildError, OtherBuildError
 from runtime.contract import DataRequest
 from runtime.contract.options import DEBUG_SUFFIX, EXIT_EARLIER, EXIT_REPLACED, FOREVER_S, add_options, run_name
-from runtime.data.process import Preparation, UsageError, preparing
+from runtime.data.preparation import Preparation, UsageError, start_preparation
 from runtime.launch.debug import MARK, take_folder
 from runtime.launch.room import cannot_save, lack
 from runtime.launch.run_lock import RunFolderBusyError, lock_folder
@@ -70,10 +70,23 @@ def _run(args: argparse.Namespace) -> int:
     name = opened.plan.run if opened else args.build.name
     run = args.out or Path("runs") / (run_name(name) + DEBUG_SUFFIX * args.debug)
     data = args.data or Path.cwd()
-    how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile, args.skip_batch)
-    starting = FOREVER_S if args.debug else args.start_timeout or FOREVER_S
-    again = {"restarts": args.restarts, "elastic": args.elastic, "copies": not args.no_copies and args.replay is None}
-    options = Options(run, data, *how, cache=args.data_cache, start_timeout_s=starting, slots=args.replay, **again)
+    options = Options(
+        run=run,
+        data=data,
+        steps=args.steps,
+        resume=args.resume,
+        hang_timeout_s=args.hang_timeout,
+        device=args.device,
+        transport=args.transport,
+        profile=args.profile,
+        skip_batch=args.skip_batch,
+        cache=args.data_cache,
+        start_timeout_s=FOREVER_S if args.debug else args.start_timeout or FOREVER_S,
+        restarts=args.restarts,
+        elastic=args.elastic,
+        copies=not args.no_copies and args.replay is None,
+        slots=args.replay,
+    )
     if args.debug and opened:
         options = _debugging(opened, options, args.debug_rank)
     elif (run / MARK).exists():
@@ -241,7 +254,7 @@ def _locked(run: Path) -> Iterator[None]:
 
 
 def _preparing(request: DataRequest, options: Options) -> AbstractContextManager[Preparation]:
-    return preparing(request, options.data, options.run / "data", cache=options.cache, resume=options.resume)
+    return start_preparation(request, options.data, options.run / "data", cache=options.cache, resume=options.resume)
 
 
 def _check_room(build: Build, options: Options, ranks: range | None = None) -> None:
@@ -316,7 +329,7 @@ def _join(build: Build, options: Options) -> int:
     exporters = Exporters(build, options.run)
     if view is not None and options.profile is None:
         exporters.begin()
-    code = ranks.train(partial(loop.rank, view=view), BACKENDS[loop.device])
+    code = ranks.train(partial(loop.rank, view=view), BACKENDS[loop.ranks.device])
     if view is not None:
         kind = "stopped" if code else "finished"
         Events(options.run).write("end", outcome=kind, exit_code=code, step=view.step, reason="")

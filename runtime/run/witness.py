@@ -30,6 +30,7 @@ from torch import Tensor
 from runtime.comm.transport import Shares, Sums, Work
 from runtime.observe.health.replicas import fingerprint
 from runtime.observe.health.rerun import print_of
+from runtime.run.observers import Observer
 from runtime.step.executor import Executor
 from runtime.step.sharding import Whole
 from runtime.step.trainer import Trainer
@@ -46,7 +47,7 @@ GETS = (
 )
 
 
-class Witness:
+class Witness(Observer):
     """Watches a trainer, and writes what its rank got and gave in each computation of a step into the run folder."""
 
     def __init__(self, trainer: Trainer, run: Path, place: Mapping[str, str]) -> None:
@@ -107,7 +108,7 @@ class Witness:
         self._write(
             {
                 "step": trainer.step + 1,
-                "last_sample": int(trainer.drawn[-1]),
+                "last_sample": int(trainer.batch.samples[-1]),
                 "numbers": as_hex(numbers),
                 "names": names if names != self._before else None,
                 "prints": prints,

@@ -13,6 +13,7 @@ from time import monotonic_ns
 from types import MappingProxyType, SimpleNamespace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from runtime.contract.mesh import Columns, columns_with
 from runtime.state.state import DTYPES, State
 from runtime.step import records
 from runtime.step.host_copies import HostCopies
+from runtime.step.micro_batches import Indices
 from runtime.step.sharding import Choices, Sequences, Sharding, SplitRows, Whole
 from runtime.step.step_time import StepTime, takes
 from runtime.step.trace import Span
@@ -36,8 +38,29 @@ class Board(Protocol):
 
 
 @dataclass
+class Batch:
+    """The micro-batches of one rank that a program runs on, and what the program makes of them.
+
+    data: what bodies load by name, [micro-batch, token]. constants: gradients of the objective with respect to the
+    losses. rows: of each message between pipeline ranks, if not those of a micro-batch of training. program: its name.
+    samples: their indices. records: sums over the micro-batches. reported: values by name and micro-batch. spans: the
+    label, start and end of each call.
+    """
+
+    data: Mapping[str, Tensor] = field(default_factory=dict)
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    rows: int | None = None
+    program: str = ""
+    samples: Indices = field(default_factory=lambda: np.arange(0))
+    records: dict[str, Tensor] = field(default_factory=dict)
+    reported: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+
+
+@dataclass
 class Executor:
-    """State of one rank while a program runs. `edges_in`/`edges_out` are by pipeline rank of the other end.
+    """State of one rank while a program runs. `edges_in`/`edges_out` are by pipeline rank of the other end. `batch` is
+    the last one that was executed.
 
     A message to the own `rank` (the next stage is here too) stays here: nothing is copied.
     """
@@ -56,10 +79,7 @@ class Executor:
     device: torch.device
     board: Board
     time: StepTime = field(default_factory=StepTime)
-    data: Mapping[str, Tensor] = field(default_factory=dict)  # name → [micro_batches, T]
-    constants: Mapping[str, Tensor] = field(default_factory=dict)  # tangents of the losses
-    records: dict[str, Tensor] = field(default_factory=dict)  # of this rank's micro-batches together
-    reported: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # by name and micro-batch, of the last program
+    batch: Batch = field(default_factory=Batch)
     _values: dict[tuple[int, int], SimpleNamespace] = field(default_factory=dict)
     _posted: dict[tuple[int, str], Pending] = field(default_factory=dict)
     _sent: dict[tuple[int, str], Pending] = field(default_factory=dict)
@@ -73,17 +93,18 @@ class Executor:
         self,
         bodies: Mapping[str, Callable[..., None]],
         calls: Sequence[Call],
+        batch: Batch,
         behind: Mapping[int, Callable[[], None]] = MappingProxyType({}),
-    ) -> list[Span]:
-        """Run one program to its end, by when every value must have been freed and every message taken.
+    ) -> None:
+        """Run one program on a batch to its end, by when every value must have been freed and every message taken. The
+        batch then has the records, the reported values and the spans of the calls, which start when the first message
+        that they await is there.
 
         `behind`: what to do once a call has ended, by its number. It waits for nobody.
-
-        Returns what was run when: each call's label, its start (when the first message it awaits was there) and end.
         """
-        self.reported.clear()
-        spans: list[Span] = []
-        shape, dtype = self.message
+        self.batch = batch
+        (rows, *extents), dtype = self.message
+        shape = (rows if batch.rows is None else batch.rows, *extents)
         going = {(int(call.body[1:]), *call.micro_batches) for call in calls if call.body[0] == "O"}
         for number, call in enumerate(calls):
             self.board.set_action(call.label)
@@ -92,7 +113,7 @@ class Executor:
                 self._posted[source, message] = self.edges_in[source].post(message, buffer)
             start_us, self._arrived_us = _now_us(), 0
             bodies[call.body](self, self.parameters, self.gradients, *call.micro_batches)
-            spans.append((call.label, self._arrived_us or start_us, _now_us()))
+            batch.spans.append((call.label, self._arrived_us or start_us, _now_us()))
             for body, micro_batch in zip(call.body.split("_"), call.micro_batches, strict=True) if going else ():
                 if body[0] == "F" and (int(body[1:]), micro_batch) in going:
                     self.host.forward_ended((int(body[1:]), micro_batch))
@@ -107,7 +128,6 @@ class Executor:
         assert not left and not self._posted and not self._kept, (left, list(self._posted), list(self._kept))
         assert self.host.is_empty
         self._values.clear()
-        return spans
 
     @takes("message")
     def _wait_sent(self, key: tuple[int, str]) -> None:
@@ -122,10 +142,10 @@ class Executor:
         return self._values.setdefault((stage, micro_batch), SimpleNamespace())
 
     def load(self, name: str, micro_batch: int) -> Tensor:
-        return self.data[name][micro_batch]
+        return self.batch.data[name][micro_batch]
 
     def constant(self, name: str) -> Tensor:
-        return self.constants[name]
+        return self.batch.constants[name]
 
     def to_host(self, stage: int, micro_batch: int, *values: Tensor) -> None:
         """What a forward saved, until `from_host`; the body frees it on the device."""
@@ -137,11 +157,12 @@ class Executor:
         return found[0] if len(found) == 1 else found
 
     def record(self, name: str, value: Tensor) -> None:
-        self.records[name] = records.joined(name, self.records[name], value) if name in self.records else value
+        found = self.batch.records
+        found[name] = records.joined(name, found[name], value) if name in found else value
 
     def tell(self, name: str, micro_batch: int, value: Tensor) -> None:
         """A value of a micro-batch that the trainer reads behind the program."""
-        self.reported.setdefault(name, {})[micro_batch] = value
+        self.batch.reported.setdefault(name, {})[micro_batch] = value
 
     @takes("message")
     def receive(self, peer: int, producer: str, micro_batch: int) -> Tensor:

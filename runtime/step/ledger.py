@@ -109,7 +109,7 @@ class Ledger:
         Loaded data is a value of each stage that loads it, as if each had its own: the place is then no address.
         """
         at = tensor.data_ptr()
-        data = (each for each in self.executor.data.values() if each.nbytes)
+        data = (each for each in self.executor.batch.data.values() if each.nbytes)
         if any(each.data_ptr() <= at < each.data_ptr() + each.nbytes for each in data):
             return -id(tensor), tensor.nbytes
         return at, tensor.untyped_storage().nbytes()
@@ -125,4 +125,4 @@ class Ledger:
             pending += [] if name.startswith("counts") else exchanges
         yield from (p.result for p in pending)
         yield from self.executor._kept.values()
-        yield from (value for of_name in self.executor.reported.values() for value in of_name.values())
+        yield from (value for of_name in self.executor.batch.reported.values() for value in of_name.values())

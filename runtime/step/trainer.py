@@ -32,11 +32,11 @@ from runtime.state.optimizers import update_of
 from runtime.state.quantised import quantised_weights
 from runtime.state.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
 from runtime.step import records
-from runtime.step.executor import Board, executor_of
+from runtime.step.executor import Batch, Board, executor_of
 from runtime.step.ledger import Ledger
 from runtime.step.micro_batches import Feed, FilledUp, HeldOut, Indices, MicroBatches, Source, by_cost
+from runtime.step.start import Start
 from runtime.step.step_time import StepTime
-from runtime.step.trace import Span
 
 # --- What a trainer needs of the policy of a run that learns from rewards (runtime/rl/policy.py)
 
@@ -63,16 +63,24 @@ class RolloutSource(Protocol):
     def row(self) -> dict[str, Any]:
         """What the row of a step says of its rollouts."""
 
+    def close(self) -> None:
+        """End the processes that give rewards."""
+
 
 # --- trainer
 
 ON_CPU = Endpoint()
+AT_FIRST = Start()
 Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, and largest; float64 but for counts
 
 
 class Trainer:
-    """State of one rank. `train` and `validation` give samples; None: nobody asks for any. `endpoint`: its device, and
-    how it talks."""
+    """State of one rank.
+
+    train, validation: samples, None if nobody asks for any. endpoint: its device, and how it talks. start: what it
+    begins with. policy: makes the source of completions, in a run that learns from rewards, for a trainer that has its
+    initial weights.
+    """
 
     def __init__(
         self,
@@ -82,6 +90,8 @@ class Trainer:
         validation: HeldOut | BlendSamples | None,
         board: Board,
         endpoint: Endpoint = ON_CPU,
+        start: Start = AT_FIRST,
+        policy: Callable[[Trainer], RolloutSource] | None = None,
     ) -> None:
         plan = build.plan
         mesh = plan.mesh
@@ -112,17 +122,21 @@ class Trainer:
             update_of(kind, build.path(f"kernels/{kind}.py"), dtype)
             for kind, dtype in ((self.recipe.kind, products), *rest)
         ]
-        self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in plan.moe_layers}
-        self.step, self.position = 0, Position()
-        self.drawn = np.arange(0)  # indices of the samples of the step at hand
+        self.step, self.position, self.loads = start.step, start.position, start.loads(plan)
         self.feed = Feed()
         self.time = StepTime(rank, mesh.world, self.device)
         self.spent = torch.zeros(0)  # seconds of all ranks, by parts: as of the last step
-        self.watch = Watch(plan.train)
-        self.program, self.actions = "", list[Span]()  # what was run last, and when
+        self.watch = Watch(plan.train, start.recent)
         self.reducing: dict[str, Work] = {}  # reductions that were started, by bucket
         self.executor = executor_of(plan, rank, self.state, self.links, board, self.time)
-        self.policy: RolloutSource | None = None  # of a run that learns from rewards
+        start.put_weights(self.state, board)
+        self.policy = policy(self) if policy else None
+        start.put_saved(self.state, board)
+
+    def close(self) -> None:
+        """End the processes that give rewards."""
+        if self.policy:
+            self.policy.close()
 
     def ledger(self) -> Ledger:
         """What measures the memory of a step."""
@@ -133,6 +147,11 @@ class Trainer:
     @property
     def sequence(self) -> int:
         return self.plan.train.sequence
+
+    @property
+    def batch(self) -> Batch:
+        """The last batch that was computed, of a step or of an evaluation."""
+        return self.executor.batch
 
     @property
     def is_between_rollouts(self) -> bool:
@@ -165,16 +184,17 @@ class Trainer:
 
     def accumulate(self) -> Sums:
         """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
-        self.roll_out()
+        samples = self.roll_out()
         for bucket in self.state.buckets:
             bucket.gradients.zero_()
-        return self._run("train", self.train_source, self.drawn)
+        return self._run("train", self.train_source, samples)
 
-    def roll_out(self) -> None:
-        """Draw the samples of the step at hand; where they are completions, have those, which are made once."""
-        self.drawn = self._draw(self.position)
+    def roll_out(self) -> Indices:
+        """Draw the samples of the next step; where they are completions, have those, which are made once."""
+        drawn = self._draw(self.position)
         if self.policy:
-            self.policy.roll_out(self.step, self.drawn)
+            self.policy.roll_out(self.step, drawn)
+        return drawn
 
     def _draw(self, position: Position) -> Indices:
         """Indices of the samples of the step that begins there."""
@@ -185,11 +205,12 @@ class Trainer:
         """Clip, update, clip logits, balance; the step counts from here on."""
         losses, (square, *spent) = self._losses(sums), torch.cat([sums["norm"].view(1), self.spent]).tolist()
         norm = math.sqrt(square)
-        skipped = self.watch.check(self.step + 1, losses["loss"], norm, (int(self.drawn[0]), int(self.drawn[-1]) + 1))
+        samples = self.batch.samples
+        skipped = self.watch.check(self.step + 1, losses["loss"], norm, (int(samples[0]), int(samples[-1]) + 1))
         tokens_before = self.position.tokens
         comes_again = self.policy is not None and self.policy.comes_again(self.step)
         self.step += 1
-        self.position = self.position.after(self.drawn, self.sequence, comes_again=comes_again)
+        self.position = self.position.after(samples, self.sequence, comes_again=comes_again)
         rate = learning_rate(self.plan.train.rate, self.position.tokens)
         self.settle()
         factors = qk_clip.factors_of(self.plan.clipped, sums["logits"], self.clip) if self.clip else {}
@@ -212,8 +233,8 @@ class Trainer:
         }
 
     def leave_out(self) -> None:
-        """Leave the batch at hand out: the step is then made of the samples that follow, and nothing else changes."""
-        self.position = self.position.leaving_out(self.drawn, self.sequence)
+        """Leave the last batch out: the step is then made of the samples that follow, and nothing else changes."""
+        self.position = self.position.leaving_out(self.batch.samples, self.sequence)
         self.watch.leave_out(self.step + 1)
 
     def settle(self) -> None:
@@ -226,7 +247,7 @@ class Trainer:
         """Losses over the first held-out samples, always the same ones; with the moving average too, if asked for."""
         losses = {f"validation_{name}": loss for name, loss in self._validated().items()}
         if self.average and self.average.weights:
-            gathers = self.programs[self.program].update
+            gathers = self._program.update
             with self.average.as_weights(partial(self._collect, gathers, {})):
                 self.quantised_at = -1
                 losses |= {f"validation_ema_{name}": loss for name, loss in self._validated().items()}
@@ -256,25 +277,25 @@ class Trainer:
     def _run(self, kind: str, source: Source | None, samples: Indices) -> Sums:
         """Execute a program on the samples of these indices; sums of its records over all ranks."""
         size = len(samples)
-        self.program = self._program_of(kind, size)
-        program = self.programs[self.program]
-        self.executor.data = data = self._data(kind, source, samples)
-        targets, mtp_targets, *tokens = self._collect(program.prologue, {"targets": self._count_targets})["targets"]
+        name = self._program_of(kind, size)
+        program = self.programs[name]
+        data = self._data(kind, source, samples)
+        count = partial(self._count_targets, data)
+        targets, mtp_targets, *tokens = self._collect(program.prologue, {"targets": count})["targets"]
         counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": torch.tensor(size, device=self.device)}
         if self.plan.indexers:
             counts["tokens"] = tokens[0] if tokens else counts["sequences"] * self.sequence
-        self.executor.constants = self._tangents(counts)
-        self.executor.records = {}
+        batch = Batch(data, self._tangents(counts), program=name, samples=samples)
         self._quantise()
         trains = kind == "train"
         if trains and self.feed.names is not None and not self.policy:
-            self._read_ahead()
-        self.actions = self.executor.execute(self.bodies, program.ranks[self.pp_rank], self._reductions(program))
+            self._read_ahead(samples)
+        self.executor.execute(self.bodies, program.ranks[self.pp_rank], batch, self._reductions(program))
         if self.policy:
-            self.policy.compare(self.executor.reported.get("logp", {}), data)
+            self.policy.compare(batch.reported.get("logp", {}), data)
         elif trains and self.feed.names is None:  # only the first step shows what one asks for
             self.feed.names = tuple(data)
-            self._read_ahead()
+            self._read_ahead(samples)
         parts = {"records": self.records, "logits": self._logits, "norm": self._norm}
         summed = self._collect(program.epilogue, parts)
         if trains:
@@ -323,7 +344,7 @@ class Trainer:
 
     def _update(self, numbers: optimizer.Numbers) -> None:
         """Update the weights of each bucket, and gather those that other ranks update."""
-        program = self.programs[self.program]
+        program = self._program
         gathered = {each.name for each in program.update}
         self.board.set_action("optimizer")
         for bucket in self.state.buckets:
@@ -360,6 +381,11 @@ class Trainer:
         with self.time.within("data"):
             return self.feed.take(samples, find)
 
+    @property
+    def _program(self) -> Program:
+        """The program of the last batch."""
+        return self.programs[self.batch.program]
+
     def _program_of(self, kind: str, size: int) -> str:
         return f"{kind}_{size // (self.plan.mesh.dp * self.plan.train.micro_batch)}"
 
@@ -369,12 +395,12 @@ class Trainer:
         ordered = by_cost(source, samples, order) if order else samples
         return MicroBatches(self.plan, source, ordered, self.sequence, self.column, self.device)
 
-    def _read_ahead(self) -> None:
-        """Begin to read the samples of the next step."""
-        samples = self._draw(self.position.after(self.drawn, self.sequence))
-        self.feed.read_ahead(samples, partial(self._load, "train", self.train_source, samples))
+    def _read_ahead(self, samples: Indices) -> None:
+        """Begin to read the samples of the step behind that of `samples`."""
+        following = self._draw(self.position.after(samples, self.sequence))
+        self.feed.read_ahead(following, partial(self._load, "train", self.train_source, following))
 
-    def _count_targets(self) -> Tensor:
+    def _count_targets(self, data: Mapping[str, Tensor]) -> Tensor:
         """Valid targets of the head and of MTP that this rank's column has; the first pipeline rank counts them. Where
         weights of tokens say how losses are averaged, 1 in all. Behind them tokens, where an indexer has a loss of each
         and rows may be padding."""
@@ -383,7 +409,6 @@ class Trainer:
         counts_tokens = self.plan.data.pads_rows and len(self.plan.indexers) > 0
         if self.pp_rank > 0:
             return torch.zeros(2 + counts_tokens, dtype=torch.int64, device=self.device)
-        data = self.executor.data
         found = [(data[name] >= 0).sum() for name in ("targets", "mtp_targets")]
         return torch.stack([*found, *([data["real"].sum()] if counts_tokens else [])])
 
@@ -399,10 +424,10 @@ class Trainer:
 
     def records(self) -> Tensor:
         """The records of this rank, one after the other."""
-        return records.flat(self.executor.records, self.plan, self.device)
+        return records.flat(self.batch.records, self.plan, self.device)
 
     def _logits(self) -> Tensor:
-        return records.largest_logits(self.executor.records, self.plan, self.column, self.device)
+        return records.largest_logits(self.batch.records, self.plan, self.column, self.device)
 
     def _losses(self, sums: Sums) -> dict[str, float]:
         return records.losses(sums, self.plan)

@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -25,16 +24,17 @@ from runtime.contract.recipe import Checkpoints
 from runtime.data import __main__ as prepare
 from runtime.data.__main__ import data_of_checkpoints
 from runtime.data.order import Order
-from runtime.data.process import UsageError
+from runtime.data.preparation import UsageError
 from runtime.observe.slots import Slots
 from runtime.rl.policy import Policy
-from runtime.run import begin, positions, train, witness
+from runtime.run import begin, starting_position, train, witness
 from runtime.run import loop as loop_of_ranks
 from runtime.run.begin import Options
-from runtime.run.loop import Loop
+from runtime.run.loop import Loop, Ranks
+from runtime.run.observers import FirstLedger
 from runtime.state import optimizer
 from runtime.state.state import build_state
-from runtime.step.executor import Executor
+from runtime.step.executor import Batch, Executor
 from runtime.step.trainer import Trainer
 from runtime.system.outcome import ReportedError
 from tests.runtime.plans import small_plan
@@ -90,11 +90,12 @@ def test_a_program_ends_once_all_is_sent() -> None:
     found.edges_out = {1: sent}
     found.send(1, "F0", 0, torch.ones(2))
     found.send(1, "F0", 1, torch.ones(2))
-    assert found.execute({}, []) == []
+    found.execute({}, [], batch := Batch())
+    assert batch.spans == []
     assert notes == ["sent F0.0", "sent F0.1", "send F0.0", "waited", "send F0.1", "waited"]
     found.send(0, "F0", 2, torch.ones(2))
     with pytest.raises(AssertionError, match=r"F0\.2"):
-        found.execute({}, [])
+        found.execute({}, [], Batch())
 
 
 # ---------------------------------------------------------------- sums
@@ -130,13 +131,13 @@ def test_the_first_pipeline_rank_counts_targets(counts_tokens: bool) -> None:
         "real": torch.tensor([[True, True, True], [True, True, False]]),
     }
     plan = SimpleNamespace(data=SimpleNamespace(pads_rows=True), indexers=("L0",) if counts_tokens else ())
-    more: dict[str, Any] = {"plan": plan, "device": "cpu", "executor": SimpleNamespace(data=data), "policy": None}
+    more: dict[str, Any] = {"plan": plan, "device": "cpu", "policy": None}
     for pp_rank, counts in ((0, [3, 1, 5]), (1, [0, 0, 0]), (2, [0, 0, 0])):
         trainer: Any = SimpleNamespace(pp_rank=pp_rank, rank=pp_rank, **more)
-        assert Trainer._count_targets(trainer).tolist() == counts[: 2 + counts_tokens]
+        assert Trainer._count_targets(trainer, data).tolist() == counts[: 2 + counts_tokens]
     for rank in range(3):
         trainer = SimpleNamespace(**{**more, "policy": object()}, rank=rank, pp_rank=0)
-        assert Trainer._count_targets(trainer).tolist() == [int(rank == 0), 0]
+        assert Trainer._count_targets(trainer, data).tolist() == [int(rank == 0), 0]
 
 
 # ---------------------------------------------------------------- a measured step
@@ -162,11 +163,12 @@ def test_a_measured_step_has_its_completions_before(tmp_path: Path, full: bool) 
 
     trainer: Any = SimpleNamespace(
         roll_out=lambda: notes.append("completions"), train_step=lambda: notes.append("step") or {"loss": 1.0},
-        ledger=Ledger, rank=1, step=7, program="train_8",
+        ledger=Ledger, rank=1, step=7, batch=Batch(program="train_8"),
     )  # fmt: skip
-    loop: Any = SimpleNamespace(run=tmp_path, build=SimpleNamespace(files={}))
-    assert Loop._measured_step(loop, trainer) == {"loss": 1.0}
+    observer = FirstLedger(trainer, tmp_path, "digest")
+    assert observer.train(trainer.train_step) == {"loss": 1.0}
     assert notes == ["completions", "begin", "step", "end", "write"]
+    assert observer.train(trainer.train_step) == {"loss": 1.0} and notes[5:] == ["step"], "the first one alone"
 
 
 # ---------------------------------------------------------------- rollouts
@@ -210,7 +212,7 @@ def test_a_witness_sees_what_a_rank_does_in_a_computation_alone(tmp_path: Path) 
 
     trainer: Any = SimpleNamespace(
         executor=SimpleNamespace(**calls), links=SimpleNamespace(sums=notes), accumulate=compute,
-        _norm=lambda: torch.zeros(3), rank=0, state=state, step=4, drawn=torch.tensor([7, 9]),
+        _norm=lambda: torch.zeros(3), rank=0, state=state, step=4, batch=Batch(samples=np.array([7, 9])),
         records=lambda: torch.zeros(1),
     )  # fmt: skip
     found = witness.Witness(trainer, tmp_path, {"device": "cpu"})
@@ -282,10 +284,8 @@ def test_a_rank_begins_with_a_look_at_its_device(monkeypatch: pytest.MonkeyPatch
         raise ReportedError(f"{device} {planned.devices} {shared}")
 
     monkeypatch.setattr(loop_of_ranks, "check", refuse)
-    stand_in: Any = MagicMock(device="cpu", slots=None)
-    stand_in.build.plan = small_plan()
     with pytest.raises(ReportedError, match=r"^cpu 1 False$"):
-        Loop.rank(stand_in, 0, 1, MagicMock())
+        Ranks().take(0, 1, small_plan())
 
 
 def test_the_launcher_is_told_once_that_the_text_is_found(capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,8 +313,8 @@ def test_a_run_copies_checkpoints_unless_it_is_told_not_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: bool
 ) -> None:
     """Its places are relative to the folder that the data is."""
-    monkeypatch.setattr(begin, "_going_on", lambda loop, *_: loop)
-    monkeypatch.setattr(positions, "order_of", lambda *_: Order(1, 8, 0))
+    monkeypatch.setattr(begin, "_start", lambda loop, *_: loop.start)
+    monkeypatch.setattr(starting_position, "order_of", lambda *_: Order(1, 8, 0))
     monkeypatch.setattr(Loop, "say_rows", lambda *_: None)
     saved = Checkpoints(1, 1, 0, None, "stop", to=("local", "copies"))
     train = replace(small_plan().train, checkpoint=saved)
@@ -323,8 +323,8 @@ def test_a_run_copies_checkpoints_unless_it_is_told_not_to(
     loop = begin.loop_of(build, given, tmp_path / "corpus", lambda text: None)
     places = loop._places()
     assert [(each.text, each.path) for each in places] == [("copies", tmp_path / "copies")] * copies
-    for more in ({"profile": 3}, {"debugged": True}):
-        assert replace(loop, **more)._places() == ()
+    for other in (replace(loop, profile=3), replace(loop, ranks=replace(loop.ranks, debugged=True))):
+        assert other._places() == ()
 
 
 # ---------------------------------------------------------------- files of a build

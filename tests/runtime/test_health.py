@@ -84,7 +84,7 @@ def test_as_many_actions_as_are_allowed_in_a_window_are_not_enough() -> None:
 def test_a_rollback_leaves_out_what_was_drawn_since() -> None:
     """A rollback reaches as far as is remembered, and no further than its phase."""
     for steps, first_step, to, first in ((5, 0, 2, 16), (2, 0, 0, 0), (5, 4, 4, 32), (5, 5, 5, 40)):
-        watch = Watch(replace(small_plan().train, health=replace(HEALTH, not_finite="rollback")))
+        watch = Watch(replace(small_plan().train, health=replace(HEALTH, not_finite="rollback")), Recent())
         watch._first_step = first_step
         for step in range(1, steps + 1):
             assert watch.check(step, 5.0, 1.0, (8 * step - 8, 8 * step)) == 0

@@ -159,11 +159,11 @@ def attributes(trainer: Trainer) -> list[dict[str, Any]]:
 
 def test_a_profiled_step_is_the_step_it_would_be(build: Build, tmp_path: Path) -> None:
     plain, watched = trainer_of(build), trainer_of(build)
-    found = Profile(watched, 2)
+    found = Profile(watched, 2, tmp_path)
     before, bodies = attributes(watched), watched.bodies
     times = {"step_s", "tokens_per_s", "spent_s", "spent_most_s", "slowest_rank", "process_bytes"}
     for _ in range(WARM_UP + 2):
-        row, other = plain.train_step(), found.train_step()
+        row, other = plain.train_step(), found.train(watched.train_step)
         assert {k: v for k, v in row.items() if k not in times} == {k: v for k, v in other.items() if k not in times}
     assert attributes(watched) == before and watched.bodies is bodies, "all is as it was"
 
@@ -184,7 +184,7 @@ def test_a_profiled_step_is_the_step_it_would_be(build: Build, tmp_path: Path) -
     }
 
     # The FLOPs of all rows are those of the op rules for every call of every segment.
-    found.write(tmp_path)
+    found.close()
     (tmp_path / "spec.resolved").write_text((build.folder / "spec.resolved").read_text("utf-8"), "utf-8")
     document = write_run_profile(tmp_path)
     lowered = lower_spec(load(TINY))

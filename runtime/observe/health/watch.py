@@ -12,9 +12,9 @@ from runtime.observe.health.rerun import Computed, Fault
 class Watch:
     """The judge of the steps of a rank. `recent`: what it remembers; `faults`: what was found and is not told yet."""
 
-    def __init__(self, train: Train) -> None:
+    def __init__(self, train: Train, recent: Recent) -> None:
         self._health, self._first_step = train.health, train.first_step
-        self.recent, self.faults = Recent(), list[Fault]()
+        self.recent, self.faults = recent, list[Fault]()
         self._left_out = 0  # batches, since the last step that was trained
         self._prints: tuple[int, ...] = ()  # of each rank, of the step that was computed again last
 

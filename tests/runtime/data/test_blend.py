@@ -23,7 +23,7 @@ from runtime.contract import Data, Source, TrainedTokenizer
 from runtime.data.blend import Blend, Share
 from runtime.data.order import Order
 from runtime.data.position import Move, Position
-from runtime.run.positions import order_of, position_in
+from runtime.run.starting_position import order_of, position_in
 from tests.runtime.plans import small_plan
 
 WEIGHTS = st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any)

@@ -21,7 +21,7 @@ from runtime.data.prepare import Prepared, prepare
 from runtime.data.prompts import PromptReader, PromptSamples, open_prompts
 from runtime.data.rewards.scoring import Rewards
 from runtime.data.row_shards import UNSTARTED
-from runtime.run.positions import position_in
+from runtime.run.starting_position import position_in
 from tests.runtime.data.chats import CHATML, PLAIN, TOKENS, said, write_model, write_rows
 
 NUM = 23

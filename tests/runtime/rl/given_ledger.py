@@ -18,8 +18,8 @@ from tests.runtime.step.samples import RandomSamples
 
 def measured(folder: Path, build: Build, rank: int, board: Board) -> dict[str, Any]:
     plan = build.plan
-    trainer = Trainer(build, rank, RandomSamples(plan.model.vocab, plan.train.sequence), None, board)
-    trainer.policy = policy_of(trainer, rank, folder / "given")
+    samples, policy = RandomSamples(plan.model.vocab, plan.train.sequence), partial(policy_of, folder=folder / "given")
+    trainer = Trainer(build, rank, samples, None, board, policy=policy)
     with trainer.ledger() as found:
         trainer.accumulate()
     return {"peak": found.peak, "rows": found.rows}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,8 +41,8 @@ class Stale(Policy):
             self.reported = {f"logp/{a}": logp_T[data["targets"][a] >= 0] for a, logp_T in reported.items()}
 
 
-def policy_of(trainer: Trainer, rank: int, folder: Path) -> Stale:
-    plan, grpo = trainer.plan, trainer.plan.train.grpo
+def policy_of(trainer: Trainer, folder: Path) -> Stale:
+    plan, rank, grpo = trainer.plan, trainer.rank, trainer.plan.train.grpo
     assert grpo is not None
     replay = Replay(folder, plan.batches[0][1], grpo.group)
     scorer, reference = (replay if there else None for there in (trainer.pp_rank == 0, grpo.kl > 0))
@@ -51,10 +52,12 @@ def policy_of(trainer: Trainer, rank: int, folder: Path) -> Stale:
 def train(build: Build, rank: int, board: Board, given: Path) -> dict[str, Tensor]:
     plan = build.plan
     samples = RandomSamples(plan.model.vocab, plan.train.sequence)
-    trainer = Trainer(build, rank, samples, None, board, Endpoint(transport="memory", checked=True))
+    endpoint = Endpoint(transport="memory", checked=True)
+    trainer = Trainer(build, rank, samples, None, board, endpoint, policy=partial(policy_of, folder=given))
     Recorded(trainer)
     give_weights(trainer)
-    trainer.policy = policy = policy_of(trainer, rank, given)
+    policy = trainer.policy
+    assert isinstance(policy, Stale)
     result: dict[str, Tensor] = {}
     rows = []
     for step in range(plan.steps):

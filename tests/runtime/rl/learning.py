@@ -60,11 +60,14 @@ class SmallTokens:
 
 def learning(build: Build, rank: int, board: Board) -> Trainer:
     """A trainer with a policy, whose weights are the same with any plan."""
-    plan = build.plan
-    grpo = plan.train.grpo
+    samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
+    endpoint = Endpoint(transport="memory", checked=True)
+    return Trainer(build, rank, samples, samples, board, endpoint, policy=_policy_of)
+
+
+def _policy_of(trainer: Trainer) -> Policy:
+    build, rank, plan, grpo = trainer.build, trainer.rank, trainer.plan, trainer.plan.train.grpo
     assert grpo is not None
-    samples = RandomSamples(plan.model.vocab, plan.train.sequence)
-    trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport="memory", checked=True))
     for bucket in trainer.state.held:
         for entry in bucket.entries:
             bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
@@ -75,15 +78,14 @@ def learning(build: Build, rank: int, board: Board) -> Trainer:
     scorer = SmallTokens(plan.model.vocab) if trainer.pp_rank == 0 else None
     reference = Reference(trainer.state, sums) if grpo.kl else None
     prompts = DrawnPrompts(plan.model.vocab, grpo.prompt)
-    trainer.policy = Policy(plan, rank, generator, prompts, scorer, sums, trainer.time, reference)
-    return trainer
+    return Policy(plan, rank, generator, prompts, scorer, sums, trainer.time, reference)
 
 
 def steps(trainer: Trainer, count: int) -> list[dict[str, Any]]:
     found = []
     for _ in range(count):
         row = trainer.train_step()
-        assert trainer.policy is not None
+        assert isinstance(trainer.policy, Policy)
         found.append(row | {"completions": trainer.policy.rollouts.tokens_NC.tolist()})
     return found
 

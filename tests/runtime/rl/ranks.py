@@ -25,6 +25,7 @@ from runtime.launch.launcher import launch
 from runtime.ops import OPS
 from runtime.rl.generator import Generator, Limits, Rollouts, log_probabilities
 from runtime.rl.next_tokens import Sampler, replace_ops
+from runtime.step.executor import Batch
 from runtime.step.trainer import Trainer
 from tests.runtime.step.ranks import give_weights
 from tests.runtime.step.samples import RandomSamples
@@ -65,10 +66,9 @@ def whole(trainer: Trainer, rollouts: Rollouts, mine: np.ndarray, program: str) 
         for j, i in enumerate(sequences):
             text = np.concatenate([rollouts.prompts[i], rollouts.tokens_NC[i, : rollouts.lengths_N[i]]])
             rows[a, j * S : j * S + len(text)] = torch.from_numpy(text)
-    trainer.executor.data = {"tokens": rows, "targets": torch.zeros_like(rows)}
-    trainer.executor.records = {}
+    batch = Batch({"tokens": rows, "targets": torch.zeros_like(rows)})
     with torch.no_grad():
-        trainer.executor.execute(bodies, trainer.programs[program].ranks[trainer.pp_rank])
+        trainer.executor.execute(bodies, trainer.programs[program].ranks[trainer.pp_rank], batch)
     found = np.zeros_like(rollouts.logp_NC)
     for a, logits_TV in logits.items():
         for j, i in enumerate(mine[a]):

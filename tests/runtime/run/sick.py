@@ -107,7 +107,7 @@ def loss_times(factor: float, samples: set[int]) -> Fault:
 
         def losses(sums: Sums) -> dict[str, float]:
             found = real(sums)
-            return found | {"loss": found["loss"] * (factor if samples & {*trainer.drawn.tolist()} else 1)}
+            return found | {"loss": found["loss"] * (factor if samples & {*trainer.batch.samples.tolist()} else 1)}
 
         trainer._losses = losses  # type: ignore[method-assign]
 

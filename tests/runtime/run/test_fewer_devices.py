@@ -12,7 +12,7 @@ import pytest
 
 from runtime.build.build import Build
 from runtime.contract import Mesh
-from runtime.data.process import UsageError
+from runtime.data.preparation import UsageError
 from runtime.launch import elastic
 from runtime.run.starts import Fewer
 from runtime.system.outcome import EXIT_USAGE, Outcome

@@ -14,8 +14,8 @@ from runtime.build.build import Build
 from runtime.data.position import Position
 from runtime.observe.health.judge import BadStepError, Verdict
 from runtime.observe.health.record import identity, record
-from runtime.run.positions import order_of
 from runtime.run.resume import text_of
+from runtime.run.starting_position import order_of
 from tests.compiler.cli.forms import FORMS, faults
 from tests.runtime.run.place import DENSE, FOUR_RANKS, ONE_RANK, Place, bits, saved, untimed
 from tests.runtime.run.sick import (

@@ -29,7 +29,7 @@ from runtime.contract import EXTRA_TOKENS, RatePhase
 from runtime.contract.rate import learning_rate
 from runtime.data.position import Position
 from runtime.data.samples import Samples
-from runtime.run.positions import order_of
+from runtime.run.starting_position import order_of
 from tests import progress
 from tests.reference.config import Config
 from tests.reference.model import Reference

@@ -20,6 +20,7 @@ from runtime.data.samples import Samples
 from runtime.launch.heartbeat import Board
 from runtime.run.loop import Loop
 from runtime.run.resume import find
+from runtime.step.start import Start
 from runtime.step.trainer import Trainer
 from tests.runtime.run.place import ONE_RANK, Place, rows, saved
 
@@ -61,11 +62,11 @@ def go_on(place: Place, name: str, monkeypatch: pytest.MonkeyPatch, **values: st
 
     def accumulate(self: Trainer) -> dict[str, Tensor]:
         found = real(self)
-        drawn.extend(self.drawn.tolist())
+        drawn.extend(self.batch.samples.tolist())
         return found
 
     monkeypatch.setattr(Trainer, "accumulate", accumulate)
-    loop = Loop(build, run, corpus, found.checkpoint.step + MORE, found.checkpoint, found.position)
+    loop = Loop(build, run, corpus, found.checkpoint.step + MORE, Start(found.position, saved=found.checkpoint))
     loop.rank(0, 1, Board(1).bind(0))
     monkeypatch.undo()
     return run, drawn, "\n".join(found.notes)

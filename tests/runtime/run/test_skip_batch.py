@@ -16,8 +16,9 @@ from runtime.launch.heartbeat import Board
 from runtime.observe.health import record
 from runtime.observe.health.judge import BadStepError, Verdict
 from runtime.run.loop import Loop
-from runtime.run.positions import order_of
 from runtime.run.resume import find, skipping
+from runtime.run.starting_position import order_of
+from runtime.step.start import Start
 from runtime.step.trainer import Trainer
 from tests.runtime.run.place import FOUR_RANKS, ONE_RANK, Place, bits, saved, untimed
 
@@ -61,7 +62,7 @@ def life(
     monkeypatch.setattr(Trainer, "_losses", losses)
     run.mkdir(exist_ok=True)
     try:
-        Loop(build, run, corpus, steps, checkpoint, position).rank(0, 1, Board(1).bind(0))
+        Loop(build, run, corpus, steps, Start(position, saved=checkpoint)).rank(0, 1, Board(1).bind(0))
     finally:
         monkeypatch.undo()
     return drawn

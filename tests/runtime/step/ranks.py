@@ -167,7 +167,7 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
         count = batch // (plan.mesh.dp * plan.train.micro_batch)
         with nothing_else(trainer, f"train_{count}"):
             sums = trainer.accumulate()
-            trace.write(step + 1, trainer.program, trainer.actions)
+            trace.write(step + 1, trainer.batch.program, trainer.batch.spans)
             if step == 0:
                 result["sent"] = torch.tensor([each.sent for each in writers], dtype=torch.int64).sum()
                 result["messages"] = torch.tensor(sum(each.sent for each in messages))

@@ -85,8 +85,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Trained(
         config=Config.from_plan(chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE}),
         logical=after,
-        tokens_BS=trainer.executor.data["tokens"].reshape(shape),
-        mtp_tokens_BS=trainer.executor.data["mtp_tokens"].reshape(shape) if with_mtp else None,
+        tokens_BS=trainer.batch.data["tokens"].reshape(shape),
+        mtp_tokens_BS=trainer.batch.data["mtp_tokens"].reshape(shape) if with_mtp else None,
         logits_BSV=torch.cat([main for main, _ in seen]).view(*shape, -1),
         mtp_logits_BSV=torch.cat([mtp for _, mtp in seen]).view(*shape, -1) if with_mtp else None,
     )

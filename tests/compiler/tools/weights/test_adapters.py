@@ -144,7 +144,7 @@ def test_gradients_and_five_steps(model_type: str, tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(adapters.values(), lr=RATE, **how)
     for step in range(STEPS):
         sums = trainer.accumulate()
-        data = trainer.executor.data
+        data = trainer.batch.data
         tokens, targets = (data[name].reshape(BATCH, SEQUENCE).long() for name in ("tokens", "targets"))
         with Wide():
             logits = logits_of(theirs, adapters, tokens)

@@ -42,7 +42,7 @@ class Pair:
 
     def tokens(self) -> tuple[Tensor, Tensor]:
         """Tokens and targets of the step at hand, [sequences, tokens]."""
-        data = self.trainer.executor.data
+        data = self.trainer.batch.data
         tokens, targets = (data[name].reshape(BATCH, SEQUENCE).long() for name in ("tokens", "targets"))
         return tokens, targets
 
@@ -156,7 +156,7 @@ def test_logits_in_fp32(model_type: str, tmp_path: Path) -> None:
 
     trainer.bodies = trainer.bodies | {"F0": body}
     trainer.accumulate()
-    tokens = trainer.executor.data["tokens"].reshape(BATCH, SEQUENCE).long()
+    tokens = trainer.batch.data["tokens"].reshape(BATCH, SEQUENCE).long()
     with torch.no_grad():
         logits, exact = (
             each(input_ids=tokens, use_cache=False).logits for each in (theirs, copy.deepcopy(theirs).double())

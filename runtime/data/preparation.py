@@ -93,7 +93,7 @@ class Preparation:
 
 
 @contextmanager
-def preparing(
+def start_preparation(
     request: DataRequest, data: Path, out: Path, *, cache: Path | None, resume: bool
 ) -> Iterator[Preparation]:
     """Start to prepare the data of a request into `out`; ended if the block raises.

@@ -1,0 +1,178 @@
+"""What follows the steps of a rank: what is measured, compared, validated and written beside the training.
+
+A run attaches what it needs. The loop calls three hooks of each observer and has no branch for any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from runtime.contract.recipe import Validation
+from runtime.launch.heartbeat import Board
+from runtime.observe.events import Events
+from runtime.observe.health import replicas
+from runtime.observe.metrics import Metrics
+from runtime.observe.progress import Progress
+from runtime.run.saves import Saves
+from runtime.step import ledger
+from runtime.step.trace import Trace
+from runtime.step.trainer import Trainer
+
+StepRow: TypeAlias = dict[str, Any]
+
+
+@dataclass
+class Step:
+    """A step that was trained. row: its metrics, which observers may add to. is_last: the run ends with it. is_saved:
+    a checkpoint follows it, unless the run only stops here."""
+
+    row: StepRow
+    number: int
+    is_last: bool
+    is_saved: bool
+
+
+class Observer:
+    """Follows the steps of a rank. Every hook does nothing unless it is overridden."""
+
+    def train(self, step: Callable[[], StepRow]) -> StepRow:
+        """Around the training of a step: calls `step` once and returns what it returns."""
+        return step()
+
+    def after(self, step: Step) -> None:
+        """Behind a step, and before it is saved."""
+
+    def close(self) -> None:
+        """When the run ends without an error."""
+
+
+@dataclass
+class FirstLedger(Observer):
+    """Keeps the ledger of the first step that a run trains of a build on CPUs. `of`: the digest of the build's copy."""
+
+    trainer: Trainer
+    run: Path
+    of: str
+
+    def __post_init__(self) -> None:
+        self._is_there = ledger.is_there(self.run, self.trainer.rank, self.of)
+
+    def train(self, step: Callable[[], StepRow]) -> StepRow:
+        if self._is_there:
+            return step()
+        self._is_there, trainer = True, self.trainer
+        trainer.roll_out()  # which the plan of a step does not have
+        with trainer.ledger() as held:
+            row = step()
+        with suppress(OSError):  # a full disk does not end a run
+            held.write(self.run, trainer.rank, trainer.step, trainer.batch.program, self.of)
+        return row
+
+
+@dataclass
+class StepTraces(Observer):
+    """Writes what the rank did when. `replayed`: the step that is written in any case, of a replay."""
+
+    trainer: Trainer
+    trace: Trace
+    replayed: int | None = None
+
+    def train(self, step: Callable[[], StepRow]) -> StepRow:
+        row, batch = step(), self.trainer.batch
+        self.trace.write(self.trainer.step, batch.program, batch.spans, wanted=self.trainer.step == self.replayed)
+        return row
+
+    def close(self) -> None:
+        self.trace.close()
+
+
+@dataclass
+class RerunFaults(Observer):
+    """Tells of steps that had other bits when they were computed again, also where the step is a bad one."""
+
+    trainer: Trainer
+    events: Events
+    say: Callable[[str], None]
+
+    def train(self, step: Callable[[], StepRow]) -> StepRow:
+        try:
+            return step()
+        finally:
+            faults = self.trainer.watch.faults
+            for fault in faults if self.trainer.rank == 0 else ():
+                self.events.write("fault", step=fault.step, reason=fault.reason, ranks=[*fault.ranks], tensors=[])
+                self.say(f"step {fault.step}: {fault.reason}; the second result holds")
+            faults.clear()
+
+
+@dataclass
+class ReplicaCheck(Observer):
+    """Compares the bits that ranks hold alike, every few steps and before a checkpoint. Raises ReplicaError on all of
+    them."""
+
+    trainer: Trainer
+    every: int
+    events: Events
+
+    def after(self, step: Step) -> None:
+        if not step.is_saved and step.number % self.every:
+            return
+        trainer = self.trainer
+        trainer.settle()
+        trainer.board.set_action("compare replicas")
+        found = replicas.compare(trainer.state, trainer.plan, trainer.rank, trainer.links.sums)
+        if found:
+            error = replicas.ReplicaError(trainer.step, found)
+            if trainer.rank == 0:
+                facts = {"ranks": error.ranks, "tensors": error.tensors}
+                self.events.write("fault", step=trainer.step, reason="; ".join(map(str, found)), **facts)
+            raise error
+
+
+@dataclass
+class ValidationLosses(Observer):
+    """Adds the losses on held-out samples to rows, as often as the spec asks, and where a checkpoint is judged by its
+    loss."""
+
+    trainer: Trainer
+    asked: Validation
+    judges_saves: bool
+
+    def after(self, step: Step) -> None:
+        if step.is_last or step.number % self.asked.every == 0 or (self.judges_saves and step.is_saved):
+            with self.trainer.time.whole("validation"):
+                step.row |= self.trainer.evaluate()
+
+
+@dataclass
+class MetricRows(Observer):
+    """Writes the metrics. `beside`: what each row has besides them, such as the phase."""
+
+    metrics: Metrics
+    saves: Saves
+    beside: StepRow
+
+    def after(self, step: Step) -> None:
+        failing = {"copy_failed": self.saves.failing} if self.saves.failing else {}
+        self.metrics.write(step.row | self.beside | failing)
+
+    def close(self) -> None:
+        self.metrics.close()
+
+
+@dataclass
+class TerminalView(Observer):
+    """Shows the run on the terminal, where no supervisor does."""
+
+    view: Progress
+    board: Board
+
+    def after(self, step: Step) -> None:
+        self.view.poll(self.board)
+
+    def close(self) -> None:
+        self.view.close()

@@ -1,0 +1,153 @@
+"""The steps of one rank in a run: train a step, do what follows it, and close when the run is over."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from signal import SIGTERM, Signals
+from typing import Any
+
+import torch.distributed as dist
+
+from runtime.checkpoint.retention import LOSS
+from runtime.launch.heartbeat import Board
+from runtime.observe.events import Events
+from runtime.observe.health import record
+from runtime.observe.health.judge import BadStepError
+from runtime.observe.health.replicas import ReplicaError
+from runtime.run.observers import Observer, Step, StepRow
+from runtime.run.saves import Saves
+from runtime.run.witness import as_hex
+from runtime.step.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the steps of a rank need to know of their run. total: the last step. text: the digest of the corpus.
+    saves: whether it leaves checkpoints. replays: whether it is a replay, which ends with a bad step."""
+
+    run: Path
+    text: str
+    total: int
+    saves: bool
+    replays: bool
+
+
+@dataclass
+class RankRun:
+    """A rank that is ready to train. The first observer is the innermost around a step, and the first behind it."""
+
+    facts: RunFacts
+    trainer: Trainer
+    board: Board
+    saves: Saves
+    observers: Sequence[Observer]
+    events: Events
+    say: Callable[[str], None]
+    _is_stopped: bool = False  # by a signal, or a save without which the run is to end
+    _is_over: bool = False
+
+    def to_the_end(self) -> None:
+        """Train until the last step, or until the run is stopped."""
+        while self.trainer.step < self.facts.total and not self._is_over:
+            row = self._train()
+            if row is not None:
+                self._after(row)
+        self._close()
+
+    def _train(self) -> StepRow | None:
+        """Train a step; None where it changed nothing, and its samples are left out."""
+        self.board.start_step(self.trainer.step + 1)
+        step = self.trainer.train_step
+        for observer in self.observers:
+            step = partial(observer.train, step)
+        with self._all_end():
+            try:
+                return step()
+            except BadStepError as bad:
+                self._leave_out(bad)
+                return None
+
+    def _after(self, row: StepRow) -> None:
+        """What follows a step: observers, a checkpoint, the end if somebody asked for it."""
+        trainer, saves = self.trainer, self.facts.saves
+        is_last, can_end = trainer.step == self.facts.total, trainer.is_between_rollouts
+        if self.saves.poll() and trainer.rank == 0:
+            self.board.request_stop(SIGTERM)  # the step behind which all end is agreed on as for a signal
+        self._is_stopped = self.board.should_stop(trainer.step) and can_end
+        is_saved = saves and can_end and (is_last or any(map(self.saves.due, trainer.steps_of_rollout)))
+        step = Step(row, trainer.step, is_last, is_saved)
+        with self._all_end():
+            for observer in self.observers:
+                observer.after(step)
+        if is_saved or (self._is_stopped and saves):
+            with trainer.time.whole("checkpoint"):
+                self.saves.save(row.get(LOSS), last=is_last or self._is_stopped)
+        if self._is_stopped:
+            self._is_over = True
+            if trainer.rank == 0 and (asked := self.board.stop_request()):
+                by = "supervisor" if asked.rank < 0 else f"rank {asked.rank}"
+                self.events.write("stop", step=trainer.step, signal=Signals(asked.signal).name, received_by=by)
+
+    def _close(self) -> None:
+        self.trainer.close()
+        self.saves.finish(stopped=self._is_stopped)
+        for observer in self.observers:
+            observer.close()
+        self.events.close()
+
+    def _leave_out(self, bad: BadStepError) -> None:
+        """Leave the samples of a bad step out, or raise it, to end the run or to roll it back. A replay ends itself: it
+        has what it came for."""
+        trainer, action = self.trainer, bad.verdict.action
+        if trainer.rank == 0:
+            self._record(bad)
+        if action == "skip":
+            trainer.leave_out()
+            if trainer.rank == 0:
+                first, end = bad.samples
+                self.say(f"step {bad.step}: {bad.verdict.reason}; samples {first:,} to {end - 1:,} are left out")
+        elif self.facts.replays:
+            self._is_over = True
+        else:
+            raise bad.after(record.failed_before(self.facts.run, self._order, bad))
+
+    def _record(self, bad: BadStepError) -> None:
+        """Write a bad step to the event log; one that ends the run or rolls it back, to the record of such steps."""
+        world = self.trainer.plan.mesh.world
+        facts: StepRow = {"samples": [bad.samples[0], bad.samples[1] - 1], "loss": _number(bad.loss)}
+        facts |= {"grad_norm": _number(bad.norm), "to": bad.to}
+        facts |= {"prints": [as_hex(each) for each in bad.prints]}
+        facts |= {"replay": f"dsc replay {shlex.quote(str(self.facts.run))} {bad.step}{' --swap all' * (world > 1)}"}
+        action = bad.verdict.action
+        self.events.write("bad_step", step=bad.step, action=action, reason=bad.verdict.reason, **facts)
+        if action != "skip" and not self.facts.replays:
+            with suppress(OSError):
+                record.record(self.facts.run, self._order, bad)
+
+    @property
+    def _order(self) -> dict[str, Any]:
+        return record.identity(self.trainer.position, self.facts.text)
+
+    @contextmanager
+    def _all_end(self) -> Iterator[None]:
+        """Where all ranks raise an error alike, each says it and ends the save that was begun, before any of them
+        ends because of it."""
+        try:
+            yield
+        except (BadStepError, ReplicaError) as error:
+            print(f"{type(error).__name__}: {error}", flush=True)  # the first rank that ends may end the others
+            self.saves.settle()
+            if self.trainer.plan.mesh.world > 1:
+                dist.barrier()
+            raise
+
+
+def _number(value: float) -> float | str:
+    """A number, or the word for one that JSON has not."""
+    return value if math.isfinite(value) else str(value)
