@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.emit.folder import check_place, write_build
-from compiler.predict.choose import Chosen, choose, refusals_of
+from compiler.predict.choose import Chosen, choose, choose_phases, refusals_of
 from compiler.predict.prediction import Prediction
 from dsl import load as specs
 from dsl.messages.diagnostics import Diagnostic, SpecError
@@ -152,7 +150,8 @@ def compile(spec: File, changes: Changes | None = None, *, out: File | None = No
     from compiler.plan.actions.order_cache import Orders
     from compiler.tools.report.page import build_pages
 
-    chosen = _trainable(spec, changes)
+    chosen = choose(os.fspath(spec), _texts(changes))
+    _check_trains([chosen])
     folder = Path(out) if out is not None else Path("build") / chosen.spec.name
     check_place(folder)
     cache = folder / CACHE
@@ -175,21 +174,26 @@ def train(
     `out`: the run folder, by default runs/RUN. `steps`: train so many and stop. `data`: the folder that a build's data
     is relative to, by default the current one. SpecError; RunError if the run does not come to its end.
     """
-    if isinstance(what, Compiled):
-        if changes:
-            raise ValueError("a build is compiled already: give changes to compile()")
-        command = [str(what.folder), "--expect", what.digest]
-    else:
-        _trainable(what, changes)  # its mistakes are raised, not printed
-        command = [os.fspath(what), *(word for text in _texts(changes) for word in ("-s", text))]
-    command += ["--out", os.fspath(out)] if out is not None else []
-    command += ["--steps", str(steps)] if steps is not None else []
-    command += ["--data", os.fspath(data)] if data is not None else []
-    command += ["--resume"] * resume
-    said = _printed([sys.executable, "-P", "-m", "compiler.cli.main", "train", *command])
-    folder = next(Path(line.removeprefix("run: ")) for line in reversed(said) if line.startswith("run: "))
-    rows = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
-    return Trained(folder, tuple(json.loads(row) for row in rows))
+    from compiler.tools.processes import Captured
+    from compiler.tools.training import Training, train_build, train_phases
+
+    phases: list[Chosen] = []
+    if not isinstance(what, Compiled):
+        phases = choose_phases(os.fspath(what), _texts(changes))
+        _check_trains(phases)
+    elif changes:
+        raise ValueError("a build is compiled already: give changes to compile()")
+    with Captured(print) as output:
+        texts = tuple(_texts(changes))
+        asked = Training(_path(out), _path(data), steps, resume, changes=texts, output=output)
+        if isinstance(what, Compiled):
+            end = train_build(replace(asked, expect=what.digest), what.folder)
+        else:
+            end = train_phases(asked, phases)
+    if end.code:
+        raise RunError(end.code, "\n".join(output.lines[-20:]))
+    rows = (end.run / "metrics.jsonl").read_text("utf-8").splitlines()
+    return Trained(end.run, tuple(json.loads(row) for row in rows))
 
 
 def load(run: Trained | File, *, dtype: str = "", average: bool = False) -> Loaded:
@@ -204,27 +208,14 @@ def load(run: Trained | File, *, dtype: str = "", average: bool = False) -> Load
     return Loaded(source.spec, source.checkpoint.step, open_writer(source, dtype, average=average))
 
 
-def _printed(command: list[str]) -> list[str]:
-    """The lines of a command, printed as they come. RunError if it fails."""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace"
-    ) as process:
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line.rstrip("\n"))
-            print(said[-1], flush=True)
-    if process.returncode:
-        raise RunError(process.returncode, "\n".join(said[-20:]))
-    return said
-
-
-def _trainable(spec: File, changes: Changes | None) -> Chosen:
-    """A spec that trains; SpecError says why it does not."""
-    chosen = choose(os.fspath(spec), _texts(changes))
-    if refusals := refusals_of(chosen):
+def _check_trains(phases: Sequence[Chosen]) -> None:
+    """Raise SpecError, which says why, for a spec that does not train yet."""
+    if refusals := [refusal for each in phases for refusal in refusals_of(each)]:
         raise SpecError(refusals)
-    return chosen
+
+
+def _path(name: File | None) -> Path | None:
+    return None if name is None else Path(name)
 
 
 def _texts(changes: Changes | None) -> list[str]:

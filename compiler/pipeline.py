@@ -100,6 +100,8 @@ def lower_spec(
 
     `progress` is called with what a search does. `orders` finds the orders of instructions.
     """
+    growth = ramp.of(spec)
+    num_steps = growth.steps_for(spec.train.tokens)
     plan = make_plan(spec)
     lowering = Lowering(plan, rank_rates(spec), orders)
     schedules = schedule(spec, lowering, progress)
@@ -107,8 +109,6 @@ def lower_spec(
     certificates = prove(spec, plan, programs)
     openings = opening_order(plan, programs.values())
     check_start(plan, openings, programs.values())
-    growth = ramp.of(spec)
-    num_steps = growth.steps_for(spec.train.tokens)
     return Lowered(
         lowering=lowering,
         batches=tuple((size.first_step, size.batch) for size in growth.sizes if size.first_step < num_steps),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dsl.load import Resolved, alternatives, resolve
 from dsl.messages.diagnostics import Diagnostic, Span, SpecError, plural
-from dsl.resolve.chosen import find, runs_in, split
+from dsl.resolve.chosen import find, phases_in, runs_in, split
 from dsl.rules import train_refusals
 from dsl.schema import Spec
 from dsl.schema.choices import Choice
@@ -50,6 +50,28 @@ def choose(
         ranking = _decided(replace(resolved, spec=spec), file, run, overrides, tell)
         spec = ranking.best.spec
     return Chosen(spec, origins, path, ranking, argument or str(path))
+
+
+def choose_phases(
+    argument: str | None,
+    overrides: list[str],
+    table: Table | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Chosen]:
+    """The phases of the chosen run, of most runs one; SpecError with the mistakes of all."""
+    file, run = split(str(find()) if argument is None else argument)
+    names = phases_in(file, run)
+    if len(names) < 2:
+        return [choose(argument, overrides, table, tell)]
+    phases, mistakes = list[Chosen](), dict[Diagnostic, None]()
+    for number in range(1, len(names) + 1):
+        try:
+            phases.append(choose(f"{file}:{names[0]}.{number}", overrides, table, tell))
+        except SpecError as error:
+            mistakes |= dict.fromkeys(error.diagnostics)
+    if mistakes:
+        raise SpecError([*mistakes])
+    return phases
 
 
 def refusals_of(chosen: Chosen) -> tuple[Diagnostic, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from runtime.system.outcome import shortened
 
 PROFILED = 5  # steps
+HANG_TIMEOUT_S = 300.0
 START_TIMEOUT_S = 60.0  # ranks are started at once, and differ by their imports and the speed of their disks
 FOREVER_S = 20 * 24 * 3600.0  # its milliseconds fit 32 bits
 DEBUG_SUFFIX = "-debug"  # of the folder of a debug run, where no other is named
@@ -55,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hang-timeout",
         type=_seconds,
-        default=300.0,
+        default=HANG_TIMEOUT_S,
         metavar="S",
         help="end the run when no rank moves for S seconds; `none`: never",
     )

@@ -100,23 +100,11 @@ def load_phases(
 
 def phases_of(argument: str | None, overrides: list[str], table: Table | None = None) -> list[Chosen]:
     """The phases of the chosen run, of most runs one; SpecError with the mistakes of all."""
-    from compiler.predict.choose import Chosen, choose
-    from dsl.resolve.chosen import find, phases_in, split
+    from compiler.predict.choose import choose_phases
 
-    file, run = split(str(find()) if argument is None else argument)
-    names = phases_in(file, run)
-    if len(names) < 2:
-        found = choose(argument, overrides, table, progress("plan"))
-        say_other_phases(found.argument, found.spec)
-        return [found]
-    phases, mistakes = list[Chosen](), dict[Diagnostic, None]()
-    for number in range(1, len(names) + 1):
-        try:
-            phases.append(choose(f"{file}:{names[0]}.{number}", overrides, table, progress("plan")))
-        except SpecError as error:
-            mistakes |= dict.fromkeys(error.diagnostics)
-    if mistakes:
-        raise SpecError([*mistakes])
+    phases = choose_phases(argument, overrides, table, progress("plan"))
+    if len(phases) == 1:
+        say_other_phases(phases[0].argument, phases[0].spec)
     return phases
 
 

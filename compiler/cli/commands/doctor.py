@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from compiler.cli.commands.train_processes import call
 from compiler.tools.launch.options import number
+from compiler.tools.processes import call
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.cli.commands.train import fresh
-from compiler.cli.commands.train_processes import call
 from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
@@ -22,7 +20,9 @@ from compiler.plan.actions.order_cache import Orders
 from compiler.plan.read_files import with_files
 from compiler.tools.inference.evaluation import NO_TARGET, Ids, Loss, windows
 from compiler.tools.inference.sources import InferenceError, Source
+from compiler.tools.processes import call
 from compiler.tools.report.page import build_pages
+from compiler.tools.training import fresh
 from dsl.schema import Spec
 from dsl.schema.train import Validate
 from runtime.build.files import CACHE

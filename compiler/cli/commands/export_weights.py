@@ -9,9 +9,9 @@ from typing import Any
 
 from compiler.cli.commands.common import progress, reason, say, wrong
 from compiler.cli.commands.output_folder import new_folder
-from compiler.cli.commands.train_processes import ask
 from compiler.plan.read_files import once_published
 from compiler.tools.importers.huggingface import LATENT_EPS
+from compiler.tools.processes import ask
 from compiler.tools.weights.adapter import CONFIG as ADAPTER_CONFIG
 from compiler.tools.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from compiler.tools.weights.adapter import Adapters, adapter_config, published_adapters

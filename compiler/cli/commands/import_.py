@@ -37,13 +37,13 @@ from typing import Any
 
 from compiler.cli.commands.common import EXIT_SPEC, progress, say, wrong
 from compiler.cli.commands.output_files import replace, write_new
-from compiler.cli.commands.train_processes import ask
 from compiler.emit.folder import put_folder
 from compiler.tools.importers import huggingface
 from compiler.tools.importers.first_run import Start, run_text
 from compiler.tools.importers.json_text import Json, parse
 from compiler.tools.importers.reader import Remark
 from compiler.tools.importers.write import identifier, model_text
+from compiler.tools.processes import ask
 from compiler.tools.weights.checkpoint import imported_meta
 from compiler.tools.weights.families import FAMILIES
 from compiler.tools.weights.folder import FolderError, Held, check, has_weights, read_folder, without_mtp

@@ -40,8 +40,8 @@ from typing import Any
 
 from compiler.cli.commands.common import EXIT_DIFFERS, say, wrong
 from compiler.cli.commands.replay_verdict import Suspect, Training, Verdict, compared, suspects, verdict
-from compiler.cli.commands.train_processes import call
 from compiler.files.text import TextFileError, json_of, read_text
+from compiler.tools.processes import call
 from runtime.build.files import read
 from runtime.build.run_copy import FILES, described
 from runtime.checkpoint.shard_manifest import CHECKPOINTS, CheckpointError, Manifest, manifests

@@ -23,10 +23,10 @@ from typing import Any
 from compiler.cli.commands.common import EXIT_DIFFERS, EXIT_SPEC, is_missing, reason, say, wrong
 from compiler.cli.commands.output_files import put
 from compiler.cli.commands.replay import SHOWN, TRAINED, step_number
-from compiler.cli.commands.train_processes import call
 from compiler.files.text import TextFileError
 from compiler.tools.picture.recorded import Line, TraceError
 from compiler.tools.picture.trace_events import step_events, step_of
+from compiler.tools.processes import call
 from compiler.tools.report.run_page import step_rows
 
 EXIT_OTHER = 4  # the step that is trained again has other numbers than the run

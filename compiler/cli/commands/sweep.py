@@ -270,7 +270,7 @@ def _command(spec: str, variant: Variant) -> str:
 
 def _train_all(args: argparse.Namespace, top: Path, planned: Sequence[Planned], options: Sequence[str]) -> int:
     """Train those that fit in turn, going on after one that failed; the worst exit code, or that of a signal."""
-    from compiler.cli.commands.train_processes import call
+    from compiler.tools.processes import call
 
     fitting, worst = [each for each in planned if each.fits], 0
     for number, each in enumerate(fitting, 1):
@@ -324,7 +324,7 @@ def _compare(top: Path, finished: Sequence[Planned]) -> None:
 
 def _launch_all(args: argparse.Namespace, fitting: Sequence[Planned], options: Sequence[str]) -> int:
     """Compile each variant into its folder, and write its files there; the commands that start them are printed."""
-    from compiler.cli.commands.train_processes import compiled
+    from compiler.tools.processes import compiled
 
     commands = []
     for number, each in enumerate(fitting, 1):

@@ -9,14 +9,16 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from compiler.cli.commands import train
 from compiler.cli.main import main
 from compiler.emit import segment_cache as cache
 from compiler.emit.segment_code import emit
 from compiler.ir import Segment, SegmentCode
+from compiler.tools import training
+from compiler.tools.training import Training
 from runtime.build.files import CACHE
 
 SPEC = Path(__file__).parents[3] / "specs" / "tiny.dsc"
@@ -144,8 +146,8 @@ def test_what_is_no_entry_in_a_builds_cache_is_not_removed(
 
 def test_train_hands_the_folder_to_compile(tmp_path: Path) -> None:
     def command(cache: Path | None) -> list[str]:
-        given = Namespace(set=[], cache=cache)
-        return train._compiler(given, Namespace(argument=str(SPEC)), tmp_path / "build")  # type: ignore[arg-type]
+        chosen: Any = Namespace(argument=str(SPEC))
+        return training._compiler(Training(cache=cache), chosen, tmp_path / "build")
 
     assert "--cache" not in command(None)
     assert command(tmp_path / "shared")[-2:] == ["--cache", str(tmp_path / "shared")]

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.cli.commands import sweep, train_processes
+from compiler.cli.commands import sweep
 from compiler.cli.commands.sweep_variants import SweepError, Variant, alternatives, variants
 from compiler.cli.main import main
+from compiler.tools import processes
 from tests.compiler.cli.forms import parsed
 
 SPEC = str(Path(__file__).parents[3] / "specs" / "tiny.dsc")
@@ -168,7 +169,7 @@ def test_a_failure_does_not_end_a_sweep_and_a_signal_does(
         assert ended == [1, 0, 130][:before] + [None] * (len(ended) - before), "those that have ended have a code"
         return {"seed=1": 1, "seed=2": 0, "seed=3": 130, "seed=4": 0}[Path(called[-1]).name]
 
-    monkeypatch.setattr(train_processes, "call", call)
+    monkeypatch.setattr(processes, "call", call)
     assert main(["sweep", SPEC, "-s", "train.seed=1,2,3,4"]) == 130
     assert called == [f"sweeps/tiny/seed={i}" for i in (1, 2, 3)]
     assert "seed=1 failed with exit code 1" in capsys.readouterr().err
@@ -191,7 +192,7 @@ def test_runs_of_a_sweep_are_compared_on_a_page(
         (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         return 0
 
-    monkeypatch.setattr(train_processes, "call", call)
+    monkeypatch.setattr(processes, "call", call)
     assert main(["sweep", SPEC, "-s", "train.seed=1,2,3"]) == 1
     found = capsys.readouterr()
     assert "\ncompared: sweeps/tiny/compared.html\n" in found.out and "was not written" not in found.err

@@ -51,22 +51,22 @@ def test_a_build_that_is_replaced_before_the_start_is_compiled_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Another spec's build takes the place of the fresh one, and of the next two that are compiled."""
-    from compiler.cli.commands import train
     from compiler.cli.main import main
+    from compiler.tools import training
 
     place.compile(ONE_RANK)
     other = compile_spec(load(place.write(dict(ONE_RANK, rate="9e-3"), "other.dsc")), segments=place.segments).files
     monkeypatch.chdir(place.folder)
     calls = []
 
-    def replaced(command: list[str]) -> int:
+    def replaced(command: list[str], **streams: Any) -> int:
         calls.append(command)
         if len(calls) <= 3:
             write_build(Path("build/tiny"), other)
-        return before(command)
+        return before(command, **streams)
 
-    before = train.call
-    monkeypatch.setattr(train, "call", replaced)
+    before = training.call
+    monkeypatch.setattr(training, "call", replaced)
     assert main(["train", "tiny.dsc", "--steps", "1"]) == 0
     assert len(calls) == 4
     assert [row["rate"] for row in rows(place.folder / "runs" / "tiny")] == [1e-3]

@@ -4,14 +4,16 @@ their exit codes are given instead. tests/runtime/run/test_commands.py has real 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import pytest
 
-from compiler.cli.commands import train
-from compiler.cli.main import main
+from compiler.cli.main import command_parser, main
 from compiler.plan.spec_files import standing_alone
+from compiler.tools import training
+from compiler.tools.processes import OWN_STREAMS, Output
+from compiler.tools.training import Training
 from dsl.canonical import canonical
 from dsl.load import load
 from runtime.checkpoint.shard_manifest import Manifest, render
@@ -39,17 +41,20 @@ class Processes:
     told: list[tuple[str, ...]] = field(default_factory=list)
     quiet: list[bool] = field(default_factory=list)  # of compilers that run alone
 
-    def call(self, command: Sequence[str]) -> int:
+    def call(self, command: Sequence[str], *, output: Output = OWN_STREAMS) -> int:
+        assert output is OWN_STREAMS
         self.told.append(tuple(command))
         assert len(self.told) < 200, "it starts processes without end"
         return self.codes.pop(0) if self.codes else 0
 
-    def compiled(self, command: Sequence[str], quiet: bool) -> tuple[int, str]:
+    def compiled(self, command: Sequence[str], *, output: Output, quiet: bool = False) -> tuple[int, str]:
         self.told.append(tuple(command))
         self.quiet.append(quiet)
         return self.compiler_code, "" if self.compiler_code else f"digest {len(self.told)}"
 
-    def call_both(self, compiler: Sequence[str], launcher: Sequence[str], request: str) -> tuple[int, bool]:
+    def call_both(
+        self, compiler: Sequence[str], launcher: Sequence[str], request: str, *, output: Output
+    ) -> tuple[int, bool]:
         assert "\n" not in request and request.startswith("{")
         both = (*compiler, "and", *launcher)
         if self.compiler_code:
@@ -63,7 +68,7 @@ def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Processes:
     """In a folder with two specs."""
     found = Processes()
     for name in ("call", "compiled", "call_both"):
-        monkeypatch.setattr(train, name, getattr(found, name))
+        monkeypatch.setattr(training, name, getattr(found, name))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "tiny.dsc").write_text(TINY.read_text("utf-8"), "utf-8")
@@ -86,6 +91,13 @@ def checkpoint(step: int, tokens: int) -> None:
     folder.mkdir(parents=True)
     manifest = Manifest(step, step, {"position": {"tokens": tokens}}, ())
     (folder / "manifest.json").write_text(render(manifest), "utf-8")
+
+
+def test_options_that_are_left_out_are_those_of_the_command() -> None:
+    args = command_parser("train").parse_args([])
+    for each in fields(Training):
+        if each.name not in ("changes", "output"):
+            assert getattr(args, each.name) == each.default, each.name
 
 
 def test_a_build_is_started_as_it_is(processes: Processes, capsys: Captured) -> None:
@@ -176,7 +188,7 @@ def test_a_build_that_others_replace_is_compiled_again(processes: Processes, cap
     processes.codes = [EXIT_REPLACED] * 99
     assert main(["train", "specs/tiny.dsc"]) == 2
     assert "others compile into build/tiny again and again" in capsys.readouterr().err
-    assert len(processes.codes) == 99 - train.TRIES
+    assert len(processes.codes) == 99 - training.TRIES
 
 
 def started(processes: Processes) -> list[tuple[str, bool]]:

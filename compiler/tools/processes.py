@@ -15,12 +15,63 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from threading import Thread, current_thread, main_thread
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from runtime.system.outcome import death_text
+from runtime.system.streams import tell
 
 Running = subprocess.Popen[bytes]
+
+
+class Output:
+    """Where the lines of a command go, and those of the processes that it starts: to the streams of this process."""
+
+    descriptor: int | None = None  # that the processes write to
+
+    def tell(self, text: str) -> None:
+        """Print a line. Where nobody reads or the disk is full, work goes on."""
+        tell(text)
+
+    def warn(self, text: str) -> None:
+        """Say what is wrong, in place of what a terminal shows of the progress."""
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+        with suppress(OSError):
+            print(f"{clear}{text}", file=sys.stderr, flush=True)
+
+
+class Captured(Output):
+    """Hands each line to `show` as it comes, and keeps it: for Python sessions, whose streams processes do not have."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.lines = list[str]()
+        self._show = show
+
+    def tell(self, text: str) -> None:
+        os.write(self._writing, text.encode(errors="replace") + b"\n")
+
+    warn = tell
+
+    def __enter__(self) -> Self:
+        reading, self._writing = os.pipe()
+        self.descriptor = self._writing
+        self._reader = Thread(target=self._read, args=(reading,))
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._writing)
+        self._reader.join()
+
+    def _read(self, descriptor: int) -> None:
+        with open(descriptor, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                self.lines.append(line.rstrip("\n"))
+                self._show(self.lines[-1])
+
+
+OWN_STREAMS = Output()
 NAMES = {  # by module
     "compiler.cli.main": "the compiler",
     "runtime.run.train": "the supervisor of the ranks",
@@ -29,16 +80,17 @@ NAMES = {  # by module
 }
 
 
-def call(command: Sequence[str], *, quiet: bool = False) -> int:
+def call(command: Sequence[str], *, output: Output = OWN_STREAMS, quiet: bool = False) -> int:
     """Run `python -P -m COMMAND` to its end; its exit code. quiet: drop its stdout."""
-    with _started(command, quiet=quiet) as process, _forwarding(process) as asked:
-        return _code(process, asked)
+    with _started(command, output=output, quiet=quiet) as process, _forwarding(process) as asked:
+        return _code(process, asked, output)
 
 
-def ask(command: Sequence[str], request: str, tell: Callable[[str], None]) -> tuple[int, Any]:
+def ask(command: Sequence[str], request: str, progress: Callable[[str], None]) -> tuple[int, Any]:
     """Give a process a request on its stdin; its exit code, and its result, None where it has none.
 
-    It prints lines of JSON: {"done": 3, "total": 7} now and then, of which `tell` shows the share, and {"result": …}.
+    It prints lines of JSON: {"done": 3, "total": 7} now and then, and {"result": …} at last. `progress` is called with
+    the share that is done.
     """
     with subprocess.Popen(
         [sys.executable, "-P", "-m", *command],
@@ -58,18 +110,20 @@ def ask(command: Sequence[str], request: str, tell: Callable[[str], None]) -> tu
                 said = json.loads(line)
                 result = said.get("result", result)
                 if "total" in said:
-                    tell(f"{100 * said['done'] // max(said['total'], 1)}%")
-            tell("")
-            return _code(process, asked), result
+                    progress(f"{100 * said['done'] // max(said['total'], 1)}%")
+            progress("")
+            return _code(process, asked, OWN_STREAMS), result
 
 
-def compiled(compiler: Sequence[str], quiet: bool) -> tuple[int, str]:
+def compiled(compiler: Sequence[str], *, output: Output = OWN_STREAMS, quiet: bool = False) -> tuple[int, str]:
     """Run a compilation to its end; its exit code, and the digest of the build it wrote. quiet: drop its stdout."""
-    with _compiling(compiler, quiet) as (process, digest), _forwarding(process) as asked:
-        return _code(process, asked), _line(digest)
+    with _compiling(compiler, output, quiet) as (process, digest), _forwarding(process) as asked:
+        return _code(process, asked, output), _line(digest)
 
 
-def call_both(compiler: Sequence[str], launcher: Sequence[str], parts: str) -> tuple[int, bool]:
+def call_both(
+    compiler: Sequence[str], launcher: Sequence[str], parts: str, *, output: Output = OWN_STREAMS
+) -> tuple[int, bool]:
     """Run two commands at once, and the launcher alone when the compiler is done.
 
     The launcher reads `parts` as one line from its standard input, and the digest of the build as another line when the
@@ -77,8 +131,8 @@ def call_both(compiler: Sequence[str], launcher: Sequence[str], parts: str) -> t
     of the launcher; and whether the compiler came to its end, so that there may be a run.
     """
     with (
-        _compiling(compiler) as (compiling, digest),
-        _started(launcher, subprocess.PIPE) as launching,
+        _compiling(compiler, output) as (compiling, digest),
+        _started(launcher, output=output, stdin=subprocess.PIPE) as launching,
         _forwarding(compiling, launching) as asked,
     ):
         _tell(launching, parts)
@@ -86,23 +140,24 @@ def call_both(compiler: Sequence[str], launcher: Sequence[str], parts: str) -> t
         if _first_to_end(compiling, launching) is launching:
             compiling.terminate()
             compiling.wait()
-            if sys.stderr.isatty():
+            if output is OWN_STREAMS and sys.stderr.isatty():
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # what it was doing
-        elif code := _code(compiling, asked):
+        elif code := _code(compiling, asked, output):
             launching.terminate()
             return code, built
         else:
             built = True
             _tell(launching, _line(digest))
-        return _code(launching, asked), built
+        return _code(launching, asked, output), built
 
 
 @contextmanager
-def _compiling(command: Sequence[str], quiet: bool = False) -> Iterator[tuple[Running, int]]:
+def _compiling(command: Sequence[str], output: Output, quiet: bool = False) -> Iterator[tuple[Running, int]]:
     """A compilation, and the descriptor on which it says the digest of its build."""
     said, saying = os.pipe()
     try:
-        with _started([*command, "--digest-to", str(saying)], None, quiet, (saying,)) as process:
+        words = [*command, "--digest-to", str(saying)]
+        with _started(words, output=output, quiet=quiet, descriptors=(saying,)) as process:
             os.close(saying)
             saying = -1
             yield process, said
@@ -119,14 +174,20 @@ def _line(descriptor: int) -> str:
 
 @contextmanager
 def _started(
-    command: Sequence[str], stdin: int | None = None, quiet: bool = False, descriptors: Sequence[int] = ()
+    command: Sequence[str],
+    *,
+    output: Output,
+    stdin: int | None = None,
+    quiet: bool = False,
+    descriptors: Sequence[int] = (),
 ) -> Iterator[Running]:
     """A process that ends with this one, and that has ended afterwards. quiet: its stdout leads nowhere."""
     with subprocess.Popen(
         [sys.executable, "-P", "-m", *command],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=stdin,
-        stdout=subprocess.DEVNULL if quiet else None,
+        stdout=subprocess.DEVNULL if quiet else output.descriptor,
+        stderr=output.descriptor,
         pass_fds=descriptors,
         preexec_fn=_die_with_parent,
     ) as process:
@@ -139,8 +200,11 @@ def _die_with_parent() -> None:
 
 @contextmanager
 def _forwarding(*processes: Running) -> Iterator[set[int]]:
-    """Pass SIGINT and SIGTERM on; the set has what came."""
+    """Pass SIGINT and SIGTERM on; the set has what came. Only the main thread of a process may take signals."""
     asked: set[int] = set()
+    if current_thread() is not main_thread():
+        yield asked
+        return
 
     def forward(number: int, _: FrameType | None) -> None:
         asked.add(number)
@@ -176,19 +240,13 @@ def _tell(process: Running, line: str) -> None:
         process.stdin.flush()
 
 
-def _code(process: Running, asked: set[int]) -> int:
+def _code(process: Running, asked: set[int], output: Output) -> int:
     """The exit code of a process that ends: 128 + signal after a kill, which is reported if nobody asked for it."""
     code = process.wait()
     if code >= 0:
         return code
     if -code not in asked:
-        _say_death(process, -code)
+        assert isinstance(process.args, list)
+        what = NAMES.get(process.args[3], process.args[3])
+        output.warn(f"error: {what} was {death_text(-code)}")
     return 128 - code
-
-
-def _say_death(process: Running, number: int) -> None:
-    assert isinstance(process.args, list)
-    what = NAMES.get(process.args[3], process.args[3])
-    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-    with suppress(OSError):
-        print(f"{clear}error: {what} was {death_text(number)}", file=sys.stderr, flush=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from compiler.cli.commands import train_processes
-from compiler.cli.commands.train_processes import ask, call, call_both, compiled
+from compiler.tools import processes
+from compiler.tools.processes import ask, call, call_both, compiled
 
 Captured = pytest.CaptureFixture[str]
 
@@ -57,7 +58,7 @@ def test_a_kill_that_nobody_asked_for_is_said(
 ) -> None:
     assert call(["killed", str(int(number))]) == 128 + number
     assert capfd.readouterr().err.startswith(f"error: killed was killed by {number.name}")
-    monkeypatch.setitem(train_processes.NAMES, "killed", "the compiler")
+    monkeypatch.setitem(processes.NAMES, "killed", "the compiler")
     assert call(["killed", str(int(number))]) == 128 + number
     assert capfd.readouterr().err.startswith("error: the compiler was ")
 
@@ -111,3 +112,23 @@ def test_the_other_is_ended_if_one_fails(
     assert open_files() == files
     said = capfd.readouterr().err
     assert said.startswith("error: killed was killed") if code > 128 else said == ""
+
+
+def test_lines_are_shown_as_they_come_and_kept(capfd: Captured) -> None:
+    """Those of the process on both of its streams, and those of this one, in their order; in any thread."""
+    shown, files = list[str](), open_files()
+
+    def run() -> None:
+        with processes.Captured(shown.append) as output:
+            output.tell("before")
+            assert call(["ends", "3"], output=output) == 3
+            assert call(["killed", "9"], output=output) == 128 + 9
+            output.warn("after")
+        assert output.lines == shown
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    killed = "error: killed was killed by SIGKILL, from outside or by the kernel for want of memory"
+    assert shown == ["before", "said", killed, "after"]
+    assert capfd.readouterr() == ("", "") and open_files() == files

@@ -1,0 +1,62 @@
+"""How a spec walks through the compiler: `python -m tests.measure.walk [SPEC]`.
+
+Prints the module of every function that compiler/pipeline.py calls, in their order, and marks those that stand in an
+earlier room than the one before: there the walk climbs back. Calls of `dsl`, which only read the spec, are left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from compiler import pipeline
+from compiler.emit.segment_cache import Segments
+from dsl.load import load
+from dsl.schema import Spec
+
+ROOT = Path(__file__).parents[2]
+
+
+def steps(spec: Spec, segments: Segments | None = None) -> list[str]:
+    """The modules that `compile_spec` calls, in their order; several calls of one side by side are one."""
+    found: list[str] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        caller = frame.f_back
+        if event != "call" or caller is None or caller.f_code.co_filename != pipeline.__file__:
+            return
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(ROOT / "compiler") and path != Path(pipeline.__file__):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            if found[-1:] != [module]:
+                found.append(module)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        pipeline.compile_spec(spec, segments=segments)
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def climbs(modules: list[str], rooms: tuple[str, ...]) -> list[str]:
+    """The modules that stand in an earlier room than the one before them."""
+    place = [rooms.index(module.split(".")[1]) for module in modules]
+    return [module for module, at, before in zip(modules[1:], place[1:], place, strict=False) if at < before]
+
+
+def main(words: list[str]) -> int:
+    from tests.test_structure import ROOMS
+
+    modules = steps(load(words[0] if words else str(ROOT / "specs" / "tiny.dsc")))
+    back = climbs(modules, ROOMS["compiler"])
+    print("\n".join(modules))
+    print(f"climbs back {len(back)} times: {', '.join(back) or 'never'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
