@@ -147,7 +147,7 @@ def compile(spec: File, changes: Changes | None = None, *, out: File | None = No
     """Compile a spec into a build folder, by default build/RUN. SpecError, ProofError, OSError."""
     from compiler.emit.segment_cache import Segments
     from compiler.pipeline import compile_spec
-    from compiler.plan.actions.order_cache import Orders
+    from compiler.plan.actions.order import Orders
     from compiler.tools.report.page import build_pages
 
     chosen = choose(os.fspath(spec), _texts(changes))

@@ -21,8 +21,8 @@ from compiler.emit.build_files import manifest
 from compiler.emit.build_summary import does_not_fit, summary
 from compiler.emit.emission import Emission, digest, num_sms
 from compiler.emit.segment_cache import Segments
-from compiler.ir import Plan, Program, SegmentCode
-from compiler.plan.actions.order_cache import Orders
+from compiler.ir import Program, SegmentCode
+from compiler.plan.actions.order import Orders
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates
 from compiler.plan.split_blocks import held
@@ -102,11 +102,11 @@ def lower_spec(
     """
     growth = ramp.of(spec)
     num_steps = growth.steps_for(spec.train.tokens)
-    plan = make_plan(spec)
+    plan, split = make_plan(spec), held(spec)
     lowering = Lowering(plan, rank_rates(spec), orders)
     schedules = schedule(spec, lowering, progress)
     programs = {name: lowering.program(each, name.startswith("evaluate")) for name, each in schedules.items()}
-    certificates = prove(spec, plan, programs)
+    certificates = prove(Prover(plan, split), programs)
     openings = opening_order(plan, programs.values())
     check_start(plan, openings, programs.values())
     return Lowered(
@@ -133,7 +133,6 @@ def schedule(spec: Spec, lowering: Lowering, progress: Progress = lambda _: None
     return schedules
 
 
-def prove(spec: Spec, plan: Plan, programs: Mapping[str, Program]) -> dict[str, Certificate]:
+def prove(prover: Prover, programs: Mapping[str, Program]) -> dict[str, Certificate]:
     """The certificate of each program. Raises ProofError."""
-    prover = Prover(plan, held(spec))
     return {name: prover.prove(program) for name, program in programs.items()}

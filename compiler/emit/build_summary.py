@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from compiler.emit.build_files import plan_head
 from compiler.predict.memory_state import device_of
-from compiler.predict.numbers import size
-from compiler.predict.prediction import RankMemory
+from compiler.predict.prediction import RankMemory, size
 from compiler.program.lower.estimate import Overlap
 from compiler.program.lowered import Lowered
 from dsl.closed_forms.memory import Memory

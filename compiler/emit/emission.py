@@ -7,13 +7,11 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from compiler.emit.build_files import plan_json, plan_text, program_json, train_py, watch_json
-from compiler.emit.kernel_list import kernels_json
+from compiler.emit.build_files import kernels_json, plan_json, plan_text, program_json, train_py, watch_json
 from compiler.emit.kernels import KERNELS, emit_kernel
 from compiler.emit.kernels.calls import updates as calls_of_optimizer
-from compiler.emit.origin import with_origin
 from compiler.emit.quantised import quantised, rows
-from compiler.emit.stage_modules import StageModules
+from compiler.emit.stage_modules import StageModules, with_origin
 from compiler.ir import Body, Program, SegmentCode
 from compiler.plan.spec_files import standing_alone, texts_of_files
 from compiler.predict.planned_step import Planned

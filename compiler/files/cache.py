@@ -1,6 +1,6 @@
 """The files of a cache: entries that several compilations may read and store at once. An entry names its own digest.
 
-What segments and orders store: compiler/emit/segment_cache.py, compiler/plan/actions/order_cache.py.
+What segments and orders store: compiler/emit/segment_cache.py, compiler/plan/actions/order.py.
 """
 
 from __future__ import annotations

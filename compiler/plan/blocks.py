@@ -23,8 +23,7 @@ from compiler.model.layers.value_dtypes import back, to_experts
 from compiler.plan.actions.chains import Chains
 from compiler.plan.actions.lanes import best_order, end_of
 from compiler.plan.actions.order import jobs_of
-from compiler.plan.layer_runs import Blocks, Cost
-from compiler.plan.layers_again import Again, CutOf, Cutter
+from compiler.plan.layer_runs import Again, Blocks, Cost, CutOf, Cutter
 from compiler.plan.split_blocks import (
     copies_of,
     gather,

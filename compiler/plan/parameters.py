@@ -12,7 +12,7 @@ from compiler.plan.blocks import Step, model_steps
 from dsl.closed_forms.counts import Parameters
 from dsl.schema import BUILT_IN, AdamW, Data, Model, Moe, Parallel, Spec, Train
 from dsl.schema.cluster import Cluster, Device, Machine
-from runtime.contract.adapter_names import is_adapter
+from runtime.contract.weights import is_adapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from compiler.machine.rates.table import (
 from compiler.machine.topology import Experts, Fabric, Links, Nodes
 from compiler.plan.spec_files import rate_table_of
 from dsl.closed_forms.memory import sent_bytes
+from dsl.facts.devices import reached
 from dsl.facts.formats import FP8
-from dsl.facts.nodes import reached
 from dsl.schema import Compressed, Machine, Model, Moe, Spec
 from dsl.schema import Device as SpecDevice
 from dsl.schema.precision import format_of

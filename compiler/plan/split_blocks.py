@@ -7,7 +7,7 @@ from typing import Literal
 from compiler.ir import Buffer, Communication
 from compiler.ir.expert_placement import Received, even_rows, most_rows
 from compiler.model.layers import Place
-from dsl.facts.nodes import reached
+from dsl.facts.devices import reached
 from dsl.schema import Moe, Spec
 
 # --- How many rows ranks send to experts and receive: when the load is even, and as memory is planned for

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from compiler.ir import Plan
 from compiler.machine.rates import Rates
 from compiler.machine.rates.table import HOST, LINKS
-from compiler.machine.topology.messages import messages_of
+from compiler.machine.topology.traffic import messages_of
 from compiler.plan.sharding import Crossing, crossing_of
 from compiler.plan.split_blocks import balanced_rows
 from compiler.predict import failures
 from compiler.predict.memory_why import gib, memory_assumptions
-from compiler.predict.numbers import seconds
-from compiler.predict.prediction import CALIBRATE, RankMemory
+from compiler.predict.prediction import CALIBRATE, RankMemory, seconds
 from dsl.closed_forms import ramp
 from dsl.closed_forms.memory import offloaded_bytes
 from dsl.schema import Moe, Spec

@@ -25,7 +25,7 @@ from compiler.program.proof.lifetimes import RankValues, received
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline
 from dsl.closed_forms.memory import Memory
-from dsl.facts.nodes import group_nodes
+from dsl.facts.devices import group_nodes
 from dsl.schema import Spec
 from runtime.contract.actions import Action, is_copy
 

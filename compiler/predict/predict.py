@@ -21,8 +21,18 @@ from compiler.predict.generation import generation_of
 from compiler.predict.interval import interval_of, rank_seconds
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_state import saved_bytes
-from compiler.predict.money import energy_of, money_of
-from compiler.predict.prediction import Exchange, Flops, Prediction, RankMemory, StageRow, Step, Tail, Whole
+from compiler.predict.prediction import (
+    Exchange,
+    Flops,
+    Prediction,
+    RankMemory,
+    StageRow,
+    Step,
+    Tail,
+    Whole,
+    energy_of,
+    money_of,
+)
 from compiler.predict.step import step_of
 from compiler.predict.tail import Tensor, groups_of, reduce_seconds, tail_of, tensors_of, works_of
 from compiler.predict.times import StepTimes, lane_seconds, left_of_reductions, step_times, twins_of
@@ -32,7 +42,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, simulate
 from dsl.closed_forms import ramp
 from dsl.schema import Device, Moe, Spec
-from runtime.contract.adapter_names import is_adapter
+from runtime.contract.weights import is_adapter
 
 TRILLION = 10**12
 

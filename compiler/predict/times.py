@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from compiler.ir import Plan, Stage, Use
-from compiler.machine.topology.messages import RankOf, messages_of
+from compiler.machine.topology.traffic import RankOf, messages_of
 from compiler.plan.actions.lanes import Run
 from compiler.plan.actions.order import least_of_chains, paces, run_of_chains
 from compiler.program.lower import Lowering

@@ -20,7 +20,7 @@ from itertools import chain, pairwise
 from typing import Protocol
 
 from compiler.schedule.schedule import Schedule, ScheduleError, is_in_numbers
-from compiler.schedule.turns import Links, Run, Ticks, run_in_turn
+from compiler.schedule.waits import Links, Run, Ticks, run_in_turn
 from runtime.contract.actions import Action, Step, actions_of, is_copy
 
 # --- Runs ranks with their copies to the host and back: a lane each way beside each rank, and who waits for whom

@@ -10,20 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from dsl.messages.diagnostics import Diagnostic, Note, Span
-from dsl.rules import (
-    adapter,
-    data,
-    model,
-    parallel,
-    phases,
-    places,
-    precision,
-    recompute,
-    resources,
-    rewards,
-    tensor,
-    training,
-)
+from dsl.rules import adapter, data, model, parallel, phases, places, precision, resources, rewards, tensor, training
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
 from dsl.schema.paths import checked_paths
@@ -133,12 +120,12 @@ RULES: tuple[Row, ...] = (
     (("precision",), precision.scales_are_those_of_a_format),
     (
         ("recompute", "model.name", "model.logit_cap", "model.hyper_connections", *ATTENTIONS, f"{LAYERS}.ffn.shared"),
-        recompute.recomputed_ops_exist,
+        training.recomputed_ops_exist,
     ),
-    (("recompute", "recompute_layers", "model.mtp", "model.hyper_connections"), recompute.layers_are_named_once),
+    (("recompute", "recompute_layers", "model.mtp", "model.hyper_connections"), training.layers_are_named_once),
     (
         ("recompute_layers", "recompute", "model.mtp", "model.name", f"{LAYERS}.last"),
-        recompute.counted_layers_are_run_again,
+        training.counted_layers_are_run_again,
     ),
     (
         (

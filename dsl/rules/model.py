@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from dsl.facts.nodes import group_nodes, groups_fall, reached
+from dsl.facts.devices import group_nodes, groups_fall, reached
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import (
     Compressed,

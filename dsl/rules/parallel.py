@@ -10,8 +10,8 @@ from math import gcd
 from dsl.closed_forms import ramp
 from dsl.closed_forms.memory import ITEMSIZE
 from dsl.closed_forms.stages import fewest_stages_of_rank, most_stages, most_stages_of_rank, stages_of_rank
+from dsl.facts.devices import group_nodes
 from dsl.facts.layout import LayoutError, stages_of_layout
-from dsl.facts.nodes import group_nodes
 from dsl.facts.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
 from dsl.facts.units import exactly
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
-from dsl.facts.nodes import group_nodes, most_group_nodes
+from dsl.facts.devices import group_nodes, most_group_nodes
 from dsl.facts.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, in_words
 from dsl.schema.adapter import Lora
 from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax, Within

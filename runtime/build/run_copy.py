@@ -19,7 +19,7 @@ FILES = (
 WATCH = "watch.json"  # what is predicted of a step, for those who watch the run
 REWARDS = "rewards"  # a folder of a build, and of a run: files of Python that the first may name
 PROGRAM = "program.sha256"  # of a run folder: the digest of the programs that it ran last
-_ORIGIN = re.compile(rb"^# from spec\.resolved:.*\n", re.MULTILINE)  # of a segment: compiler/emit/origin.py
+_ORIGIN = re.compile(rb"^# from spec\.resolved:.*\n", re.MULTILINE)  # of a segment: compiler/emit/stage_modules.py
 PROGRAM_FOLDERS = ("program", "stages", "segments", "kernels")  # of a build: what its ranks execute
 
 

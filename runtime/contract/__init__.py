@@ -27,9 +27,7 @@ from runtime.contract.data import (
 )
 from runtime.contract.held import Bias, Bucket, Host, OptimizerState, Parameter, Quantised, StateTensor, Table
 from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
-from runtime.contract.mesh import Mesh, Opening
-from runtime.contract.nodes import NodeKind, node_kind
-from runtime.contract.numbers import Batches
+from runtime.contract.mesh import Mesh, NodeKind, Opening, node_kind
 from runtime.contract.plan import (
     BodyTimes,
     ClippedAttention,
@@ -58,6 +56,7 @@ from runtime.contract.programs import (
 )
 from runtime.contract.recipe import (
     Adapter,
+    Batches,
     BatchGrowth,
     Checkpoints,
     Ema,

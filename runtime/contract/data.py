@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from runtime.contract.numbers import Amount, Share, Vocab
+from runtime.contract.recipe import Amount, Share, Vocab
 from runtime.system.strict_json import Pattern, Range, read
 
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from runtime.contract.mesh import Rank
-from runtime.contract.numbers import Amount, Count, Dtype, Name, Shape
+from runtime.contract.recipe import Amount, Count, Dtype, Name, Shape
 from runtime.contract.slices import Slice, held_elements, held_shape
 from runtime.system.strict_json import Range
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.contract.numbers import Amount
+from runtime.contract.recipe import Amount
 from runtime.system.strict_json import read
 
 

@@ -10,10 +10,10 @@ from typing import Annotated
 
 from runtime.contract.data import Data, DataRequest
 from runtime.contract.held import NO_HOST, Bias, Bucket, Host, OptimizerState, Parameter, Quantised, Table
-from runtime.contract.mesh import MAX_RANKS, Mesh, Opening
-from runtime.contract.nodes import MAX_SMS, NodeKind
-from runtime.contract.numbers import (
+from runtime.contract.mesh import MAX_RANKS, MAX_SMS, Mesh, NodeKind, Opening
+from runtime.contract.recipe import (
     MAX_STEPS,
+    Adapter,
     Amount,
     Batches,
     Count,
@@ -22,9 +22,9 @@ from runtime.contract.numbers import (
     Name,
     Placement,
     Shape,
+    Train,
     Vocab,
 )
-from runtime.contract.recipe import Adapter, Train
 from runtime.contract.slices import Slice, tiling_problem
 from runtime.system.strict_json import FormError, Pattern, Range, Tree, read
 

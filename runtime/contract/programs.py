@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from runtime.contract.mesh import Rank
-from runtime.contract.numbers import Amount, Count, Name, Placement
 from runtime.contract.plan import Plan, demand
+from runtime.contract.recipe import Amount, Count, Name, Placement
 from runtime.system.strict_json import read, tree
 
 

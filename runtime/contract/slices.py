@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from runtime.contract.numbers import Amount, Count
+from runtime.contract.recipe import Amount, Count
 
 
 @dataclass(frozen=True)

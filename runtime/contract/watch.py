@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from runtime.contract.numbers import Amount, Count, Share
+from runtime.contract.recipe import Amount, Count, Share
 from runtime.system.strict_json import Pattern, Range, pretty, read
 
 Positive = Annotated[float, Range(0)]

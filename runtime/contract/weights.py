@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from runtime.contract.numbers import Amount, Count
+from runtime.contract.recipe import Amount, Count
 from runtime.system.strict_json import FormError, Pattern, Tree, read
 
 Key = Annotated[str, Pattern(r"[A-Za-z0-9_.]{1,500}")]  # of a published tensor
@@ -109,3 +109,20 @@ class Export:
     def from_json(text: str | bytes) -> Export:
         """Raises FormError."""
         return read(Export, text, "a request")
+
+
+# --- Names of the parameters of an adapter of low rank: those of its weight, and an end. PEFT's lora_A and lora_B
+#
+# A module of its own without imports, for emitted segments depend on it (compiler/emit/segment_cache.py).
+
+A, B = "_lora_a", "_lora_b"
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter, by its local or its logical name, is one of an adapter."""
+    return name.endswith((A, B))
+
+
+def weight_of(name: str) -> str:
+    """The name of the weight of an adapter's parameter; any other name as it is."""
+    return name.removesuffix(A).removesuffix(B)

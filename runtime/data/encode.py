@@ -22,8 +22,7 @@ from runtime.data.given import Given
 from runtime.data.pieces import Journal, journaled
 from runtime.data.prompts import PromptWriter, reader_of
 from runtime.data.readers import Batch, SourceFile, batches, documents
-from runtime.data.row_shards import Notices, RowReader, RowWriter
-from runtime.data.shards import Reader, Writer
+from runtime.data.shards import Notices, Reader, RowReader, RowWriter, Writer
 from runtime.data.store import Meta
 from runtime.data.tokenizer import Encoder
 from runtime.data.tokenizer_files import TOKENIZER

@@ -37,7 +37,7 @@ from runtime.data.chat import RowEncoder, Settings
 from runtime.data.files import DataError
 from runtime.data.prompts import PromptEncoder, place_of
 from runtime.data.readers import SourceFile
-from runtime.data.row_shards import Notices
+from runtime.data.shards import Notices
 from runtime.data.template_process import marks_assistant
 from runtime.data.tokenizer import Encoder
 from runtime.system.limited import end_with_parent, limit, too_much_memory

@@ -36,8 +36,7 @@ from runtime.data.readers import (
     suffix_of,
 )
 from runtime.data.rewards.scoring import ANSWER, Case
-from runtime.data.row_shards import Notices
-from runtime.data.shards import Reader, Tokens, Writer
+from runtime.data.shards import Notices, Reader, Tokens, Writer
 from runtime.data.store import META
 from runtime.data.tokenizer_files import TOKENIZER, special_tokens
 

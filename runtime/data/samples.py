@@ -23,7 +23,7 @@ from runtime.data.files import DataError
 from runtime.data.order import PADDING, Order
 from runtime.data.packing import Packs, packed, runs, sums
 from runtime.data.permutation import Numbers
-from runtime.data.row_shards import Notices, RowReader
+from runtime.data.shards import Notices, RowReader
 from runtime.data.token_files import open_split
 
 SPLITS = ("train", "validation")

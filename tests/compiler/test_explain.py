@@ -16,9 +16,8 @@ from compiler.cli.main import main
 from dsl.reference import keys
 from dsl.reference.lessons import lesson
 from dsl.reference.topics import names_of_topics
-from dsl.rules.codes import CODES
-from dsl.rules.file_codes import CODES as FILE_CODES
-from dsl.rules.file_codes import MORE
+from dsl.rules.codes import CODES, MORE
+from dsl.rules.codes import FILE_CODES as FILE_CODES
 from tests.compiler.cli.forms import parsed
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from compiler.emit.build_summary import does_not_fit, fullest, parts_of
 from compiler.pipeline import lower_spec
-from compiler.predict.numbers import size
+from compiler.predict.prediction import size
 from dsl.closed_forms.memory import lower_bound
 from dsl.load import resolve
 from runtime.launch.room import free_bytes, lack

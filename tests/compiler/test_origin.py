@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.emit.origin import with_origin
+from compiler.emit.stage_modules import with_origin
 from compiler.ir import Segment, SegmentCode, Use
 from dsl.canonical import canonical
 from dsl.load import load

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.facts.nodes import group_nodes, groups_fall, reached
+from dsl.facts.devices import group_nodes, groups_fall, reached
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.data())

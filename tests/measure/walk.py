@@ -1,7 +1,8 @@
 """How a spec walks through the compiler: `python -m tests.measure.walk [SPEC]`.
 
-Prints the module of every function that compiler/pipeline.py calls, in their order, and marks those that stand in an
-earlier room than the one before: there the walk climbs back. Calls of `dsl`, which only read the spec, are left out.
+Prints the module of every function that compiler/pipeline.py calls, in their order, and names those that stand in an
+earlier room than the one before them: there the walk climbs back. What only reads a value is left out: calls of `dsl` and
+`ir`, and properties of what was lowered.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dsl.load import load
 from dsl.schema import Spec
 
 ROOT = Path(__file__).parents[2]
+VALUES = ("compiler.ir", "compiler.program.lowered")
 
 
 def steps(spec: Spec, segments: Segments | None = None) -> list[str]:
@@ -30,7 +32,7 @@ def steps(spec: Spec, segments: Segments | None = None) -> list[str]:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(ROOT / "compiler") and path != Path(pipeline.__file__):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            if found[-1:] != [module]:
+            if found[-1:] != [module] and not module.startswith(VALUES):
                 found.append(module)
 
     before = sys.getprofile()

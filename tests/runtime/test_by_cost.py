@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.data.order import Order
-from runtime.data.row_shards import RowWriter
 from runtime.data.samples import RowSamples, Samples
-from runtime.data.shards import Writer
+from runtime.data.shards import RowWriter, Writer
 from runtime.step.micro_batches import by_cost
 from tests.runtime.step.samples import RandomSamples
 

@@ -96,7 +96,7 @@ def _compile(args: argparse.Namespace, spec: Spec, out: Path) -> int:
     """Compile a run, or one phase of it, into a build folder; the exit code."""
     from compiler.emit.segment_cache import Segments
     from compiler.pipeline import compile_spec  # a right spec alone waits for it
-    from compiler.plan.actions.order_cache import Orders
+    from compiler.plan.actions.order import Orders
     from compiler.program.proof import ProofError
     from compiler.tools.report.page import build_pages
 

@@ -16,7 +16,7 @@ import numpy as np
 from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
-from compiler.plan.actions.order_cache import Orders
+from compiler.plan.actions.order import Orders
 from compiler.plan.read_files import with_files
 from compiler.tools.inference.evaluation import NO_TARGET, Ids, Loss, windows
 from compiler.tools.inference.sources import InferenceError, Source

@@ -17,9 +17,8 @@ from dataclasses import asdict
 
 from compiler.cli.commands.common import wrong
 from dsl.reference import Topic, find, index, keys, suggestions, text_of
-from dsl.rules.codes import CODES
-from dsl.rules.file_codes import CODES as FILE_CODES
-from dsl.rules.file_codes import MORE
+from dsl.rules.codes import CODES, MORE
+from dsl.rules.codes import FILE_CODES as FILE_CODES
 
 VERSION = 1  # of the JSON, docs/json.md
 SHOWN = 4  # topics that are printed whole; of more, one line each

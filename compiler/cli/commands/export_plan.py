@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from compiler.cli.commands.common import EXIT_SPEC, load_spec, progress, reason, say, wrong
-from compiler.cli.commands.output_folder import new_folder
+from compiler.cli.commands.output_files import new_folder
 from compiler.cli.commands.schedule_spec import Run, run_of
 from compiler.ir.stage_placement import BIDIRECTIONAL
 from compiler.tools.exporters import megatron_bridge, torchtitan

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.cli.commands.common import progress, reason, say, wrong
-from compiler.cli.commands.output_folder import new_folder
+from compiler.cli.commands.output_files import new_folder
 from compiler.plan.read_files import once_published
 from compiler.tools.importers.huggingface import LATENT_EPS
 from compiler.tools.processes import ask

@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from compiler.tools.picture.output import to_stdout
+from compiler.emit.folder import put_folder
+from compiler.tools.picture.formats import to_stdout
 
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # where nobody may write, the superuser was not meant to either
 SPEC = ".dsc"
@@ -146,3 +150,22 @@ def _names(given: str) -> tuple[str, ...]:
 def _same(a: Path, b: str) -> bool:
     one, other = status(a), status(b)
     return one is not None and other is not None and os.path.samestat(one, other)
+
+
+# --- A folder that a command writes for the user: a new one, which appears when it is complete
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A folder to write into, and what moves it to `out`. Without that nothing is left of it.
+
+    FileExistsError where `out` has anything in it, or is no folder; other OSErrors where it cannot be written.
+    """
+    place = out.absolute()
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise FileExistsError(f"{out} exists and is not empty")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent, ignore_cleanup_errors=True) as scratch:
+        new = Path(scratch) / "new"
+        new.mkdir()
+        yield new, lambda: put_folder(new, place)

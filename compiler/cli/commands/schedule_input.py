@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 from compiler.cli.commands.common import progress
 from compiler.cli.commands.output_files import is_file
-from compiler.cli.commands.schedule_answer import Answer, Entry
-from compiler.cli.commands.schedule_sizes import Sizes, WrongError
-from compiler.cli.commands.schedule_tried import MAX_CHUNKS, tried_of
+from compiler.cli.commands.schedule_answer import Answer, Entry, shown
+from compiler.cli.commands.schedule_tried import ANYTHING, MAX_CHUNKS, Tried, tried_of
 from compiler.files.text import TextFileError, read_text
-from compiler.ir.stage_placement import BIDIRECTIONAL, V
+from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedule.costs import (
     ALIKE,
@@ -34,9 +34,86 @@ from compiler.schedule.costs import (
     shipped_names,
 )
 from compiler.schedule.measure import measure
+from compiler.schedule.memory import gigabytes
 from compiler.schedule.schedule import Schedule, ScheduleError
+from compiler.schedule.simulate import held_at_most
 from compiler.schedule.torch_csv import NO_COPIES
 from dsl.facts.schedules import CHUNKED, PLAIN, in_words
+
+# --- What `dsc schedule` asks schedules for: their sizes and costs, and what a rank may hold, in activations or bytes
+
+Cap = Fraction | tuple[Fraction, ...]  # of every rank, or one for each
+
+
+class WrongError(Exception):
+    """The command line asks for what is not there; the message says what to change."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What schedules are asked for. `costs` are those of one of `num_stages` stages, or if None of any action.
+
+    For `auto` they are those of 1/P of the model, and so is the cap; `held_by` is the stage placement that the ranks
+    have, if they have one already.
+    """
+
+    num_ranks: int
+    num_micro_batches: int
+    chunks: int
+    cap: Cap | None
+    costs: Costs | None
+    num_stages: int | None = None
+    held_by: StagePlacement | None = None
+    tried: Tried = ANYTHING
+    memory: Fraction | None = None  # the bytes from which the caps come
+
+    def cap_of(self, parts: Fraction | int) -> Cap | None:
+        """The cap in activations of which so many are one that it counts."""
+        if isinstance(self.cap, tuple):
+            return tuple(each * parts for each in self.cap)
+        return None if self.cap is None else self.cap * parts
+
+    def within(self, memory: Fraction | None) -> Sizes:
+        """The sizes with the caps that so many bytes leave; `WrongError` where they leave no room."""
+        if memory is None:
+            return self
+        if self.cap is not None:
+            raise WrongError("a cap in activations and --memory both say what a rank may hold: leave one of them out")
+        costs = self.costs or Costs()
+        try:
+            costs.check(self.num_ranks, len(costs.stages))
+            return replace(self, cap=costs.bytes.caps(memory, self.num_ranks), memory=memory)
+        except ValueError as error:
+            raise WrongError(f"--memory {gigabytes(memory)}: {error}") from None
+
+    def check_cap(self, schedule: Schedule, parts: int) -> None:
+        """`WrongError` where a rank holds more than the cap of activations that have so many parts."""
+        costs = self.costs or Costs()
+        of_ranks = tuple(each / parts for each in held_at_most(schedule, costs.keeps))
+        if self.cap is None:
+            return
+        caps = self.cap if isinstance(self.cap, tuple) else (self.cap,) * len(of_ranks)
+        if all(held <= most for held, most in zip(of_ranks, caps, strict=True)):
+            return
+        if self.memory is not None:
+            in_bytes = costs.bytes.held(of_ranks)
+            rank = in_bytes.index(max(in_bytes))
+            needed = gigabytes(in_bytes[rank])
+            raise WrongError(f"{schedule.name} holds {needed} on rank {rank}: use --memory {needed} or more, or auto")
+        sizes_said = f"{schedule.num_ranks} ranks with {schedule.num_micro_batches} micro-batches"
+        if isinstance(self.cap, tuple):
+            held, needed = ", ".join(map(shown, of_ranks)), ",".join(f"{math.ceil(each)}" for each in of_ranks)
+        else:
+            held, needed = shown(max(of_ranks)), f"{math.ceil(max(of_ranks))}"
+        edit = f"use --cap {needed} or more, or auto"
+        raise WrongError(f"{schedule.name} on {sizes_said} holds {held} activations: {edit}")
+
+
+# --- schedule input
 
 ONE_ONLY = ("torch-csv", "megatron-layout")  # formats that say one schedule
 SIZES = "--ranks 8 --micro-batches 20"
@@ -273,8 +350,6 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
 
 
 # ---------------------------------------------------------------- schedules
-
-
 def _named(name: str, sizes: Sizes, parts: int = 1) -> Entry:
     """The schedule of a name, checked; `WrongError` for a size it does not have, or one that the cap does not hold.
 

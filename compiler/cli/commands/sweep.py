@@ -215,7 +215,7 @@ def _plan(args: argparse.Namespace, found: Sequence[Variant]) -> list[Planned] |
 def _table(planned: Sequence[Planned]) -> str:
     """The plans as a table, and what all runs take together."""
     from compiler.cli.commands.compare import aligned
-    from compiler.predict.numbers import count, seconds, size, span
+    from compiler.predict.prediction import count, seconds, size, span
 
     rows = []
     for each in planned:

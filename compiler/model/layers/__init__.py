@@ -13,7 +13,7 @@ from compiler.model.layers.adapter import adapted
 from compiler.model.layers.builder import Place
 from compiler.model.layers.value_dtypes import stored
 from dsl.schema.run import WIDEST_NORM_GRADIENT
-from runtime.contract.adapter_names import weight_of
+from runtime.contract.weights import weight_of
 
 __all__ = ["LAYERS", "Layer", "Place"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from compiler import ir
 from dsl.schema import Lora
-from runtime.contract.adapter_names import A, B
+from runtime.contract.weights import A, B
 
 ATTENTION = ("q", "q_down", "q_up", "kv_down", "kv_up", "qkv", "out")
 # By kind of segment, the names in `on` of the weights that may have an adapter.

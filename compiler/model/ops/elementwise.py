@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from compiler.model.ops.rule import Extent, Gradient, Rule, Tensor, elementwise
 
+
 # --- Activations between up and down. With a gate, of [gate | up] columns: act(gate)·up. Without one, of each column
-
-
 def _infer_activation(h_TM: Tensor) -> tuple[Tensor, ...]:
     assert h_TM.shape[1] % 2 == 0, h_TM
     return (Tensor((h_TM.shape[0], h_TM.shape[1] // 2), h_TM.dtype),)
@@ -98,8 +97,6 @@ def _rule(op: str, *, gated: bool, flops: int) -> Rule:
 
 
 # --- Biases: a number added to each column, of one product, or of the products of many experts
-
-
 def _infer_bias(x_TN: Tensor, b_N: Tensor) -> tuple[Tensor, ...]:
     assert x_TN.shape[1:] == b_N.shape, (x_TN, b_N)
     return (x_TN,)
@@ -140,8 +137,6 @@ GROUPED_BIAS = Rule(
 
 
 # --- A factor of every element, a soft bound: cap·tanh(x / cap), and rows without their means
-
-
 def _infer_scale(x_TN: Tensor, factor: float) -> tuple[Tensor, ...]:
     return (x_TN,)
 
@@ -178,8 +173,6 @@ CENTER = Rule(
 
 
 # --- Sums, and joining and splitting columns: torch's own operations. The halves of `split2` are views
-
-
 def _infer_add(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     assert a == b, (a, b)
     return (a,)
@@ -220,8 +213,6 @@ SPLIT2 = Rule(
     dgrad=Gradient("cat2", reads=("d_a", "d_b"), gives=("x",)),
     view=True,
 )
-
-
 RULES = {
     "swiglu": SWIGLU,
     "gated_swiglu": GATED_SWIGLU,
@@ -241,4 +232,25 @@ RULES = {
     "add": ADD,
     "cat2": CAT2,
     "split2": SPLIT2,
+}
+
+
+# --- Quantising casts, which storage puts in and no layer calls: their results have the dtypes that storage says
+
+
+def _infer(*_: object) -> tuple[Tensor, ...]:
+    raise AssertionError("the results of a quantising cast have the dtype of the place where it is put in")
+
+
+QUANTISE = Rule(args=("x",), outputs=("y",), infer=_infer, kernel_class="quantise")
+REQUANTISE = Rule(args=("q",), outputs=("y",), infer=_infer, kernel_class="quantise")  # tiles of rows to columns
+QUANTISE_BOTH = Rule(args=("x",), outputs=("y", "by_columns"), infer=_infer, kernel_class="quantise")
+QUANTISE_COLUMNS = Rule(args=("x",), outputs=("y",), infer=_infer, kernel_class="quantise")
+DEQUANTISE = Rule(args=("q",), outputs=("y",), infer=_infer, kernel_class="quantise")
+CASTS = {
+    "dequantise": DEQUANTISE,
+    "quantise": QUANTISE,
+    "quantise_both": QUANTISE_BOTH,
+    "quantise_columns": QUANTISE_COLUMNS,
+    "requantise": REQUANTISE,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from compiler.ir.dtypes import is_packed
 from compiler.ir.segment import SUM, Segment
-from runtime.contract.adapter_names import is_adapter
+from runtime.contract.weights import is_adapter
 
 TILE = 128  # numbers of a tile of E4M3 or E5M6
 

@@ -19,7 +19,7 @@ from compiler.ir.segment import SUM, Segment
 from compiler.model.ops import RULES, Tensor
 from compiler.model.segments.joint import Joint, Node
 from compiler.model.segments.split import base_of, phases, view_nodes
-from runtime.contract.adapter_names import B
+from runtime.contract.weights import B
 
 ACTIVATIONS = (
     "swiglu",

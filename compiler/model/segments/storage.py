@@ -30,7 +30,7 @@ from dataclasses import replace
 from compiler.ir.dtypes import Packed, is_packed, packed_of, turned
 from compiler.model.segments.joint import Joint, Node
 from compiler.model.segments.split import phases
-from runtime.contract.adapter_names import is_adapter
+from runtime.contract.weights import is_adapter
 
 PRODUCTS = ("linear", "grouped_linear")
 GATES = ("swiglu", "gated_swiglu")

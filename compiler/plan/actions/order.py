@@ -11,15 +11,89 @@ Segments that add to one gradient do so in base order, slot by slot: results do 
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 
+from compiler.files.cache import text_of
 from compiler.ir import Instruction
+from compiler.plan.actions import lanes
 from compiler.plan.actions.chains import Key, Node
-from compiler.plan.actions.lanes import Jobs, Run, least_end, run_of
-from compiler.plan.actions.order_cache import Orders
+from compiler.plan.actions.lanes import Jobs, Run, best_order, least_end, run_of
+
+# --- Orders of jobs that a search has found, stored by everything that decides them: the next build need not search
+#
+# An entry is a file `orders/<key>.json` of a cache (compiler/files/cache.py), and as safe as those of segments. Its key
+# is the digest of the jobs, the source of the search, and the version of Python, whose random numbers it draws. An
+# order decides how long actions take, and no more: the program it goes into is proven all the same.
+
+FOLDER = "orders"
+Order = tuple[int, ...]
+
+
+@dataclass
+class Orders:
+    """The best orders of jobs: from the entries of a cache, there or not, or by search.
+
+    folder: the cache; None: nothing is looked up, and nothing is there to store. entries: path → text, of all jobs that
+    were asked for.
+    """
+
+    folder: Path | None = None
+    entries: dict[str, str] = field(default_factory=dict, init=False)
+    _found: dict[Jobs, Order] = field(default_factory=dict, init=False)
+
+    def best(self, jobs: Jobs) -> Order:
+        """The best order, from the cache or by search."""
+        if self.folder is None:
+            return best_order(jobs)
+        if jobs not in self._found:
+            key = self.key_of(jobs)
+            text = text_of(self.folder / FOLDER, key)
+            order = read(text, key, jobs) if text is not None else None
+            self._found[jobs] = order = best_order(jobs) if order is None else order
+            self.entries[f"{FOLDER}/{key}.json"] = entry(key, order)
+        return self._found[jobs]
+
+    def key_of(self, jobs: Jobs) -> str:
+        """A digest that tells any two lists of jobs apart."""
+        return _digest(json.dumps([astuple(jobs), self._tools]))
+
+    @cached_property
+    def _tools(self) -> list[object]:
+        """What decides an order beside the jobs: the digest of its source, and the version of Python."""
+        return [hashlib.sha256(Path(lanes.__file__).read_bytes()).hexdigest(), sys.version_info[:3]]
+
+
+def entry(key: str, order: Order) -> str:
+    """The text of an entry; `read` is its inverse."""
+    return json.dumps({"key": key, "sha256": _digest(json.dumps(order)), "order": order}) + "\n"
+
+
+def read(text: str, key: str, jobs: Jobs) -> Order | None:
+    """The order that an entry holds; None where it is not whole, not of this key, or no order of the jobs."""
+    try:
+        order = tuple(map(int, json.loads(text)["order"]))
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
+    if sorted(order) != list(range(len(jobs))) or entry(key, order) != text:
+        return None
+    place = {job: at for at, job in enumerate(order)}
+    right = all(place[other] < place[job] for job, earlier in enumerate(jobs.after) for other in earlier)
+    return order if right else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# --- order
 
 Placed = tuple[int, Node]  # (slot, node)
 
@@ -175,7 +249,6 @@ def _with_waits(order: Sequence[Placed], actions: Sequence[str]) -> list[Instruc
 # (torch/distributed/pipelining/schedules.py) and DualPipe (dualpipe.py, _commit_and_wait_comm) put the messages of a
 # step into one batch and wait for all of it before they compute on. Links carry both directions at once, so what a rank
 # receives costs it nothing beside what it sends.
-
 Chain = Sequence[Node]
 
 

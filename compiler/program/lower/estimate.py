@@ -16,7 +16,7 @@ from statistics import mean
 
 from compiler.ir import Body, Instruction, Plan, Program
 from compiler.ir.expert_placement import Received
-from compiler.machine.topology.messages import Messages, messages_of
+from compiler.machine.topology.traffic import Messages, messages_of
 from compiler.plan.actions.chains import EXCHANGES, Chains, Key, Node
 from compiler.plan.actions.lanes import computed
 from compiler.plan.actions.order import paces, run_of_chains

@@ -15,8 +15,7 @@ from typing import TypedDict
 
 from compiler.ir import Body, Buffer, Collective, Instruction, Invocation, Kind, Message, Plan, Program, Reduction
 from compiler.plan.actions.chains import Chains
-from compiler.plan.actions.order import finish, interleave
-from compiler.plan.actions.order_cache import Orders
+from compiler.plan.actions.order import Orders, finish, interleave
 from compiler.plan.spec_rates import OnRanks, core_rates, kinds_of, on_ranks
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import Action, Step, actions_of, is_copy

@@ -13,7 +13,7 @@ from functools import cached_property
 from compiler.ir import Body, Instruction, Mesh
 from compiler.ir.dtypes import tensor_bytes
 from compiler.ir.holders import Columns
-from compiler.machine.topology.messages import messages_of
+from compiler.machine.topology.traffic import messages_of
 from compiler.plan.actions.chains import EXCHANGES, INTEGERS
 from compiler.predict.predict import Timed
 from compiler.predict.tail import Group, groups_of, reduce_seconds, reduction_of

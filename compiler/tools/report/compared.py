@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from compiler.predict.numbers import span
+from compiler.predict.prediction import span
 from compiler.tools.difference import difference
 from compiler.tools.picture import labels, palette
 from compiler.tools.picture.template import environment

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.predict.numbers import ranges, seconds
 from compiler.predict.planned_step import PURPOSES, Level, Network, Planned, StageDrawn
-from compiler.predict.prediction import CALIBRATE, RankMemory, RankTime
+from compiler.predict.prediction import CALIBRATE, RankMemory, RankTime, ranges, seconds
 from compiler.tools.picture import labels
 from compiler.tools.report.charts import Chart, Series, chart
 

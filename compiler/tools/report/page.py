@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from compiler.predict.numbers import seconds
 from compiler.predict.planned_step import Planned, PredictedStep
+from compiler.predict.prediction import seconds
 from compiler.program.lowered import Lowered
 from compiler.tools.picture import labels, palette
 from compiler.tools.picture.geometry import Style, figure_of, pixels

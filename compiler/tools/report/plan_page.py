@@ -8,10 +8,9 @@ from pathlib import Path
 from markupsafe import Markup
 
 from compiler.emit.build_summary import count as count_of
-from compiler.predict.numbers import count, ranges, seconds, size, span
 from compiler.predict.planned_step import PARTS, planned_of
 from compiler.predict.predict import Timed
-from compiler.predict.prediction import Prediction, StageRow
+from compiler.predict.prediction import Prediction, StageRow, count, ranges, seconds, size, span
 from compiler.predict.why_shown import Why, gain
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import palette, panel_of

@@ -9,8 +9,19 @@ from rich.style import Style
 from rich.text import Text
 
 from compiler.predict.failures import Goodput
-from compiler.predict.numbers import GIB, count, ranges, seconds, size, span
-from compiler.predict.prediction import CALIBRATE, Generation, Prediction, RankMemory, Step
+from compiler.predict.prediction import (
+    CALIBRATE,
+    GIB,
+    Generation,
+    Prediction,
+    RankMemory,
+    Step,
+    count,
+    ranges,
+    seconds,
+    size,
+    span,
+)
 from compiler.predict.search import Ranking, table
 from compiler.predict.why_shown import Why, lines_of
 from compiler.tools.picture.drawing import Screen

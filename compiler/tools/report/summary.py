@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.predict.numbers import seconds
 from compiler.predict.planned_step import Planned
+from compiler.predict.prediction import seconds
 from compiler.tools.picture import labels
 from compiler.tools.report.charts import column
 from compiler.tools.report.lost_time import LostTime, seconds_of

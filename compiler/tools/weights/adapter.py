@@ -15,8 +15,7 @@ from typing import Any
 from compiler.tools.weights.checkpoint import ModelError
 from compiler.tools.weights.families import Family
 from runtime.checkpoint.shard_manifest import Manifest
-from runtime.contract.adapter_names import A, B
-from runtime.contract.weights import Piece, Published, factor_of
+from runtime.contract.weights import A, B, Piece, Published, factor_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 INSIDE, BEHIND = "base_model.model.", ".weight"  # PEFT's names of the model in it, and of what a module has

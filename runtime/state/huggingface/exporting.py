@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.checkpoint.loading import Checkpoint, load, with_base
-from runtime.contract.adapter_names import A, B, is_adapter
-from runtime.contract.weights import INDEX, ONE, SCALE, Export, Format, Published, factor_of
+from runtime.contract.weights import INDEX, ONE, SCALE, A, B, Export, Format, Published, factor_of, is_adapter
 from runtime.ops.quantise import TILE
 from runtime.state.huggingface.convert import quantised, rows_of
 from runtime.state.huggingface.progress import reporting

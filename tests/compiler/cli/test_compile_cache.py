@@ -15,7 +15,7 @@ import pytest
 
 from compiler.cli.main import main
 from compiler.emit import segment_cache as cache
-from compiler.emit.segment_code import emit
+from compiler.emit.segment_cache import emit
 from compiler.ir import Segment, SegmentCode
 from compiler.tools import training
 from compiler.tools.training import Training

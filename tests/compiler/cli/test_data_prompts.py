@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compiler.cli.main import main
-from runtime.data.row_shards import UNSTARTED
+from runtime.data.shards import UNSTARTED
 from tests.compiler.cli.forms import FORMS, faults, parsed
 from tests.runtime.data.chats import CHATML, said, write_model, write_rows
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compiler.cli.main import main
-from runtime.data.row_shards import UNALIGNED, UNSTARTED
+from runtime.data.shards import UNALIGNED, UNSTARTED
 from tests.compiler.cli.forms import FORMS, faults
 from tests.runtime.data import megatron
 from tests.runtime.data.chats import CHATML, said, write_model, write_rows

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from runtime.data import packing
 from runtime.data.packing import packed
-from runtime.data.row_shards import RowWriter
 from runtime.data.samples import PADDING, RowSamples, Samples, Survey
-from runtime.data.shards import Writer
+from runtime.data.shards import RowWriter, Writer
 
 
 def packs_of(sizes: Sequence[int], room: int, first: int = 0) -> list[list[int]]:

@@ -20,7 +20,7 @@ from runtime.data.position import Position
 from runtime.data.prepare import Prepared, prepare
 from runtime.data.prompts import PromptReader, PromptSamples, open_prompts
 from runtime.data.rewards.scoring import Rewards
-from runtime.data.row_shards import UNSTARTED
+from runtime.data.shards import UNSTARTED
 from runtime.run.starting_position import position_in
 from tests.runtime.data.chats import CHATML, PLAIN, TOKENS, said, write_model, write_rows
 

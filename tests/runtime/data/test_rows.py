@@ -16,8 +16,8 @@ from runtime.data import tokenizer
 from runtime.data.chat import RowEncoder, read_settings
 from runtime.data.files import DataError
 from runtime.data.prepare import Prepared, prepare
-from runtime.data.row_shards import RowReader, RowWriter
 from runtime.data.samples import PADDING, RowSamples
+from runtime.data.shards import RowReader, RowWriter
 from tests.runtime.data.chats import CHATML, PLAIN, said, write_model, write_rows
 
 VOCAB = 400

@@ -26,8 +26,8 @@ from dsl.schema import Lora, Spec
 from runtime.build.build import Build
 from runtime.checkpoint.loading import cut
 from runtime.contract import RatePhase
-from runtime.contract.adapter_names import A, B, weight_of
 from runtime.contract.rate import learning_rate
+from runtime.contract.weights import A, B, weight_of
 from runtime.state.state import build_state
 from tests.reference.config import Config
 from tests.reference.model import Reference

@@ -12,7 +12,7 @@ import pytest
 from compiler.emit.emission import num_sms
 from compiler.emit.kernels import emit_kernel
 from compiler.emit.kernels.calls import Call, Layout, calls_of
-from compiler.emit.segment_code import emit
+from compiler.emit.segment_cache import emit
 from compiler.plan.plan import make_plan
 from dsl.load import load
 from tests.compiler.emit.kernels.gate_launch import arguments_of

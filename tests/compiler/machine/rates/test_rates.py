@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compiler.ir import Buffer, Use
 from compiler.machine.rates import Rates, shipped_table
 from compiler.machine.rates.table import FLOPS, MEMORY, shape_at
-from compiler.machine.topology.messages import messages_of
+from compiler.machine.topology.traffic import messages_of
 from compiler.model.ops import CASTS, GRADIENTS, RULES, kernel_class
 from compiler.plan.actions.chains import Chains
 from compiler.plan.plan import make_plan

@@ -13,7 +13,7 @@ from compiler.ir import Buffer
 from compiler.machine.rates import Rates, shipped_table
 from compiler.machine.rates.table import Row, Table
 from compiler.machine.topology.fabric import LEVELS
-from compiler.machine.topology.messages import messages_of
+from compiler.machine.topology.traffic import messages_of
 from compiler.plan.actions.order import run_of_chains
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates, rates_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from compiler import ir
-from compiler.emit.segment_code import emit
+from compiler.emit.segment_cache import emit
 from compiler.model.segments.interpret import cut
 from tests.compiler.model.segments import plain
 

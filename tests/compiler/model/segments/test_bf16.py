@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from compiler import ir
-from compiler.emit.segment_code import emit
+from compiler.emit.segment_cache import emit
 from compiler.model.segments.interpret import cut
 from dsl.schema import Dense, Moe
 from tests.compiler.model.segments.rounding import SAMPLES, assert_rounded, rounding

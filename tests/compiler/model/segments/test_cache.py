@@ -154,7 +154,7 @@ def test_the_sources_are_all_that_emitting_imports() -> None:
     """Layers import what plans them, too; of them only the functions are traced, whose modules are all there."""
     todo = [
         *(ROOT / "compiler/model/segments").glob("*.py"),
-        ROOT / "compiler/emit/segment_code.py",
+        ROOT / "compiler/emit/segment_cache.py",
         *(
             path
             for place in ("compiler/emit/kernels", "compiler/model/ops", "runtime/ops")

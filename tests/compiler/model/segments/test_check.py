@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler import ir
-from compiler.emit.segment_code import emit
+from compiler.emit.segment_cache import emit
 from compiler.model.ops import RULES, Rule, Tensor
 from compiler.model.segments import check
 from compiler.model.segments.interpret import base_graph

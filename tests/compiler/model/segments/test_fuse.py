@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.emit.segment_code import emit
+from compiler.emit.segment_cache import emit
 from compiler.ir import Input, Output, Segment
 from compiler.model.layers import LAYERS
 from compiler.model.ops import Tensor

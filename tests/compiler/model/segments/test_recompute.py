@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler import ir
-from compiler.emit.segment_code import emit
+from compiler.emit.segment_cache import emit
 from compiler.ir.segment import SUM
 from compiler.model.layers import LAYERS
 from compiler.model.segments import check, printer

@@ -11,8 +11,7 @@ from compiler.ir import Body, Program
 from compiler.ir.stage_placement import ONE_STAGE
 from compiler.plan.actions.chains import Key, Node
 from compiler.plan.actions.lanes import best_order, end_of
-from compiler.plan.actions.order import finish, interleave, jobs_of
-from compiler.plan.actions.order_cache import Orders
+from compiler.plan.actions.order import Orders, finish, interleave, jobs_of
 from compiler.plan.split_blocks import balanced_rows
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import Overlap, lane_times, overlaps_of, times_on

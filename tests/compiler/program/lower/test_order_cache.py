@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from compiler.files import cache as cache_folder
-from compiler.plan.actions import order_cache
+from compiler.plan.actions import order as order_cache
 from compiler.plan.actions.lanes import Jobs, best_order
-from compiler.plan.actions.order_cache import Orders
+from compiler.plan.actions.order import Orders
 
 # Two chains, a dispatch in each; the second job of a chain reads what its first has sent.
 JOBS = Jobs(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from compiler.cli.main import main
-from dsl.rules.file_codes import CODES, MORE
+from dsl.rules.codes import FILE_CODES, MORE
 
 HERE = Path(__file__).parent
 BAD = sorted(path.stem for path in (HERE / "bad").glob("*.json"))
@@ -65,7 +65,7 @@ def test_specs(name: str, bless: bool, monkeypatch: pytest.MonkeyPatch, capfd: p
     compare(HERE / "specs" / f"{name}.dsc", capfd.readouterr().out, bless)
 
 
-OWN = {code for code in CODES if code.startswith("I")}
+OWN = {code for code in FILE_CODES if code.startswith("I")}
 
 
 def test_every_code_is_shown() -> None:
@@ -76,4 +76,4 @@ def test_every_code_is_shown() -> None:
 @pytest.mark.parametrize("code", sorted(OWN))
 def test_codes_are_explained(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", code.lower()]) == 0
-    assert capsys.readouterr().out.startswith(f"{code}: {CODES[code]}\n\n{MORE[code][:40]}")
+    assert capsys.readouterr().out.startswith(f"{code}: {FILE_CODES[code]}\n\n{MORE[code][:40]}")

@@ -19,10 +19,9 @@ from compiler.machine.rates import shipped_table
 from compiler.machine.topology.traffic import traffic
 from compiler.pipeline import lower_spec
 from compiler.plan.spec_files import with_rate_table
-from compiler.predict.numbers import size
 from compiler.predict.planned_step import MOST_DRAWN, Level, Planned, planned_of
 from compiler.predict.predict import Timed, memories, predict, predicted, timed
-from compiler.predict.prediction import Prediction
+from compiler.predict.prediction import Prediction, size
 from compiler.program.lower.estimate import overlaps_of, rank_times
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.geometry import Style, figure_of

@@ -30,7 +30,7 @@ from runtime.build.build import Build
 from runtime.checkpoint import publish
 from runtime.checkpoint.loading import load
 from runtime.checkpoint.shard_manifest import BASE, Manifest, base_named
-from runtime.contract.adapter_names import A, B, weight_of
+from runtime.contract.weights import A, B, weight_of
 from runtime.launch.heartbeat import Board
 from runtime.run.resume import initial_weights
 from runtime.state import snapshot
