@@ -1,8 +1,8 @@
 """How a spec walks through the compiler: `python -m tests.measure.walk [SPEC]`.
 
 Prints the module of every function that compiler/pipeline.py calls, in their order, and names those that stand in an
-earlier room than the one before them: there the walk climbs back. What only reads a value is left out: calls of `dsl` and
-`ir`, and properties of what was lowered.
+earlier room than the one before them: there the walk climbs back. What only reads a value is left out: calls of `dsl`
+and `ir`, and properties of what was lowered.
 """
 
 from __future__ import annotations
