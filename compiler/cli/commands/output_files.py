@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compiler.emit.folder import put_folder
-from compiler.tools.picture.formats import to_stdout
+from compiler.tools.picture.output import to_stdout
 
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # where nobody may write, the superuser was not meant to either
 SPEC = ".dsc"

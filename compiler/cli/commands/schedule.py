@@ -39,7 +39,7 @@ from compiler.cli.commands.schedule_formats import FORMATS, summary
 from compiler.cli.commands.schedule_input import WrongError, answer_to
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedule.memory import parse_bytes
-from compiler.tools.picture.formats import TooMuchError
+from compiler.tools.picture.output import TooMuchError
 from dsl.facts.schedules import CHUNKED, in_words
 
 

@@ -16,10 +16,8 @@ from compiler.schedule.measure import Measured
 from compiler.schedule.memory import gigabytes
 from compiler.schedule.torch_csv import to_torch_csv
 from compiler.schedule.weights import StageWeight, Weight
-from compiler.tools.picture import Panel, Picture, panel_of
-from compiler.tools.picture.formats import TooMuchError, check_size, render
+from compiler.tools.picture.output import TooMuchError
 from dsl.facts.schedules import in_words
-from runtime.contract.actions import actions_of
 
 
 def as_text(answer: Answer) -> str:
@@ -81,8 +79,9 @@ def as_picture(name: str) -> Callable[[Answer], str | bytes]:
     """What draws an answer in a format of compiler/tools/picture, which is imported only then."""
 
     def drawn(answer: Answer) -> str | bytes:
+        from compiler.cli.commands import schedule_pictures
 
-        return drawn(answer, name)
+        return schedule_pictures.drawn(answer, name)
 
     return drawn
 
@@ -101,6 +100,8 @@ FORMATS: dict[str, Callable[[Answer], str | bytes]] = {
 
 
 # ---------------------------------------------------------------- words
+
+
 def summary(answer: Answer) -> list[str]:
     """What the one schedule takes, in lines for people; none without costs."""
     entry = answer.entries[0]
@@ -179,6 +180,8 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
 
 
 # ---------------------------------------------------------------- values
+
+
 def number(value: Fraction) -> int | float:
     """The value as JSON has it: an integer where it is one, else a float."""
     return value.numerator if value.denominator == 1 else float(value)
@@ -241,57 +244,3 @@ def _compared_value(entry: Entry) -> dict[str, Any]:
         **_order_value(entry),
         "fault": None,
     }
-
-
-# --- The pictures of `dsc schedule`: an answer → the values that compiler/tools/picture draws
-
-UNIT = "forwards of a stage, where F, I and W cost the same"
-
-
-def drawn(answer: Answer, name: str) -> str | bytes:
-    """The answer in a format of compiler/tools/picture; ValueError where it has too many actions for it."""
-    schedules = [entry.schedule for entry in answer.entries if entry.schedule is not None]
-    check_size(sum(len(actions_of(step)) for s in schedules for steps in s.actions for step in steps), name)
-    return render(picture_of(answer), name)
-
-
-def picture_of(answer: Answer) -> Picture:
-    """One panel for each schedule there is; why there is none of a name is a note."""
-    panels = tuple(_panel(entry, answer) for entry in answer.entries if entry.schedule is not None)
-    notes = [*(f"{entry.name}: {entry.fault}" for entry in answer.entries if entry.fault), *answer.notes]
-    if answer.compared:
-        notes.append(
-            "Costs and activations are those of 1/P of the model: with v stages a rank, an action has 1/v of both."
-        )
-        title = " · ".join(entry.name for entry in answer.entries)
-        first = next(entry.schedule for entry in answer.entries if entry.schedule)
-        title += f": {first.num_ranks} ranks, {first.num_micro_batches} micro-batches"
-    else:
-        title = panels[0].name
-    unit = answer.unit or (UNIT if answer.costs is None else "units of the costs")
-    return Picture(title, unit, panels, tuple(notes))
-
-
-def _panel(entry: Entry, answer: Answer) -> Panel:
-    schedule, measured = entry.schedule, entry.measured
-    assert schedule is not None
-    if measured is None:
-        return panel_of(schedule, Costs(O=Fraction(1), R=Fraction(1)))
-    if answer.compared:
-        facts = tuple(zip(columns(measured.costs)[1:], cells(measured), strict=True))
-        kept = Fraction(1, measured.stages_a_rank)
-        return panel_of(
-            schedule, measured.costs, name=entry.name, facts=facts, activation=kept, timeline=measured.timeline
-        )
-    unit = f" {answer.unit}" if answer.unit else ""
-    facts = (
-        ("makespan", shown(measured.makespan) + unit),
-        ("bubble", percent(measured.idle)),
-        ("bound", shown(measured.lower_bound) + unit),
-        ("gap", percent(measured.gap)),
-        ("one-copy bound", shown(measured.one_copy_bound) + unit),
-        ("activations at most", shown(Fraction(measured.peak_activations, entry.parts))),
-    )
-    lanes = answer.lanes(schedule) if answer.lanes else ()
-    kept = Fraction(1, entry.parts)
-    return panel_of(schedule, measured.costs, facts=facts, lanes=lanes, activation=kept, timeline=measured.timeline)

@@ -19,8 +19,9 @@ from rich.cells import cell_len
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import Picture
 from compiler.tools.picture.drawing import Lanes, Screen, Share
-from compiler.tools.picture.formats import FORMATS, TooMuchError, render
+from compiler.tools.picture.formats import FORMATS, render
 from compiler.tools.picture.html import html
+from compiler.tools.picture.output import TooMuchError
 from compiler.tools.picture.palette import DARK, LIGHT
 from compiler.tools.picture.png import png
 from compiler.tools.picture.sheet import sheet_of, svg

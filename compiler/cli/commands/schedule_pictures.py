@@ -1,0 +1,62 @@
+"""The pictures of `dsc schedule`: an answer → the values that compiler/tools/picture draws."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from compiler.cli.commands.schedule_answer import Answer, Entry, cells, columns, percent, shown
+from compiler.schedule.costs import Costs
+from compiler.tools.picture import Panel, Picture, panel_of
+from compiler.tools.picture.formats import check_size, render
+from runtime.contract.actions import actions_of
+
+UNIT = "forwards of a stage, where F, I and W cost the same"
+
+
+def drawn(answer: Answer, name: str) -> str | bytes:
+    """The answer in a format of compiler/tools/picture; ValueError where it has too many actions for it."""
+    schedules = [entry.schedule for entry in answer.entries if entry.schedule is not None]
+    check_size(sum(len(actions_of(step)) for s in schedules for steps in s.actions for step in steps), name)
+    return render(picture_of(answer), name)
+
+
+def picture_of(answer: Answer) -> Picture:
+    """One panel for each schedule there is; why there is none of a name is a note."""
+    panels = tuple(_panel(entry, answer) for entry in answer.entries if entry.schedule is not None)
+    notes = [*(f"{entry.name}: {entry.fault}" for entry in answer.entries if entry.fault), *answer.notes]
+    if answer.compared:
+        notes.append(
+            "Costs and activations are those of 1/P of the model: with v stages a rank, an action has 1/v of both."
+        )
+        title = " · ".join(entry.name for entry in answer.entries)
+        first = next(entry.schedule for entry in answer.entries if entry.schedule)
+        title += f": {first.num_ranks} ranks, {first.num_micro_batches} micro-batches"
+    else:
+        title = panels[0].name
+    unit = answer.unit or (UNIT if answer.costs is None else "units of the costs")
+    return Picture(title, unit, panels, tuple(notes))
+
+
+def _panel(entry: Entry, answer: Answer) -> Panel:
+    schedule, measured = entry.schedule, entry.measured
+    assert schedule is not None
+    if measured is None:
+        return panel_of(schedule, Costs(O=Fraction(1), R=Fraction(1)))
+    if answer.compared:
+        facts = tuple(zip(columns(measured.costs)[1:], cells(measured), strict=True))
+        kept = Fraction(1, measured.stages_a_rank)
+        return panel_of(
+            schedule, measured.costs, name=entry.name, facts=facts, activation=kept, timeline=measured.timeline
+        )
+    unit = f" {answer.unit}" if answer.unit else ""
+    facts = (
+        ("makespan", shown(measured.makespan) + unit),
+        ("bubble", percent(measured.idle)),
+        ("bound", shown(measured.lower_bound) + unit),
+        ("gap", percent(measured.gap)),
+        ("one-copy bound", shown(measured.one_copy_bound) + unit),
+        ("activations at most", shown(Fraction(measured.peak_activations, entry.parts))),
+    )
+    lanes = answer.lanes(schedule) if answer.lanes else ()
+    kept = Fraction(1, entry.parts)
+    return panel_of(schedule, measured.costs, facts=facts, lanes=lanes, activation=kept, timeline=measured.timeline)
