@@ -12,9 +12,10 @@ from dsl.schema.precision import format_of
 
 ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
 TILES = ("activation_tile", "weight_tile", "scale", "tensor_scale")  # what makes a format, with `linear`
-# Of those that a precision is equally far from, one with its linears is named, else the first.
-RECIPES = ("bf16", "fp32", "fp64", "fp8_block", "mxfp8", "nvfp4")
-WORDS = "fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4"
+# Of those that a precision is equally far from, one with its linears is named, else the first: the default.
+RECIPES = sorted(BUILT_IN, key=lambda name: (name != "bf16", name == "fp64"))
+*_FIRST, _LAST = BUILT_IN
+WORDS = f"{', '.join(_FIRST)} or {_LAST}"
 
 
 def trains_in_a_built_in_precision(spec: Spec) -> Iterator[Finding]:
