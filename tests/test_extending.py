@@ -90,7 +90,9 @@ def test_a_new_option_of_attention_and_an_op_with_a_kernel(tmp_path: Path) -> No
     copy.run("-m", "pytest", "-q", "-x", "tests/specs/test_counts.py", "-k", "random_models")
 
     layer = tmp_path / "compiler" / "model" / "layers" / "gqa.py"
-    used = layer.read_text("utf-8").replace("(kv_T, kv_T) if shared_kv", "(kv_T, ops.squared_relu(kv_T)) if shared_kv")
+    used = layer.read_text("utf-8").replace(
+        "(kv_T, kv_T) if sizes.shared_kv", "(kv_T, ops.squared_relu(kv_T)) if sizes.shared_kv"
+    )
     layer.write_text(used, "utf-8")
     held = (
         "tests/compiler/emit/kernels/test_squared_relu.py",

@@ -113,7 +113,6 @@ NUMERICS = (
     "runtime/state/optimizers/",
     "compiler/model/ops/",
     "compiler/emit/kernels/",
-    "compiler/model/layers/",
     "compiler/tools/inference/op_tables.py",
     "benchmarks/gpu/libraries.py",
     "benchmarks/gpu/peers.py",

@@ -12,7 +12,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, replace
+from dataclasses import astuple, is_dataclass, replace
 from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
@@ -204,14 +204,29 @@ def key_of(segment: Segment, num_sms: int, tools: str) -> str:
 
 
 def _function(function: Callable[..., Any]) -> list[object]:
-    """A layer's function by name, with the function that it is of, and the constants it is given. Its text is among
+    """A layer's function by name, with the functions that it is of, and the constants it is given. Its text is among
     `SOURCES`."""
+    if is_dataclass(function):
+        _check_is_of_a_layer(type(function))
+        return [type(function).__module__, type(function).__qualname__, *map(_setting, vars(function).values())]
     whole = function if isinstance(function, partial) else partial(function)
     module, name = whole.func.__module__, whole.func.__qualname__
-    found = getattr(sys.modules[module], name, None)
-    assert module.startswith("compiler.model.layers.") and found is whole.func, f"{function} is no layer's"
+    _check_is_of_a_layer(whole.func)
     constants = sorted((key, _plain(value)) for key, value in whole.keywords.items())
     return [module, name, *map(_function, whole.args), constants]
+
+
+def _check_is_of_a_layer(function: Any) -> None:
+    """The text of a layer is among SOURCES; that of another module might change unseen."""
+    module, name = function.__module__, function.__qualname__
+    found = getattr(sys.modules[module], name, None)
+    assert module.startswith("compiler.model.layers.") and found is function, f"{function} is no layer's"
+
+
+def _setting(value: Any) -> Any:
+    """A field of a layer's function: a constant, or a part of the layer."""
+    is_part = callable(value) or (is_dataclass(value) and not isinstance(value, Module))
+    return _function(value) if is_part else _plain(value)
 
 
 def _plain(value: Any) -> Any:

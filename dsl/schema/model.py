@@ -110,6 +110,9 @@ class Dense(Node):
     bias: Biased = False
 
 
+Score = Literal["sigmoid", "softmax", "sqrt_softplus"]  # what a router makes of its logits
+
+
 class Moe(Node):
     """A mixture of experts: every token goes to the shared ones and to `top_k` of the routed ones."""
 
@@ -175,7 +178,7 @@ class Moe(Node):
         ),
     ] = None
     score: Annotated[
-        Literal["sigmoid", "softmax", "sqrt_softplus"],
+        Score,
         Field(
             description="how logits become scores: sigmoid as V3, softmax as V2",
             examples=["score = sigmoid"],

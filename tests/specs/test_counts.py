@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -235,8 +235,19 @@ def changed_gqa(place: Place, sizes: Gqa, change: str) -> Segment:
     if change == "bias":
         width = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
         return replace(segment, params=(*segment.params, Param("qkv_bias", (width,), "float32", grad=False)))
-    constants = dict(segment.constants) | {"sequence": place.spec.train.sequence // 2}
-    return replace(segment, function=partial(gqa.gqa, **constants), constants=tuple(constants.items()))
+    half = place.spec.train.sequence // 2
+    stream: Any = segment.function  # the norm in front, what is behind, and attention
+    attention: gqa.Attention = stream.part.part
+    sizes = replace(attention.attend.sizes, sequence=half)
+    rotate = replace(attention.project.rotate, sequence=half)
+    changed = replace(
+        attention,
+        project=replace(attention.project, sizes=sizes, rotate=rotate),
+        attend=replace(attention.attend, sizes=sizes),
+    )
+    function = replace(stream, part=replace(stream.part, part=changed))
+    constants = dict(segment.constants) | {"sequence": half}
+    return replace(segment, function=function, constants=tuple(constants.items()))
 
 
 @pytest.mark.parametrize("change", ["bias", "window"])

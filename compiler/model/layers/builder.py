@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -171,14 +171,21 @@ def segment(
     **constants: Constant,
 ) -> ir.Segment:
     """A segment whose function takes `constants` by keyword. An output given by its name has a gradient."""
-    return ir.Segment(
-        kind,
-        partial(function, **constants),
-        params,
-        inputs,
-        tuple(ir.Output(output) if isinstance(output, str) else output for output in outputs),
-        tuple(constants.items()),
-    )
+    return segment_of(kind, partial(function, **constants), params, inputs, outputs, constants)
+
+
+def segment_of(
+    kind: str,
+    function: Callable[..., tuple[Any, ...]],
+    params: tuple[ir.Param, ...],
+    inputs: tuple[ir.Input, ...],
+    outputs: tuple[str | ir.Output, ...],
+    constants: Mapping[str, Constant],
+) -> ir.Segment:
+    """A segment of a function that has its settings: a frozen dataclass that is called. `constants` are printed in the
+    emitted segment and tell segments apart, so they say all that the function does."""
+    named = tuple(ir.Output(output) if isinstance(output, str) else output for output in outputs)
+    return ir.Segment(kind, function, params, inputs, named, tuple(constants.items()))
 
 
 # --- Products with a weight of a segment and, where it has one, a bias: `up` and `up_bias`

@@ -13,14 +13,15 @@ heads to the entries it has chosen.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
 from compiler import ir
 from compiler.model.layers import indexer
-from compiler.model.layers.builder import Constant, Place, segment
-from compiler.model.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
-from compiler.model.layers.rotation import Rotation, rotated, rotation_of_last
+from compiler.model.layers.builder import Constant, Place, segment_of
+from compiler.model.layers.residual import entrance, exit_of, post_gain, pre_gain, through_stream
+from compiler.model.layers.rotation import Rotate, rotation_of_last
 from dsl.schema import Compressed, Csa
 
 NAMES = (
@@ -30,111 +31,131 @@ NAMES = (
 PARAMETERS = {name: f"attention.{name}" for name in NAMES} | indexer.PARAMETERS
 
 
-def compressed(
-    ops: Any,
-    p: Any,
-    h_TD: Any,
-    *,
-    eps: float,
-    sequence: int,
-    heads: int,
-    head_dim: int,
-    window: int,
-    rotation: Rotation = (),
-    sinks: bool = False,
-    rate: int = 0,
-    index: Any = (),
-    pre: bool = True,
-    post: bool = False,
-    factor: float = 1.0,
-) -> tuple[Any, ...]:
-    """h, handed through, and out(group_out(attend(q, kv, entries))); with `rate` 0 there are no entries. With an
-    `index` there is the loss of the indexer besides, and entries are of two windows."""
-    x_TD = entering(ops, p, h_TD, eps, pre)
-    first = head_dim - int(rotation[0]) if rotation else 0
-    latent_TC = ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, eps)
-    q_T = ops.unweighted_rmsnorm(ops.linear(latent_TC, p.q_up), heads, eps)
-    q_T = rotated(ops, q_T, (), sequence, heads, first, rotation)
-    kv_TC = rotated(ops, ops.rmsnorm(ops.linear(x_TD, p.kv), p.kv_norm, eps), (), sequence, 1, first, rotation)
-    logits, loss = p.sinks if sinks else None, tuple[Any, ...]()
-    if rate:
-        pool, how = ops.linear(x_TD, p.pool), (sequence, rate, rotation, eps)
-        entries_EC = _entries(ops, pool, p.pool_bias, p.pool_norm, bool(index), *how)
-        scoring = _scoring(ops, p, x_TD, latent_TC, index, *how) if index else ()
-        chosen_TK = _chosen(ops, scoring, index, sequence, rate) if index and index[2] else None
-        o_T = ops.compressed_attention(q_T, kv_TC, entries_EC, chosen_TK, logits, sequence, heads, window, rate)
-        if index:
-            sizes = sequence, index[0], heads, 0, rate
-            loss = (ops.indexer_loss(*scoring, q_T, None, entries_EC, chosen_TK, *sizes),)
-    else:
-        o_T = ops.bounded_attention(q_T, kv_TC, kv_TC, logits, sequence, heads, 1, 0.0, window, 0.0)
-    o_T = rotated(ops, o_T, (), sequence, heads, first, rotation, stride=-1)
-    y_TD = ops.linear(ops.block_linear(o_T, p.group_out), p.out)
-    return h_TD, leaving(ops, p, y_TD, eps, post, factor), *loss
+@dataclass(frozen=True)
+class Entries:
+    """Compressed keys and values: one entry of `rate` tokens, or with `overlap` of two windows of them. `columns` of
+    each, of which the last are rotated."""
+
+    columns: int
+    rate: int
+    overlap: bool
+    rotate: Rotate
+    eps: float
+
+    def __call__(self, ops: Any, pool_T: Any, bias: Any, gain: Any) -> Any:
+        """Values and gates -> entries, normed and rotated."""
+        entries_EC = ops.rmsnorm(ops.compress(pool_T, bias, self.rotate.sequence, self.overlap), gain, self.eps)
+        return self.rotate.by(ops, entries_EC, self.rate, 1, self.rotate.first_of(self.columns))
 
 
-def _entries(
-    ops: Any,
-    pool_T: Any,
-    bias: Any,
-    gain: Any,
-    overlap: bool,
-    sequence: int,
-    rate: int,
-    rotation: Rotation,
-    eps: float,
-) -> Any:
-    """Entries of values and gates, normed, with their last columns rotated."""
-    entries_EC = ops.rmsnorm(ops.compress(pool_T, bias, sequence, overlap), gain, eps)
-    first = entries_EC.shape[1] - int(rotation[0]) if rotation else 0
-    return rotated(ops, entries_EC, (), sequence, 1, first, rotation, stride=rate)
+@dataclass(frozen=True)
+class Windowed:
+    """Attention to a window of tokens alone."""
+
+    sequence: int
+    heads: int
+    window: int
+    sinks: bool
+
+    def __call__(self, ops: Any, p: Any, x_TD: Any, latent_TC: Any, q_T: Any, kv_TC: Any) -> tuple[Any, ...]:
+        logits = p.sinks if self.sinks else None
+        return (ops.bounded_attention(q_T, kv_TC, kv_TC, logits, self.sequence, self.heads, 1, 0.0, self.window, 0.0),)
 
 
-def _scoring(
-    ops: Any,
-    p: Any,
-    x_TD: Any,
-    latent_TC: Any,
-    index: indexer.Index,
-    sequence: int,
-    rate: int,
-    rotation: Rotation,
-    eps: float,
-) -> tuple[Any, Any, Any]:
-    """Queries of the indexer's heads, its entries, and what their products are weighted by."""
-    heads, width, _ = index
-    q_T = ops.linear_detached(latent_TC, p.index_q)
-    q_T = rotated(ops, q_T, (), sequence, heads, width - int(rotation[0]) if rotation else 0, rotation)
-    pool = ops.linear_detached(x_TD, p.index_pool)
-    entries = _entries(ops, pool, p.index_pool_bias, p.index_pool_norm, True, sequence, rate, rotation, eps)
-    return q_T, entries, ops.scale(ops.linear_detached(x_TD, p.index_weights), 1 / sqrt(heads * width))
+@dataclass(frozen=True)
+class WithEntries(Windowed):
+    """Attention to a window of tokens, and to all entries before a token (HCA)."""
+
+    entries: Entries
+
+    def __call__(self, ops: Any, p: Any, x_TD: Any, latent_TC: Any, q_T: Any, kv_TC: Any) -> tuple[Any, ...]:
+        entries_EC = self.entries(ops, ops.linear(x_TD, p.pool), p.pool_bias, p.pool_norm)
+        return (self.over(ops, p, (q_T, kv_TC, entries_EC), None),)
+
+    def over(self, ops: Any, p: Any, attending: tuple[Any, ...], chosen_TK: Any) -> Any:
+        """What is attended to these entries, or to those that are chosen."""
+        sizes = self.sequence, self.heads, self.window, self.entries.rate
+        return ops.compressed_attention(*attending, chosen_TK, p.sinks if self.sinks else None, *sizes)
 
 
-def _chosen(ops: Any, scoring: tuple[Any, ...], index: indexer.Index, sequence: int, rate: int) -> Any:
-    """The entries that each query attends to."""
-    heads, _, top_k = index
-    return ops.select_keys(*scoring, sequence, heads, min(top_k, sequence // rate), rate)
+@dataclass(frozen=True)
+class WithChosenEntries(WithEntries):
+    """Attention to a window of tokens, and to the entries that an indexer chooses (CSA). Its loss comes last."""
+
+    index: indexer.Index
+    index_entries: Entries
+
+    def __call__(self, ops: Any, p: Any, x_TD: Any, latent_TC: Any, q_T: Any, kv_TC: Any) -> tuple[Any, ...]:
+        entries_EC = self.entries(ops, ops.linear(x_TD, p.pool), p.pool_bias, p.pool_norm)
+        scoring, rate = self._scoring(ops, p, x_TD, latent_TC), self.entries.rate
+        chosen_TK = None
+        if self.index.top_k:
+            most = min(self.index.top_k, self.sequence // rate)
+            chosen_TK = ops.select_keys(*scoring, self.sequence, self.index.heads, most, rate)
+        o_T = self.over(ops, p, (q_T, kv_TC, entries_EC), chosen_TK)
+        sizes = self.sequence, self.index.heads, self.heads, 0, rate
+        return o_T, ops.indexer_loss(*scoring, q_T, None, entries_EC, chosen_TK, *sizes)
+
+    def _scoring(self, ops: Any, p: Any, x_TD: Any, latent_TC: Any) -> tuple[Any, Any, Any]:
+        """Queries of the indexer's heads, its entries, and what their products are weighted by."""
+        heads, width, _ = self.index
+        q_T = ops.linear_detached(latent_TC, p.index_q)
+        q_T = self.entries.rotate(ops, q_T, (), heads, self.entries.rotate.first_of(width))
+        pool = ops.linear_detached(x_TD, p.index_pool)
+        entries_EC = self.index_entries(ops, pool, p.index_pool_bias, p.index_pool_norm)
+        return q_T, entries_EC, ops.scale(ops.linear_detached(x_TD, p.index_weights), 1 / sqrt(heads * width))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """out(group_out(attend(q, kv, entries))), and the loss of the indexer if there is one."""
+
+    eps: float
+    heads: int
+    head_dim: int
+    rotate: Rotate
+    attend: Windowed
+
+    def __call__(self, ops: Any, p: Any, x_TD: Any) -> tuple[Any, ...]:
+        first, rotate = self.rotate.first_of(self.head_dim), self.rotate
+        latent_TC = ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, self.eps)
+        q_T = ops.unweighted_rmsnorm(ops.linear(latent_TC, p.q_up), self.heads, self.eps)
+        q_T = rotate(ops, q_T, (), self.heads, first)
+        kv_TC = rotate(ops, ops.rmsnorm(ops.linear(x_TD, p.kv), p.kv_norm, self.eps), (), 1, first)
+        o_T, *loss = self.attend(ops, p, x_TD, latent_TC, q_T, kv_TC)
+        o_T = rotate.by(ops, o_T, -1, self.heads, first)
+        return ops.linear(ops.block_linear(o_T, p.group_out), p.out), *loss
 
 
 def build(place: Place, sizes: Compressed) -> ir.Segment:
-    how = rotation_of_last(sizes)
-    return segment(
+    sequence, eps, angles = place.spec.train.sequence, place.model.norm_eps, rotation_of_last(sizes)
+    rotate = Rotate(sequence, angles)
+    attention = Attention(eps, sizes.heads, sizes.head_dim, rotate, _attending(place, sizes, rotate))
+    return segment_of(
         "attention",
-        compressed,
+        through_stream(place, attention),
         (*pre_gain(place), *_parameters(place, sizes), *post_gain(place)),
         (place.input("h", place.T, place.D),),
         ("entered", "y", *indexer.losses(place)),
-        eps=place.model.norm_eps,
-        sequence=place.spec.train.sequence,
-        heads=sizes.heads,
-        head_dim=sizes.head_dim,
-        window=sizes.window,
-        **({"rotation": how} if how else {}),
-        **_options(sizes),
-        **indexer.constants(place),
-        **entrance(place),
-        **exit_of(place),
+        {"eps": eps, "sequence": sequence, "heads": sizes.heads, "head_dim": sizes.head_dim, "window": sizes.window}
+        | ({"rotation": angles} if angles else {})
+        | _options(sizes)
+        | indexer.constants(place)
+        | entrance(place)
+        | exit_of(place),
     )
+
+
+def _attending(place: Place, sizes: Compressed, rotate: Rotate) -> Windowed:
+    """What tokens attend to: a window, and entries if there are some."""
+    window = rotate.sequence, sizes.heads, sizes.window, sizes.sinks
+    if sizes.compress is None:
+        return Windowed(*window)
+    index, rate, eps = indexer.index_of(place), sizes.compress.rate, place.model.norm_eps
+    entries = Entries(sizes.head_dim, rate, index is not None, rotate, eps)
+    if index is None:
+        return WithEntries(*window, entries)
+    return WithChosenEntries(*window, entries, index, Entries(index.width, rate, True, rotate, eps))
 
 
 def _parameters(place: Place, sizes: Compressed) -> tuple[ir.Param, ...]:

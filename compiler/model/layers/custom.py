@@ -6,103 +6,65 @@ in the segment. Its parameters are the segment's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler import ir
 from compiler.ir.dtypes import TORCH_DTYPE
 from compiler.ir.module import Module, ModuleParameter, Modules, Wanted
 from compiler.model.layers import hyper
-from compiler.model.layers.builder import Constant, Place, segment
-from compiler.model.layers.residual import (
-    arriving,
-    entering,
-    entrance,
-    exit_of,
-    leaving,
-    post_gain,
-    pre_gain,
-    sum_of,
-    summed,
-)
+from compiler.model.layers.builder import Constant, Place, segment_of
+from compiler.model.layers.residual import entrance, exit_of, of_sum, post_gain, pre_gain, sum_of, through_stream
 from dsl.schema import Custom, CustomAttention, Spec
 
 
-def ffn(
-    ops: Any,
-    p: Any,
-    h_TD: Any,
-    y_TD: Any,
-    *mixing: Any,
-    eps: float,
-    module: Module,
-    pre: bool = True,
-    post: bool = False,
-    factor: float = 1.0,
-    streams: hyper.Streams = (),
-) -> tuple[Any, ...]:
-    """residual + module(rmsnorm(residual)), the residual being h + y, of which attention gave y."""
-    residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
-    out_TD = _through(ops, p, module, entering(ops, p, x_TD, eps, pre))
-    return (summed(ops, residual_TD, leaving(ops, p, out_TD, eps, post, factor), following),)
+@dataclass(frozen=True)
+class Through:
+    """A module of x, with the parameters of the segment."""
 
+    module: Module
 
-def attention(
-    ops: Any,
-    p: Any,
-    h_TD: Any,
-    *,
-    eps: float,
-    module: Module,
-    pre: bool = True,
-    post: bool = False,
-    factor: float = 1.0,
-) -> tuple[Any, ...]:
-    """h, handed through, and module(rmsnorm(h))."""
-    return h_TD, leaving(ops, p, _through(ops, p, module, entering(ops, p, h_TD, eps, pre)), eps, post, factor)
-
-
-def _through(ops: Any, p: Any, module: Module, x_TD: Any) -> Any:
-    return ops.module(module, x_TD, *(getattr(p, name) for name in module.locals))
+    def __call__(self, ops: Any, p: Any, x_TD: Any) -> tuple[Any, ...]:
+        return (ops.module(self.module, x_TD, *(getattr(p, name) for name in self.module.locals)),)
 
 
 def build_ffn(place: Place, block: Custom) -> ir.Segment:
-    plain = _build(place, "dense", "ffn", ffn, block.module, sum_of(place), ("out",), **hyper.streams_of(place))
+    names = "dense", "ffn", block.module
+    plain = _build(place, names, of_sum, sum_of(place), ("out",), hyper.streams_of(place))
     return replace(plain, params=(*hyper.mixers(place), *plain.params))
 
 
 def build_attention(place: Place, block: CustomAttention) -> ir.Segment:
-    inputs = (place.input("h", place.T, place.D),)
-    return _build(place, "attention", "attention", attention, block.module, inputs, ("entered", "y"))
+    names, inputs = ("attention", "attention", block.module), (place.input("h", place.T, place.D),)
+    return _build(place, names, through_stream, inputs, ("entered", "y"), {})
 
 
 def _build(
     place: Place,
-    kind: str,
-    role: str,
-    function: Callable[..., tuple[Any, ...]],
-    text: str,
+    names: tuple[str, str, str],
+    around: Callable[[Place, Callable[..., tuple[Any, ...]]], Callable[..., tuple[Any, ...]]],
     inputs: tuple[ir.Input, ...],
     outputs: tuple[str, ...],
-    **how: Constant,
+    more: Mapping[str, Constant],
 ) -> ir.Segment:
-    """The segment around a module. Its constants have the digest of the graph: another graph is another segment."""
+    """The segment around a module. Its constants have the digest of the graph: another graph is another segment.
+
+    `names`: the kind of the segment, the role of the module, and what the spec calls it. `around`: what is between the
+    residual stream and the module.
+    """
+    kind, role, text = names
     modules: Modules | None = getattr(place.spec.files, "modules", None)
     assert modules is not None, "a spec that names a module is read with it: compiler/plan/read_files.py"
     module = modules.module(wanted(place.spec, role, text))
     named = zip(module.locals, module.parameters, strict=True)
-    plain = segment(
+    plain = segment_of(
         kind,
-        partial(function, module=module),
+        around(place, Through(module)),
         (*pre_gain(place), *(_param(place, role, name, each) for name, each in named), *post_gain(place)),
         inputs,
         outputs,
-        eps=place.model.norm_eps,
-        **how,
-        **entrance(place),
-        **exit_of(place),
+        {"eps": place.model.norm_eps, **more, **entrance(place), **exit_of(place)},
     )
     return replace(plain, constants=(*plain.constants, ("module", text), ("graph", module.digest)))
 

@@ -1,18 +1,21 @@
 """Linear attention by a gated delta rule. Sources: Gated DeltaNet, arXiv 2412.06464; Kimi Linear, arXiv 2510.26692.
 
-T tokens of a micro-batch · D hidden. Queries, keys and values come from one product, and pass a short convolution and
-a SiLU. What the delta rule gives is normed head by head and gated. Decays and `beta` are products in FP32. With a decay
-of each channel, decays and the gate are products of low rank.
+    q, k, v = split(silu(convolve(x W_qkv)))
+    S_t     = (I − β_t k_t k_tᵀ) diag(exp(a_t)) S_{t−1} + β_t k_t v_tᵀ     of each head; a_t ≤ 0 and β_t are of x
+    y       = (norm(S_tᵀ q_t) · act(gate)) W_out                         the norm is of each head
+
+T tokens of a micro-batch · D hidden. The convolution is short. a and β are products in FP32. With a decay of each
+channel, a and the gate are products of low rank.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler import ir
-from compiler.model.layers.builder import Place, segment
-from compiler.model.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
+from compiler.model.layers.builder import Place, segment_of
+from compiler.model.layers.residual import entrance, exit_of, post_gain, pre_gain, through_stream
 from dsl.schema import DeltaNet
 
 NAMES = ("norm", "qkv", "convolution", "beta", "decay_down", "decay", "decay_rate", "decay_bias", "gate_down", "gate")
@@ -22,40 +25,28 @@ PARAMETERS = {name: f"attention.{name}" for name in (*NAMES, "out_norm", "out", 
 RATE, BIAS = (0.8, 1.386), (1.33, -4.6)
 
 
-def deltanet(
-    ops: Any,
-    p: Any,
-    h_TD: Any,
-    *starts_T: Any,
-    eps: float,
-    sequence: int,
-    heads: int,
-    key_heads: int,
-    key_dim: int,
-    value_dim: int,
-    channels: bool = False,
-    pre: bool = True,
-    post: bool = False,
-    factor: float = 1.0,
-    part: bool = False,
-) -> tuple[Any, ...]:
-    """h, handed through, and out(norm(delta_rule(q, k, v))·gate). `channels`: each channel of a key decays on its own.
+@dataclass(frozen=True)
+class Attention:
+    """out(norm(delta_rule(q, k, v))·gate). keys: columns of all keys. channels: each channel of a key decays on its
+    own."""
 
-    `starts_T`: where documents begin, if sequences hold several. The `part` of a tensor rank is what its heads add to
-    the sum.
-    """
-    x_TD = entering(ops, p, h_TD, eps, pre)
-    qkv_T = ops.convolve(ops.linear(x_TD, p.qkv), p.convolution, sequence, *starts_T)
-    q_T, kv_T = ops.split2(qkv_T, key_heads * key_dim)
-    k_T, v_T = ops.split2(kv_T, key_heads * key_dim)
-    beta_TH = ops.linear_wide(x_TD, p.beta)
-    decay_T = ops.linear_wide(ops.linear(x_TD, p.decay_down) if channels else x_TD, p.decay)
-    decay_T = ops.log_decay(ops.add_bias(decay_T, p.decay_bias), p.decay_rate)
-    o_T = ops.delta_rule(q_T, k_T, v_T, beta_TH, decay_T, sequence, key_heads, *starts_T)
-    gate_T = ops.linear(ops.linear(x_TD, p.gate_down) if channels else x_TD, p.gate)
-    o_T = ops.gate_columns(ops.head_rmsnorm(o_T, p.out_norm, eps), gate_T, not channels)
-    y_TD = ops.linear(o_T, p.out)
-    return (y_TD,) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor))
+    eps: float
+    sequence: int
+    key_heads: int
+    keys: int
+    channels: bool
+
+    def __call__(self, ops: Any, p: Any, x_TD: Any, *starts_T: Any) -> tuple[Any, ...]:
+        qkv_T = ops.convolve(ops.linear(x_TD, p.qkv), p.convolution, self.sequence, *starts_T)
+        q_T, kv_T = ops.split2(qkv_T, self.keys)
+        k_T, v_T = ops.split2(kv_T, self.keys)
+        beta_TH = ops.linear_wide(x_TD, p.beta)
+        decay_T = ops.linear_wide(ops.linear(x_TD, p.decay_down) if self.channels else x_TD, p.decay)
+        decay_T = ops.log_decay(ops.add_bias(decay_T, p.decay_bias), p.decay_rate)
+        o_T = ops.delta_rule(q_T, k_T, v_T, beta_TH, decay_T, self.sequence, self.key_heads, *starts_T)
+        gate_T = ops.linear(ops.linear(x_TD, p.gate_down) if self.channels else x_TD, p.gate)
+        o_T = ops.gate_columns(ops.head_rmsnorm(o_T, p.out_norm, self.eps), gate_T, not self.channels)
+        return (ops.linear(o_T, p.out),)
 
 
 def build(place: Place, sizes: DeltaNet) -> ir.Segment:
@@ -79,20 +70,18 @@ def build(place: Place, sizes: DeltaNet) -> ir.Segment:
         place.gain("out_norm", sizes.value_dim),
         *place.columns((place.weight("out", D, values),)),
     )
-    return segment(
+    eps, sequence = place.model.norm_eps, place.spec.train.sequence
+    attention = Attention(eps, sequence, key_heads, keys, channels)
+    return segment_of(
         "attention",
-        deltanet,
+        attention if place.part else through_stream(place, attention),
         (*pre_gain(place), *params, *post_gain(place)),
         (place.input("h", place.T, D), *place.places),
         ("y",) if place.part else ("entered", "y"),
-        eps=place.model.norm_eps,
-        sequence=place.spec.train.sequence,
-        heads=heads,
-        key_heads=key_heads,
-        key_dim=sizes.key_dim,
-        value_dim=sizes.value_dim,
-        **({"channels": True} if channels else {}),
-        **({"part": True} if place.part else {}),
-        **entrance(place),
-        **exit_of(place),
+        {"eps": eps, "sequence": sequence, "heads": heads, "key_heads": key_heads}
+        | {"key_dim": sizes.key_dim, "value_dim": sizes.value_dim}
+        | ({"channels": True} if channels else {})
+        | ({"part": True} if place.part else {})
+        | entrance(place)
+        | exit_of(place),
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from compiler import ir
 from compiler.model.layers import hyper
-from compiler.model.layers.builder import Constant, Place, index, segment
+from compiler.model.layers.builder import Constant, Place, index, segment, segment_of
 from dsl.schema import Grpo
 
 # --- The two ends of the model: embedding, and final norm, head and loss. T tokens of a micro-batch · D hidden
@@ -76,26 +77,27 @@ def head(ops: Any, p: Any, h_TD: Any, targets_T: Any, *, factor: float = 1.0, ca
     return (ops.cross_entropy(_logits(ops, p, h_TD, factor, cap), targets_T),)
 
 
-def policy_head(
-    ops: Any,
-    p: Any,
-    h_TD: Any,
-    targets_T: Any,
-    old_T: Any,
-    advantage_T: Any,
-    weight_T: Any,
-    reference_T: Any = None,
-    *,
-    low: float,
-    high: float,
-    kl: float,
-    corrected: bool,
-    factor: float = 1.0,
-    cap: float = 0.0,
-) -> tuple[Any, ...]:
-    """The policy loss, which weights sum over the valid targets, and the log-probability of each target."""
-    told = old_T, advantage_T, weight_T, reference_T, low, high, kl, corrected
-    return tuple(ops.policy_loss(_logits(ops, p, h_TD, factor, cap), targets_T, *told))
+@dataclass(frozen=True)
+class PolicyHead:
+    """The policy loss, which weights sum over the valid targets, and the log-probability of each target.
+
+    low, high: by how much the ratio of probabilities may differ from 1. kl: the weight of the divergence from the
+    reference, whose log-probabilities come last then. corrected: with the gradient of the divergence itself, see
+    runtime/ops/policy_loss.py.
+    """
+
+    low: float
+    high: float
+    kl: float
+    corrected: bool
+    factor: float = 1.0
+    cap: float = 0.0
+
+    def __call__(self, ops: Any, p: Any, h_TD: Any, targets_T: Any, *sampled_T: Any) -> tuple[Any, ...]:
+        old_T, advantage_T, weight_T, *reference_T = sampled_T
+        told = old_T, advantage_T, weight_T, reference_T[0] if reference_T else None
+        bounds = self.low, self.high, self.kl, self.corrected
+        return tuple(ops.policy_loss(_logits(ops, p, h_TD, self.factor, self.cap), targets_T, *told, *bounds))
 
 
 def _logits(ops: Any, p: Any, h_TD: Any, factor: float, cap: float) -> Any:
@@ -129,8 +131,10 @@ def build_head(place: Place) -> ir.Segment:
     if grpo:
         given = (ir.Input(name, (place.T,), place.wide_dtype, grad=False) for name in sampled(grpo))
         outputs, bounds = ("loss", ir.Output(LOGP, grad=False)), {"low": grpo.clip_low, "high": grpo.clip_high}
-        held = {"kl": grpo.kl, "corrected": grpo.kl_form == "corrected"}
-        return segment("head", policy_head, params, (*inputs, *given), outputs, **bounds, **held, **constants)
+        corrected = grpo.kl_form == "corrected"
+        policy = PolicyHead(grpo.clip_low, grpo.clip_high, grpo.kl, corrected, **constants)
+        constants = {**bounds, "kl": grpo.kl, "corrected": corrected, **constants}
+        return segment_of("head", policy, params, (*inputs, *given), outputs, constants)
     if place.part:
         inputs, ranks = (*inputs, index("rank", 1)), {"ranks": place.ways}
         return segment("head", head_part, params, inputs, ("parts",), **ranks, **constants)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 from compiler import ir
 from compiler.model.layers.builder import Constant, Place
-from compiler.model.layers.rotation import Rotation, rotated
+from compiler.model.layers.rotation import Rotate
 from dsl.schema import Compressed, Indexer, Mla
 
 EPS = 1e-6  # of the LayerNorm of its keys, as published
@@ -30,38 +30,37 @@ PARAMETERS = {
     "index_pool_bias": "attention.indexer.pool_bias",
     "index_pool_norm": "attention.indexer.pool_norm",
 }
-Index = tuple[int, int, int]  # heads, their width, and how many keys they choose: 0, all of them
 
 
-def keys(ops: Any, p: Any, x_T: Any, places_T: tuple[Any, ...], sequence: int, rotation: Rotation) -> Any:
+class Index(NamedTuple):
+    """Heads of the indexer, their width, and how many keys they choose: 0, all of them."""
+
+    heads: int
+    width: int
+    top_k: int
+
+
+def keys(ops: Any, p: Any, x_T: Any, places_T: tuple[Any, ...], rotate: Rotate) -> Any:
     """One key of each row for all heads, behind a LayerNorm, rotated."""
     normed_TC = ops.rmsnorm(ops.center(ops.linear_detached(x_T, p.index_k)), p.index_norm, EPS)
-    return rotated(ops, ops.add_bias(normed_TC, p.index_bias), places_T, sequence, 1, 0, rotation)
+    return rotate(ops, ops.add_bias(normed_TC, p.index_bias), places_T, 1)
 
 
 def queries(
-    ops: Any,
-    p: Any,
-    x_T: Any,
-    latent_T: Any,
-    places_T: tuple[Any, ...],
-    sequence: int,
-    index: Index,
-    rotation: Rotation,
+    ops: Any, p: Any, x_T: Any, latent_T: Any, places_T: tuple[Any, ...], index: Index, rotate: Rotate
 ) -> tuple[Any, Any]:
     """The queries of all heads of each row, rotated, and what their products are weighted by."""
-    heads, width, _ = index
-    q_T = rotated(ops, ops.linear_detached(latent_T, p.index_q), places_T, sequence, heads, 0, rotation)
-    return q_T, ops.scale(ops.linear_detached(x_T, p.index_weights), 1 / sqrt(heads * width))
+    q_T = rotate(ops, ops.linear_detached(latent_T, p.index_q), places_T, index.heads)
+    return q_T, ops.scale(ops.linear_detached(x_T, p.index_weights), 1 / sqrt(index.heads * index.width))
 
 
 def attended(
     ops: Any,
-    scoring: tuple[Any, Any, Any],
+    index: Index,
+    scoring: tuple[Any, ...],
     attending: tuple[Any, Any, Any],
     places_T: tuple[Any, ...],
     sequence: int,
-    index: Index,
     sizes: tuple[int, int, int, int],
 ) -> tuple[Any, tuple[Any, ...]]:
     """What attention gives over the keys that are chosen, or over all, and the loss of the indexer, summed over rows.
@@ -102,13 +101,19 @@ def scoring(place: Place) -> tuple[ir.Input, ...]:
     return queries, place.input("index_gates", place.T, indexer.heads)
 
 
-def constants(place: Place) -> dict[str, Constant]:
-    """What a segment says of the indexer: nothing where there is none."""
+def index_of(place: Place) -> Index | None:
+    """The sizes of the indexer at a place; it chooses all keys while it alone is trained."""
     indexer = indexer_of(place)
     if indexer is None:
-        return {}
+        return None
     dense = place.spec.train.only == "indexer"
-    return {"index": (indexer.heads, indexer.head_dim, 0 if dense else indexer.top_k)}
+    return Index(indexer.heads, indexer.head_dim, 0 if dense else indexer.top_k)
+
+
+def constants(place: Place) -> dict[str, Constant]:
+    """What a segment says of the indexer: nothing where there is none."""
+    index = index_of(place)
+    return {} if index is None else {"index": tuple(index)}
 
 
 def weights(place: Place, rank: int | None) -> tuple[ir.Param, ...]:

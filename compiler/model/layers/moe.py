@@ -10,28 +10,30 @@ Sources: DeepSeekMoE, arXiv 2401.06066; DeepSeek-V2, arXiv 2405.04434, §2.1.3; 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler import ir
 from compiler.ir.dtypes import TORCH_DTYPE
 from compiler.model.layers import hyper
-from compiler.model.layers.builder import Place, grouped_linear, index, linear, named, segment, weights
-from compiler.model.layers.dense import activated, constants_of, times_gate, up_parts
+from compiler.model.layers.builder import Place, grouped_linear, index, linear, named, segment_of, weights
+from compiler.model.layers.dense import Activation, activation_of, constants_of, up_parts
 from compiler.model.layers.padding import real_rows
 from compiler.model.layers.residual import (
+    Arriving,
+    Leaving,
     arriving,
-    entering,
     entrance,
     exit_of,
     has_post,
     has_pre,
-    leaving,
+    leaving_of,
     post_gain,
     pre_gain,
     sum_of,
     summed,
 )
+from dsl.schema.model import Score
 
 # --- The sequence-wise loss that balances the load of experts, where ranks have parts of sequences or rows may be
 # padding
@@ -44,57 +46,68 @@ def has_balance(place: Place) -> bool:
     return place.moe.balance.sequence_loss > 0 and not place.mtp
 
 
-def real_balance(
-    ops: Any, values: tuple[Any, ...], sizes: tuple[int, int], softmax: tuple[bool, ...]
-) -> tuple[Any, ...]:
-    """The sequence-wise loss over tokens without padding. `values`: logits, or without `softmax` scores, the counts of
-    choices, and which rows are tokens. `sizes`: rows of a sequence, and K."""
-    balance = ops.real_balance if softmax else ops.real_balance_scores
-    return (balance(*values, *sizes, *softmax),)
-
-
 def rows_of_sequence(place: Place) -> int:
     """The rows that a rank has of each of its sequences."""
     return place.spec.train.sequence // place.spec.sequence_ranks
 
 
-def balance(
-    ops: Any,
-    p: Any,
-    scores_TE: Any,
-    choices_NE: Any,
-    *real_T: Any,
-    rows: int,
-    sequence: int,
-    softmax: bool,
-    given: bool,
-    top_k: int = 0,
-) -> tuple[Any, ...]:
-    """Return a rank's part of the sequence-wise loss, where it has parts of sequences. `choices`: N counts, of all
-    ranks that have parts of the same sequences. `given`: scores, not logits. `real`: which rows are tokens, if some may
-    be padding."""
-    if real_T:
-        return real_balance(ops, (scores_TE, choices_NE, *real_T), (rows, top_k), () if given else (softmax,))
-    if given:
-        return (ops.counted_balance_scores(scores_TE, choices_NE, rows, sequence),)
-    return (ops.counted_balance(scores_TE, choices_NE, rows, sequence, softmax),)
+@dataclass(frozen=True)
+class SequenceLoss:
+    """The sequence-wise loss of scores, or of logits that they are made of. rows: of each sequence on this rank."""
+
+    score: Score
+    top_k: int
+    rows: int
+    sequence: int
+
+    def of_choices(self, ops: Any, logits_TE: Any, expert_TK: Any) -> Any:
+        """Of whole sequences, without padding."""
+        if self.score == "sqrt_softplus":
+            return ops.balance_scores(logits_TE, expert_TK, self.sequence)
+        return ops.sequence_balance(logits_TE, expert_TK, self.sequence, self.score == "softmax")
+
+    def of_counts(self, ops: Any, logits_TE: Any, counts_NE: Any) -> Any:
+        """A rank's part of it, where ranks have parts of sequences. counts: of the choices of all that have parts of
+        the same."""
+        if self.score == "sqrt_softplus":
+            return ops.counted_balance_scores(logits_TE, counts_NE, self.rows, self.sequence)
+        return ops.counted_balance(logits_TE, counts_NE, self.rows, self.sequence, self.score == "softmax")
+
+    def of_real(self, ops: Any, logits_TE: Any, counts_NE: Any, real_T: Any) -> Any:
+        """Over tokens without padding. real: which rows are tokens."""
+        values = logits_TE, counts_NE, real_T, self.rows, self.top_k
+        if self.score == "sqrt_softplus":
+            return ops.real_balance_scores(*values)
+        return ops.real_balance(*values, self.score == "softmax")
+
+
+@dataclass(frozen=True)
+class Balance:
+    """A rank's part of the sequence-wise loss, of scores, and of counts that ranks have put together. If rows may be
+    padding, the last input says which are tokens."""
+
+    loss: SequenceLoss
+
+    def __call__(self, ops: Any, p: Any, scores_TE: Any, choices_NE: Any, *real_T: Any) -> tuple[Any, ...]:
+        if real_T:
+            return (self.loss.of_real(ops, scores_TE, choices_NE, *real_T),)
+        return (self.loss.of_counts(ops, scores_TE, choices_NE),)
 
 
 def build_balance(place: Place) -> ir.Segment:
     moe, rows = place.moe, rows_of_sequence(place)
     counts = place.T // rows * place.spec.sequence_ranks
     padded = real_rows(place)
-    return segment(
+    loss = SequenceLoss(moe.score, moe.top_k, rows, place.spec.train.sequence)
+    return segment_of(
         "balance",
-        balance,
+        Balance(loss),
         (),
         (ir.Input("scores", (place.T, moe.experts), place.wide_dtype), index("choices", counts, moe.experts), *padded),
         ("sequence_loss",),
-        rows=rows,
-        sequence=place.spec.train.sequence,
-        softmax=moe.score == "softmax",
-        given=moe.score == "sqrt_softplus",
-        **({"top_k": moe.top_k} if padded else {}),
+        {"rows": rows, "sequence": place.spec.train.sequence}
+        | {"softmax": moe.score == "softmax", "given": moe.score == "sqrt_softplus"}
+        | ({"top_k": moe.top_k} if padded else {}),
     )
 
 
@@ -118,85 +131,155 @@ JOIN_PARAMETERS = {"post_norm": "ffn.post_norm"}
 EXPERTS_PARAMETERS = named({"up": "ffn.experts.up", "down": "ffn.experts.down"}, "up", "down")
 
 
-def router(
-    ops: Any,
-    p: Any,
-    h_TD: Any,
-    y_TD: Any,
-    *more: Any,
-    eps: float,
-    biased: bool,
-    softmax: bool,
-    groups: int,
-    top_groups: int,
-    top_k: int,
-    normalize: bool,
-    scale: float,
-    sequence: int,
-    shared: bool,
-    balance: bool,
-    logit_bias: bool = False,
-    by_slots: bool = False,
-    slices: int = 1,
-    apart: int = 0,
-    sqrt_softplus: bool = False,
-    counted: int = 0,
-    pre: bool = True,
-    streams: hyper.Streams = (),
-    replays: bool = False,
-    padded: int = 0,
-) -> tuple[Any, ...]:
-    """Chooses experts by their scores, or by tokens if they are given, or as is given if it `replays`, and puts the
-    rows in their order, or `by_slots`, in that of their places in the layer; one row for each of the `slices` of an
-    expert, whose places are `apart`. The residual h + y, of which attention gave y, is for the join, the normed `x` for
-    the shared experts; with `balance` there is the sequence-wise loss, without its weight. Where ranks have parts of
-    sequences, `balance` makes it, of the scores and of the choices that are counted, in so many rows of each. Of
-    several residual streams the mixing is the first of `more`, and that of what the join adds comes last. `padded`: the
-    number of rows, if some may be padding. Then `more` has a mark of the tokens in front of tables and choices, and
-    loads and losses leave padding out."""
-    mixing, given = (more[:2], more[2:]) if streams else ((), more)
-    real, given = (given[:1], given[1:]) if padded else ((), given)
-    residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
-    x_TD = entering(ops, p, x_TD, eps, pre)
-    logits_TE = ops.linear_wide(x_TD, p.weight)
-    if logit_bias:
-        logits_TE = ops.add_bias(logits_TE, p.logit_bias)
-    if sqrt_softplus:
-        logits_TE = ops.sqrt_softplus(logits_TE)
-    by_score = () if sqrt_softplus else (softmax,)
-    if replays or not given:
-        route, bias_E = ops.route_scores if sqrt_softplus else ops.route, p.bias if biased else None
-        gate_TK, expert_TK = route(logits_TE, bias_E, *by_score, groups, top_groups, top_k, normalize, scale)
-    if given:
-        expert_TK = ops.replay_choices(expert_TK, *given) if replays else ops.table_choices(*given, p.table)
-        weigh = ops.weigh_chosen_scores if sqrt_softplus else ops.weigh_chosen
-        gate_TK = weigh(logits_TE, expert_TK, *by_score, normalize, scale)
-    experts = p.weight.shape[0]
-    if padded:
-        expert_TK = ops.spread_padding(expert_TK, *real, experts, groups)
-    routed = (x_TD, gate_TK, expert_TK)
-    if slices > 1:
-        of_slices = ops.slice_choices(gate_TK, expert_TK, p.slots, slices, apart)
-        permuted = ops.permute(x_TD, *of_slices, slices * experts)
-    else:
-        permuted = ops.permute_placed(*routed, p.slots) if by_slots else ops.permute(*routed, experts)
-    rows_SD, gate_S, order_S, counts_E = permuted
-    x = (x_TD,) if shared else ()
-    loss: tuple[Any, ...] = ()
-    load: tuple[Any, ...] = ()
-    if padded:
-        load = (ops.real_counts(expert_TK, *real, p.slots if by_slots else None, slices * experts, padded),)
-        if counted or balance:
-            loss = (logits_TE, ops.real_counts(expert_TK, *real, None, experts, counted or sequence))
-        if balance and not counted:
-            loss = real_balance(ops, (*loss, *real), (sequence, top_k), () if sqrt_softplus else (softmax,))
-    elif counted:
-        loss = (logits_TE, ops.choice_counts(expert_TK, experts, counted))
-    elif balance and sqrt_softplus:
-        loss = (ops.balance_scores(logits_TE, expert_TK, sequence),)
-    elif balance:
-        loss = (ops.sequence_balance(logits_TE, expert_TK, sequence, softmax),)
-    return (residual_TD, *x, rows_SD, gate_S, order_S, counts_E, *load, *loss, *following)
+@dataclass(frozen=True)
+class Scores:
+    """x → a logit of each expert; with `sqrt_softplus` its score already."""
+
+    score: Score
+    biased: bool
+
+    def __call__(self, ops: Any, p: Any, x_TD: Any) -> Any:
+        logits_TE = ops.linear_wide(x_TD, p.weight)
+        if self.biased:
+            logits_TE = ops.add_bias(logits_TE, p.logit_bias)
+        return ops.sqrt_softplus(logits_TE) if self.score == "sqrt_softplus" else logits_TE
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Logits → the K experts of each token and their weights: by score, with the balancing bias if `biased`, from the
+    best groups alone."""
+
+    score: Score
+    biased: bool
+    groups: int
+    top_groups: int
+    top_k: int
+    normalize: bool
+    scale: float
+
+    def __call__(self, ops: Any, p: Any, logits_TE: Any, given: tuple[Any, ...]) -> tuple[Any, Any]:
+        """The weights, and the experts."""
+        return self.by_score(ops, p, logits_TE)
+
+    def by_score(self, ops: Any, p: Any, logits_TE: Any) -> tuple[Any, Any]:
+        bias_E, sizes = p.bias if self.biased else None, (self.groups, self.top_groups, self.top_k)
+        if self.score == "sqrt_softplus":
+            gate_TK, expert_TK = ops.route_scores(logits_TE, bias_E, *sizes, self.normalize, self.scale)
+        else:
+            softmax = self.score == "softmax"
+            gate_TK, expert_TK = ops.route(logits_TE, bias_E, softmax, *sizes, self.normalize, self.scale)
+        return gate_TK, expert_TK
+
+    def weigh(self, ops: Any, logits_TE: Any, expert_TK: Any) -> Any:
+        """The weights of experts that something else has chosen."""
+        if self.score == "sqrt_softplus":
+            return ops.weigh_chosen_scores(logits_TE, expert_TK, self.normalize, self.scale)
+        return ops.weigh_chosen(logits_TE, expert_TK, self.score == "softmax", self.normalize, self.scale)
+
+
+@dataclass(frozen=True)
+class ReplayedChoice(Choice):
+    """The choices that were made where completions were written, which are given."""
+
+    def __call__(self, ops: Any, p: Any, logits_TE: Any, given: tuple[Any, ...]) -> tuple[Any, Any]:
+        _, expert_TK = self.by_score(ops, p, logits_TE)
+        expert_TK = ops.replay_choices(expert_TK, *given)
+        return self.weigh(ops, logits_TE, expert_TK), expert_TK
+
+
+@dataclass(frozen=True)
+class TableChoice(Choice):
+    """The experts that a table has for each token; the tokens are given."""
+
+    def __call__(self, ops: Any, p: Any, logits_TE: Any, given: tuple[Any, ...]) -> tuple[Any, Any]:
+        expert_TK = ops.table_choices(*given, p.table)
+        return self.weigh(ops, logits_TE, expert_TK), expert_TK
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """Rows in the order of their experts, or with `by_slots` of the experts' places in the layer; one row for each of
+    the `slices` of an expert, whose places are `apart`."""
+
+    experts: int
+    by_slots: bool
+    slices: int = 1
+    apart: int = 0
+
+    def __call__(self, ops: Any, p: Any, x_TD: Any, gate_TK: Any, expert_TK: Any) -> tuple[Any, ...]:
+        """The rows, their weights, their order, and how many each expert gets."""
+        if self.slices > 1:
+            of_slices = ops.slice_choices(gate_TK, expert_TK, p.slots, self.slices, self.apart)
+            permuted = ops.permute(x_TD, *of_slices, self.slices * self.experts)
+        elif self.by_slots:
+            permuted = ops.permute_placed(x_TD, gate_TK, expert_TK, p.slots)
+        else:
+            permuted = ops.permute(x_TD, gate_TK, expert_TK, self.experts)
+        return tuple(permuted)
+
+
+@dataclass(frozen=True)
+class Loads:
+    """What a router returns for the balance of experts: the sequence-wise loss, if there is one, or where ranks have
+    parts of sequences the logits, and the counts of choices in each part."""
+
+    order: RowOrder
+    loss: SequenceLoss | None
+    counted: bool
+
+    def __call__(self, ops: Any, p: Any, logits_TE: Any, expert_TK: Any) -> tuple[Any, ...]:
+        if self.loss is None:
+            return ()
+        if self.counted:
+            return logits_TE, ops.choice_counts(expert_TK, self.order.experts, self.loss.rows)
+        return (self.loss.of_choices(ops, logits_TE, expert_TK),)
+
+    def of_padded(self, ops: Any, p: Any, logits_TE: Any, expert_TK: Any, real_T: Any, rows: int) -> tuple[Any, ...]:
+        """The same where some of `rows` may be padding, which is left out; in front of it how many tokens each expert
+        gets."""
+        order, slots = self.order, p.slots if self.order.by_slots else None
+        load_E = ops.real_counts(expert_TK, real_T, slots, order.slices * order.experts, rows)
+        if self.loss is None:
+            return (load_E,)
+        counts_NE = ops.real_counts(expert_TK, real_T, None, order.experts, self.loss.rows)
+        if self.counted:
+            return load_E, logits_TE, counts_NE
+        return load_E, self.loss.of_real(ops, logits_TE, counts_NE, real_T)
+
+
+@dataclass(frozen=True)
+class Router:
+    """Sum of the stream → norm → scores → choice → rows in order → what balances the experts.
+
+    It returns the residual h + y, of which attention gave y, for the join; the normed x for the shared experts, if
+    there are some; rows, weights, order and counts; the load and the loss; and of several residual streams the mixing
+    of what the join adds. `padded`: how many rows there are, if some may be padding. Then a mark of the tokens is in
+    front of what the choice is given.
+    """
+
+    arrive: Arriving
+    score: Scores
+    choose: Choice
+    order: RowOrder
+    loads: Loads
+    shared: bool
+    padded: int = 0
+
+    def __call__(self, ops: Any, p: Any, h_TD: Any, y_TD: Any, *more: Any) -> tuple[Any, ...]:
+        mixing, given = (more[:2], more[2:]) if self.arrive.streams else ((), more)
+        real, given = (given[:1], given[1:]) if self.padded else ((), given)
+        residual_TD, x_TD, following = self.arrive(ops, p, h_TD, y_TD, mixing)
+        logits_TE = self.score(ops, p, x_TD)
+        gate_TK, expert_TK = self.choose(ops, p, logits_TE, given)
+        if real:
+            expert_TK = ops.spread_padding(expert_TK, *real, self.order.experts, self.choose.groups)
+        routed = self.order(ops, p, x_TD, gate_TK, expert_TK)
+        if real:
+            loads = self.loads.of_padded(ops, p, logits_TE, expert_TK, real[0], self.padded)
+        else:
+            loads = self.loads(ops, p, logits_TE, expert_TK)
+        return (residual_TD, *((x_TD,) if self.shared else ()), *routed, *loads, *following)
 
 
 def replays_choices(place: Place) -> bool:
@@ -223,7 +306,19 @@ def build_router(place: Place) -> ir.Segment:
     given = (index("tokens", place.T),) if by_table else (index("routes", place.T, moe.top_k),) if replays else ()
     padded = real_rows(place)
     table = (ir.Param("table", shape, TABLE_DTYPE, grad=False, role="table"),) if by_table else ()
-    of = segment(
+    order = RowOrder(moe.experts, by_slots, place.slices, place.experts_local if place.slices > 1 else 0)
+    rows = rows_of_sequence(place) if counted else place.spec.train.sequence
+    loss = SequenceLoss(moe.score, moe.top_k, rows, place.spec.train.sequence) if balance else None
+    router = Router(
+        arrive=arriving(place),
+        score=Scores(moe.score, moe.router_bias),
+        choose=_choice(place),
+        order=order,
+        loads=Loads(order, loss, counted),
+        shared=shared,
+        padded=place.T if padded else 0,
+    )
+    of = segment_of(
         "router",
         router,
         (
@@ -247,30 +342,30 @@ def build_router(place: Place) -> ir.Segment:
             *(("scores", ir.Output("choices", grad=False)) if counted else ("sequence_loss",) if balance else ()),
             *hyper.following(place),
         ),
-        eps=place.model.norm_eps,
-        biased=biased,
-        softmax=moe.score == "softmax",
-        groups=moe.groups,
-        top_groups=moe.top_groups,
-        top_k=moe.top_k,
-        normalize=moe.normalize,
-        scale=moe.scale,
-        sequence=place.spec.train.sequence,
-        shared=shared,
-        balance=balance,
-        **({"logit_bias": True} if logit_bias else {}),
-        **({"replays": True} if replays else {}),
-        **({"padded": place.T} if padded else {}),
-        **({"by_slots": True} if by_slots else {}),
-        **({"slices": place.slices, "apart": place.experts_local} if place.slices > 1 else {}),
-        **({"sqrt_softplus": True} if moe.score == "sqrt_softplus" else {}),
-        **({"counted": rows_of_sequence(place)} if counted else {}),
-        **hyper.streams_of(place),
-        **entrance(place),
+        {"eps": place.model.norm_eps, "biased": biased, "softmax": moe.score == "softmax", "groups": moe.groups}
+        | {"top_groups": moe.top_groups, "top_k": moe.top_k, "normalize": moe.normalize, "scale": moe.scale}
+        | {"sequence": place.spec.train.sequence, "shared": shared, "balance": balance}
+        | ({"logit_bias": True} if logit_bias else {})
+        | ({"replays": True} if replays else {})
+        | ({"padded": place.T} if padded else {})
+        | ({"by_slots": True} if by_slots else {})
+        | ({"slices": place.slices, "apart": place.experts_local} if place.slices > 1 else {})
+        | ({"sqrt_softplus": True} if moe.score == "sqrt_softplus" else {})
+        | ({"counted": rows_of_sequence(place)} if counted else {})
+        | hyper.streams_of(place)
+        | entrance(place),
     )
     return replace(
         of, remade=(*(_normed(place, "residual") if shared else ()), *_summed(place, "residual", sum_of(place)))
     )
+
+
+def _choice(place: Place) -> Choice:
+    """How a router chooses."""
+    moe = place.moe
+    kind = TableChoice if moe.choice == "table" else ReplayedChoice if replays_choices(place) else Choice
+    groups = moe.groups, moe.top_groups, moe.top_k
+    return kind(moe.score, moe.balance.bias_rate is not None, *groups, moe.normalize, moe.scale)
 
 
 def _normed(place: Place, residual: str) -> tuple[ir.Remade, ...]:
@@ -287,29 +382,25 @@ def _summed(place: Place, residual: str, inputs: tuple[ir.Input, ...]) -> tuple[
     return (ir.Remade(residual, "hyper_add", tuple(each.name for each in inputs)),) if again else ()
 
 
-def shared(
-    ops: Any,
-    p: Any,
-    x_TD: Any,
-    *h_TD: Any,
-    gated: bool = False,
-    activation: str = "swiglu",
-    limit: float = 0.0,
-    alpha: float = 0.0,
-    shift: float = 0.0,
-    biased: bool = False,
-) -> tuple[Any, ...]:
+@dataclass(frozen=True)
+class SharedExperts:
     """The experts every token goes to, as one. `h`, if given, is what the backward makes `x` of.
 
     If `gated`, a token's own weight is applied before `down`, as that of a routed row is, or behind the bias of `down`.
     """
-    h_TM, act = linear(ops, p, "up", x_TD, biased), (activation, limit, alpha, shift)
-    if not gated:
-        return (linear(ops, p, "down", activated(ops, h_TM, *act), biased),)
-    gate_T = ops.sigmoid_gate(ops.linear_wide(x_TD, p.gate))
-    if biased:
-        return (ops.gate_rows(linear(ops, p, "down", activated(ops, h_TM, *act), biased), gate_T),)
-    return (ops.linear(times_gate(ops, h_TM, gate_T, *act), p.down),)
+
+    activation: Activation
+    biased: bool
+    gated: bool
+
+    def __call__(self, ops: Any, p: Any, x_TD: Any, *h_TD: Any) -> tuple[Any, ...]:
+        h_TM, act = linear(ops, p, "up", x_TD, self.biased), self.activation
+        if not self.gated:
+            return (linear(ops, p, "down", act(ops, h_TM), self.biased),)
+        gate_T = ops.sigmoid_gate(ops.linear_wide(x_TD, p.gate))
+        if self.biased:
+            return (ops.gate_rows(linear(ops, p, "down", act(ops, h_TM), self.biased), gate_T),)
+        return (ops.linear(act.times_gate(ops, h_TM, gate_T), p.down),)
 
 
 def build_shared(place: Place) -> ir.Segment:
@@ -328,30 +419,25 @@ def build_shared(place: Place) -> ir.Segment:
     if remade:  # the norm's gradients are the router's
         params = (place.gain("norm", D, grad=False), *params)
         inputs = (*inputs, replace(place.input("h", place.T, D), grad=False))
-    return replace(segment("shared", shared, params, inputs, ("y",), **constants), remade=remade)
+    shared = SharedExperts(activation_of(moe), moe.bias, moe.shared_gate)
+    return replace(segment_of("shared", shared, params, inputs, ("y",), constants), remade=remade)
 
 
-def experts(
-    ops: Any,
-    p: Any,
-    rows_RD: Any,
-    gate_R: Any,
-    offsets_E: Any,
-    *,
-    activation: str = "swiglu",
-    limit: float = 0.0,
-    alpha: float = 0.0,
-    shift: float = 0.0,
-    biased: bool = False,
-    slices: int = 1,
-) -> tuple[Any, ...]:
+@dataclass(frozen=True)
+class Experts:
     """The routed experts of this rank, or one of the `slices` of each. The gate weight comes before `down`, so that
     their outputs need not be kept; the bias of `down` is weighed like them, and each slice adds an equal part of it."""
-    h_RM = grouped_linear(ops, p, "up", rows_RD, offsets_E, biased)
-    act_RI = times_gate(ops, h_RM, gate_R, activation, limit, alpha, shift)
-    if biased and slices > 1:
-        gate_R = ops.scale(gate_R, 1 / slices)
-    return (grouped_linear(ops, p, "down", act_RI, offsets_E, biased, gate_R),)
+
+    activation: Activation
+    biased: bool
+    slices: int
+
+    def __call__(self, ops: Any, p: Any, rows_RD: Any, gate_R: Any, offsets_E: Any) -> tuple[Any, ...]:
+        h_RM = grouped_linear(ops, p, "up", rows_RD, offsets_E, self.biased)
+        act_RI = self.activation.times_gate(ops, h_RM, gate_R)
+        if self.biased and self.slices > 1:
+            gate_R = ops.scale(gate_R, 1 / self.slices)
+        return (grouped_linear(ops, p, "down", act_RI, offsets_E, self.biased, gate_R),)
 
 
 def build_experts(place: Place) -> ir.Segment:
@@ -359,9 +445,9 @@ def build_experts(place: Place) -> ir.Segment:
     inner = moe.inner // place.slices
     parts = up_parts(moe, inner)
     up, down = weights(place, "up", sum(parts), D, moe.bias, stack), weights(place, "down", D, inner, moe.bias, stack)
-    return segment(
+    return segment_of(
         "experts",
-        experts,
+        Experts(activation_of(moe), moe.bias, place.slices),
         (*place.rows(up, *parts), *place.columns(down)),
         (
             place.input("rows", "R", D),
@@ -369,37 +455,41 @@ def build_experts(place: Place) -> ir.Segment:
             index("offsets", stack, dtype="int32"),
         ),
         ("y",),
-        **constants_of(moe),
-        **({"slices": place.slices} if moe.bias and place.slices > 1 else {}),
+        constants_of(moe) | ({"slices": place.slices} if moe.bias and place.slices > 1 else {}),
     )
 
 
-def join(
-    ops: Any,
-    p: Any,
-    h_TD: Any,
-    *rest: Any,
-    top_k: int,
-    eps: float = 0.0,
-    post: bool = False,
-    factor: float = 1.0,
-    mixed: bool = False,
-    again: bool = False,
-) -> tuple[Any, ...]:
-    """h + shared + the rows that came back, summed over each token's experts; what is added to h may be normed. Of
-    several residual streams their mixing comes last in `rest`, and behind it, if h is made `again`, what it is made
-    of."""
-    rest = rest[: -len(SUMMED)] if again else rest
-    rest, mixing = (rest[:-2], rest[-2:]) if mixed else (rest, ())
-    *shared_TD, y_SD, order_S = rest
-    if post or factor != 1 or mixed:
-        y_TD = ops.unpermute(y_SD, order_S, top_k)
+@dataclass(frozen=True)
+class Join:
+    """h + shared + the rows that came back, summed over each token's experts."""
+
+    top_k: int
+
+    def __call__(self, ops: Any, p: Any, h_TD: Any, *rest: Any) -> tuple[Any, ...]:
+        *shared_TD, y_SD, order_S = rest
+        for x_TD in shared_TD:
+            h_TD = ops.add(h_TD, x_TD)
+        return (ops.add(h_TD, ops.unpermute(y_SD, order_S, self.top_k)),)
+
+
+@dataclass(frozen=True)
+class JoinApart:
+    """The same where what is added to h is summed by itself, for it is normed, scaled, or mixed into several residual
+    streams. Their mixing comes last in `rest`, and behind it, if h is made `again`, what it is made of."""
+
+    top_k: int
+    leave: Leaving
+    mixed: bool
+    again: bool
+
+    def __call__(self, ops: Any, p: Any, h_TD: Any, *rest: Any) -> tuple[Any, ...]:
+        rest = rest[: -len(SUMMED)] if self.again else rest
+        rest, mixing = (rest[:-2], rest[-2:]) if self.mixed else (rest, ())
+        *shared_TD, y_SD, order_S = rest
+        y_TD = ops.unpermute(y_SD, order_S, self.top_k)
         for x_TD in shared_TD:
             y_TD = ops.add(x_TD, y_TD)
-        return (summed(ops, h_TD, leaving(ops, p, y_TD, eps, post, factor), mixing),)
-    for x_TD in shared_TD:
-        h_TD = ops.add(h_TD, x_TD)
-    return (ops.add(h_TD, ops.unpermute(y_SD, order_S, top_k)),)
+        return (summed(ops, h_TD, self.leave(ops, p, y_TD), mixing),)
 
 
 def build_join(place: Place) -> ir.Segment:
@@ -407,9 +497,11 @@ def build_join(place: Place) -> ir.Segment:
     shared_input = (place.input("shared", T, D),) if place.moe.shared else ()
     made_of = tuple(replace(each, name=name, grad=False) for each, name in zip(sum_of(place), SUMMED, strict=False))
     remade = _summed(place, "h", made_of)
-    of = segment(
+    top_k, mixed = place.moe.top_k * place.slices, bool(hyper.mixing(place))
+    apart = mixed or bool(exit_of(place))
+    of = segment_of(
         "join",
-        join,
+        JoinApart(top_k, leaving_of(place), mixed, bool(remade)) if apart else Join(top_k),
         post_gain(place),
         (
             place.input("h", T, place.N),
@@ -420,10 +512,10 @@ def build_join(place: Place) -> ir.Segment:
             *(made_of if remade else ()),
         ),
         ("y",),
-        top_k=place.moe.top_k * place.slices,
-        **({"eps": place.model.norm_eps} if has_post(place) else {}),
-        **({"mixed": True} if hyper.mixing(place) else {}),
-        **({"again": True} if remade else {}),
-        **exit_of(place),
+        {"top_k": top_k}
+        | ({"eps": place.model.norm_eps} if has_post(place) else {})
+        | ({"mixed": True} if mixed else {})
+        | ({"again": True} if remade else {})
+        | exit_of(place),
     )
     return replace(of, remade=remade)

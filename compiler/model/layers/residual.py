@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from compiler import ir
 from compiler.model.layers import hyper
-from compiler.model.layers.builder import Constant, Place, segment
+from compiler.model.layers.builder import Constant, Place, segment, segment_of
 from dsl.schema import Dense, Gqa
 
 # --- What is between the residual stream and a part of a block: norms in front of it and behind it, and a factor
@@ -18,15 +20,29 @@ from dsl.schema import Dense, Gqa
 # any case: of several it has the columns of all.
 
 
-def arriving(
-    ops: Any, p: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...], streams: hyper.Streams
-) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The residual stream behind a part that gave y, what the next part reads of it, and the mixing of that."""
-    residual_TN = summed(ops, h_TN, y_TD, mixing)
-    if not streams:
-        return residual_TN, residual_TN, ()
-    x_TD, *following = hyper.mixed(ops, p, residual_TN, streams)
-    return residual_TN, x_TD, tuple(following)
+@dataclass(frozen=True)
+class Arriving:
+    """The residual stream behind a part that gave y, what the next part reads of it, normed if `pre`, and the mixing of
+    that."""
+
+    eps: float
+    pre: bool
+    streams: hyper.Streams = ()
+
+    def __call__(
+        self, ops: Any, p: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...]
+    ) -> tuple[Any, Any, tuple[Any, ...]]:
+        residual_TN, following = summed(ops, h_TN, y_TD, mixing), tuple[Any, ...]()
+        x_TD = residual_TN
+        if self.streams:
+            x_TD, *given = hyper.mixed(ops, p, residual_TN, self.streams)
+            following = tuple(given)
+        return residual_TN, entering(ops, p, x_TD, self.eps, self.pre), following
+
+
+def arriving(place: Place) -> Arriving:
+    """What arrives at a part, in a segment that makes the sum of the part before."""
+    return Arriving(place.model.norm_eps, has_pre(place), hyper.streams_of(place).get("streams", ()))
 
 
 def summed(ops: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...]) -> Any:
@@ -39,10 +55,78 @@ def entering(ops: Any, p: Any, h_TD: Any, eps: float, pre: bool) -> Any:
     return ops.rmsnorm(h_TD, p.norm, eps) if pre else h_TD
 
 
-def leaving(ops: Any, p: Any, y_TD: Any, eps: float, post: bool, factor: float) -> Any:
-    """What a part adds to the residual stream."""
-    y_TD = ops.rmsnorm(y_TD, p.post_norm, eps) if post else y_TD
-    return y_TD if factor == 1 else ops.scale(y_TD, factor)
+@dataclass(frozen=True)
+class Leaving:
+    """What a part adds to the residual stream: y, normed if `post`, and scaled."""
+
+    eps: float
+    post: bool
+    factor: float
+
+    def __call__(self, ops: Any, p: Any, y_TD: Any) -> Any:
+        y_TD = ops.rmsnorm(y_TD, p.post_norm, self.eps) if self.post else y_TD
+        return y_TD if self.factor == 1 else ops.scale(y_TD, self.factor)
+
+
+def leaving_of(place: Place) -> Leaving:
+    return Leaving(place.model.norm_eps, has_post(place), 1.0 if place.part else place.model.residual_scale)
+
+
+@dataclass(frozen=True)
+class _InStream:
+    """A part of the normed residual stream, which is handed through in front of what the part gives."""
+
+    part: Callable[..., tuple[Any, ...]]
+    eps: float
+    pre: bool
+
+    def __call__(self, ops: Any, p: Any, h_TD: Any, *places_T: Any) -> tuple[Any, ...]:
+        return h_TD, *self.part(ops, p, entering(ops, p, h_TD, self.eps, self.pre), *places_T)
+
+
+@dataclass(frozen=True)
+class _OutOfStream:
+    """A part whose first value is normed and scaled for the residual stream."""
+
+    part: Callable[..., tuple[Any, ...]]
+    leave: Leaving
+
+    def __call__(self, ops: Any, p: Any, *inputs: Any) -> tuple[Any, ...]:
+        y_TD, *more = self.part(ops, p, *inputs)
+        return self.leave(ops, p, y_TD), *more
+
+
+@dataclass(frozen=True)
+class _OfSum:
+    """A part of the residual h + y, of which the part before gave y, and the sum of that and what the part gives."""
+
+    arrive: Arriving
+    part: Callable[..., tuple[Any, ...]]
+
+    def __call__(self, ops: Any, p: Any, h_TD: Any, y_TD: Any, *mixing: Any) -> tuple[Any, ...]:
+        residual_TD, x_TD, following = self.arrive(ops, p, h_TD, y_TD, mixing)
+        (y_TD,) = self.part(ops, p, x_TD)
+        return (summed(ops, residual_TD, y_TD, following),)
+
+
+def of_sum(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """The part, between two sums of the residual stream: that of the part before, and its own."""
+    return _OfSum(arriving(place), out_of_stream(place, part))
+
+
+def in_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """The part, reading the residual stream through the norm in front of it."""
+    return _InStream(part, place.model.norm_eps, has_pre(place))
+
+
+def out_of_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """The part, giving what is added to the residual stream."""
+    return _OutOfStream(part, leaving_of(place))
+
+
+def through_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Both: the stream, handed through, and what the part adds to it."""
+    return in_stream(place, out_of_stream(place, part))
 
 
 def has_pre(place: Place) -> bool:
@@ -97,53 +181,40 @@ def enter(ops: Any, p: Any, h_TD: Any, *, eps: float, pre: bool = True) -> tuple
     return h_TD, entering(ops, p, h_TD, eps, pre)
 
 
-def added(
-    ops: Any,
-    p: Any,
-    y_TD: Any,
-    *,
-    eps: float,
-    biased: bool = False,
-    post: bool = False,
-    factor: float = 1.0,
-) -> tuple[Any, ...]:
-    """What attention adds to the residual stream, for a router that makes the sum: y with its bias, normed, scaled."""
-    return (leaving(ops, p, ops.add_bias(y_TD, p.out_bias) if biased else y_TD, eps, post, factor),)
+@dataclass(frozen=True)
+class Added:
+    """What a part adds to the residual stream, of a sum over tensor ranks: y with its bias, if it has one of this name,
+    normed and scaled."""
+
+    bias: str
+    leave: Leaving
+
+    def __call__(self, ops: Any, p: Any, y_TD: Any) -> tuple[Any, ...]:
+        return (self.leave(ops, p, ops.add_bias(y_TD, getattr(p, self.bias)) if self.bias else y_TD),)
 
 
-def between(
-    ops: Any,
-    p: Any,
-    h_TD: Any,
-    y_TD: Any,
-    *mixing: Any,
-    eps: float,
-    biased: bool = False,
-    pre: bool = True,
-    post: bool = False,
-    factor: float = 1.0,
-    streams: hyper.Streams = (),
-) -> tuple[Any, ...]:
+@dataclass(frozen=True)
+class Between:
     """The residual h + y, of which attention gave y, and what the feed-forward part reads of it."""
-    (y_TD,) = added(ops, p, y_TD, eps=eps, biased=biased, post=post, factor=factor)
-    residual_TD, x_TD, following = arriving(ops, p, h_TD, y_TD, mixing, streams)
-    return residual_TD, entering(ops, p, x_TD, eps, pre), *following
+
+    add: Added
+    arrive: Arriving
+
+    def __call__(self, ops: Any, p: Any, h_TD: Any, y_TD: Any, *mixing: Any) -> tuple[Any, ...]:
+        (y_TD,) = self.add(ops, p, y_TD)
+        residual_TD, x_TD, following = self.arrive(ops, p, h_TD, y_TD, mixing)
+        return residual_TD, x_TD, *following
 
 
-def leave(
-    ops: Any,
-    p: Any,
-    h_TD: Any,
-    y_TD: Any,
-    *mixing: Any,
-    eps: float,
-    biased: bool = False,
-    post: bool = False,
-    factor: float = 1.0,
-) -> tuple[Any, ...]:
+@dataclass(frozen=True)
+class Leave:
     """The residual h + y, of which the feed-forward part gave y."""
-    y_TD = ops.add_bias(y_TD, p.down_bias) if biased else y_TD
-    return (summed(ops, h_TD, leaving(ops, p, y_TD, eps, post, factor), mixing),)
+
+    add: Added
+
+    def __call__(self, ops: Any, p: Any, h_TD: Any, y_TD: Any, *mixing: Any) -> tuple[Any, ...]:
+        (y_TD,) = self.add(ops, p, y_TD)
+        return (summed(ops, h_TD, y_TD, mixing),)
 
 
 def build_enter(place: Place) -> ir.Segment:
@@ -154,51 +225,46 @@ def build_enter(place: Place) -> ir.Segment:
 
 def is_changed(place: Place) -> bool:
     """Whether what attention adds to the residual stream is another thing than the sum over tensor ranks."""
-    return bool(_out_bias(place)[0] or exit_of(place))
+    return bool(_out_bias(place) or exit_of(place))
 
 
 def build_added(place: Place) -> ir.Segment:
-    bias, biased = _out_bias(place)
+    bias = _out_bias(place)
     y = (place.input("y", place.T, place.D),)
-    params, how = (*bias, *post_gain(place)), {**biased, **exit_of(place)}
-    return segment("added", added, params, y, ("out",), eps=place.model.norm_eps, **how)
+    constants = {"eps": place.model.norm_eps} | _biased(bias) | exit_of(place)
+    return segment_of("added", _added(place, bias), (*bias, *post_gain(place)), y, ("out",), constants)
 
 
 def build_between(place: Place) -> ir.Segment:
-    bias, biased = _out_bias(place)
-    return segment(
+    bias = _out_bias(place)
+    return segment_of(
         "between",
-        between,
+        Between(_added(place, bias), arriving(place)),
         (*bias, *post_gain(place), *hyper.mixers(place), *pre_gain(place)),
         sum_of(place),
         ("residual", "x", *hyper.following(place)),
-        eps=place.model.norm_eps,
-        **biased,
-        **hyper.streams_of(place),
-        **entrance(place),
-        **exit_of(place),
+        {"eps": place.model.norm_eps} | _biased(bias) | hyper.streams_of(place) | entrance(place) | exit_of(place),
     )
 
 
 def build_leave(place: Place) -> ir.Segment:
-    bias, biased = _bias(place, "down_bias", isinstance(place.ffn, Dense) and place.ffn.bias)
-    return segment(
-        "leave",
-        leave,
-        (*bias, *post_gain(place)),
-        sum_of(place),
-        ("out",),
-        eps=place.model.norm_eps,
-        **biased,
-        **exit_of(place),
+    biased = isinstance(place.ffn, Dense) and place.ffn.bias
+    bias = (place.vector("down_bias", place.D),) if biased else ()
+    constants = {"eps": place.model.norm_eps} | _biased(bias) | exit_of(place)
+    return segment_of(
+        "leave", Leave(_added(place, bias)), (*bias, *post_gain(place)), sum_of(place), ("out",), constants
     )
 
 
-def _out_bias(place: Place) -> tuple[tuple[ir.Param, ...], dict[str, Constant]]:
+def _added(place: Place, bias: tuple[ir.Param, ...]) -> Added:
+    return Added(bias[0].name if bias else "", leaving_of(place))
+
+
+def _out_bias(place: Place) -> tuple[ir.Param, ...]:
+    """The bias of attention, which comes behind the sum over tensor ranks."""
     sizes = place.attention or place.model.attention
-    return _bias(place, "out_bias", isinstance(sizes, Gqa) and sizes.bias == "all")
+    return (place.vector("out_bias", place.D),) if isinstance(sizes, Gqa) and sizes.bias == "all" else ()
 
 
-def _bias(place: Place, name: str, biased: bool) -> tuple[tuple[ir.Param, ...], dict[str, Constant]]:
-    """The bias of a sum over tensor ranks, if it has one, and what its segment says of it."""
-    return ((place.vector(name, place.D),), {"biased": True}) if biased else ((), {})
+def _biased(bias: tuple[ir.Param, ...]) -> dict[str, Constant]:
+    return {"biased": True} if bias else {}

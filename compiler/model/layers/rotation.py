@@ -6,6 +6,7 @@ done to queries and keys in front of it, which then gets theta = 0: rotated alre
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil, floor, log, pi, sqrt
 from typing import Any
 
@@ -38,41 +39,61 @@ def rotation_of_last(attention: Compressed) -> Rotation:
     return (width, attention.rope.theta, *_frequencies(attention.rope, width))
 
 
-def constants(attention: Mla | Gqa, apart: bool = False) -> dict[str, float | Rotation]:
-    """The constants of a segment that say how it rotates: theta alone where attention does all of it.
+@dataclass(frozen=True)
+class Turning:
+    """How queries and keys are rotated: by theta inside of attention, or by these angles in front of it. query_scale:
+    what queries are multiplied by then."""
 
-    `apart`: it never does, for its queries and keys are those of different rows.
-    """
-    how, scale = rotation(attention), query_scale(attention)
-    if apart and not how and attention.rope is not None:
-        how = (_rotated_width(attention), attention.rope.theta, *_PLAIN)
-    if not how:
-        return {"theta": attention.rope.theta if attention.rope else 0.0}
-    found: dict[str, float | Rotation] = {"theta": 0.0, "rotation": how}
-    return found if scale == 1 else {**found, "query_scale": scale}
+    theta: float
+    angles: Rotation = ()
+    query_scale: float = 1.0
+
+    @property
+    def constants(self) -> dict[str, float | Rotation]:
+        """What an emitted segment prints of it."""
+        if not self.angles:
+            return {"theta": self.theta}
+        found: dict[str, float | Rotation] = {"theta": self.theta, "rotation": self.angles}
+        return found if self.query_scale == 1 else {**found, "query_scale": self.query_scale}
 
 
-def rotated(
-    ops: Any,
-    x_T: Any,
-    places_T: tuple[Any, ...],
-    sequence: int,
-    heads: int,
-    first: int,
-    rotation: Rotation,
-    scale: float = 1.0,
-    stride: int = 1,
-) -> Any:
-    """x with the columns from `first` on of each head rotated, and all of them scaled; x itself if neither is to be.
+def turning(attention: Mla | Gqa, apart: bool = False) -> Turning:
+    """`apart`: attention never rotates, for its queries and keys are those of different rows."""
+    angles, scale = rotation(attention), query_scale(attention)
+    if apart and not angles and attention.rope is not None:
+        angles = (_rotated_width(attention), attention.rope.theta, *_PLAIN)
+    if not angles:
+        return Turning(attention.rope.theta if attention.rope else 0.0)
+    return Turning(0.0, angles, scale)
 
-    `stride`: rows are so many tokens apart; −1 turns them back.
-    """
-    if not rotation or (scale == 1 and not rotation[0]):
-        return x_T
-    if stride == 1:
-        return ops.rotate(x_T, sequence, heads, first, *rotation, scale, *places_T)
-    assert not places_T, "rows in their order"
-    return ops.rotate(x_T, sequence, heads, first, *rotation, scale, None, None, stride)
+
+@dataclass(frozen=True)
+class Rotate:
+    """Rotates columns of each head in sequences of so many tokens. apart: of rows of a context rank, whose positions
+    are given."""
+
+    sequence: int
+    angles: Rotation
+    apart: bool = False
+
+    def __call__(
+        self, ops: Any, x_T: Any, places_T: tuple[Any, ...], heads: int, first: int = 0, scale: float = 1.0
+    ) -> Any:
+        """x with the columns from `first` on of each head rotated, and all of them scaled; x if neither is to be."""
+        if not self.angles or (scale == 1 and not self.angles[0]):
+            return x_T
+        places_T = placed(places_T) if self.apart else places_T
+        return ops.rotate(x_T, self.sequence, heads, first, *self.angles, scale, *places_T)
+
+    def first_of(self, columns: int) -> int:
+        """Where in a head of so many columns the last ones begin that are rotated."""
+        return columns - int(self.angles[0]) if self.angles else 0
+
+    def by(self, ops: Any, x_T: Any, stride: int, heads: int, first: int = 0) -> Any:
+        """x rotated likewise, its rows so many tokens apart; −1 turns them back."""
+        if not self.angles or not self.angles[0]:
+            return x_T
+        return ops.rotate(x_T, self.sequence, heads, first, *self.angles, 1.0, None, None, stride)
 
 
 def placed(places_T: tuple[Any, ...]) -> tuple[Any, ...]:

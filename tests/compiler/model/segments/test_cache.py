@@ -16,7 +16,8 @@ import pytest
 from compiler.emit import segment_cache as cache
 from compiler.files import cache as cache_folder
 from compiler.ir import Emitted, Input, Output, Param, Remade, Segment, SegmentCode
-from compiler.model.layers import dense, moe
+from compiler.model.layers import dense, gqa, moe
+from compiler.model.layers.residual import Leaving
 from compiler.model.segments.printer import module_name
 from compiler.plan.blocks import model_steps
 from dsl.load import load
@@ -25,7 +26,7 @@ from tests import copies
 ROOT = Path(__file__).parents[4]
 SEGMENT = Segment(
     kind="join",
-    function=partial(moe.join, top_k=2),
+    function=moe.Join(2),
     params=(Param("w", (4, 8), "float32", stack=4),),
     inputs=(Input("h", (16, 8), "float32"), Input("order", (32,), "int64", grad=False)),
     outputs=(Output("y"),),
@@ -36,7 +37,16 @@ SEGMENT = Segment(
 )
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "kind": [{"kind": "joint"}],
-    "function": [{"function": partial(moe.join, top_k=3)}, {"function": moe.join}, {"function": partial(dense.dense)}],
+    "function": [
+        {"function": moe.Join(3)},
+        {"function": dense.FeedForward(dense.Activation(), False, False)},
+        {"function": dense.FeedForward(dense.Activation("gelu"), False, False)},
+        {"function": moe.JoinApart(2, Leaving(1e-6, True, 1.0), False, False)},
+        {"function": moe.JoinApart(2, Leaving(1e-5, True, 1.0), False, False)},
+        {"function": partial(gqa.products, heads=2)},
+        {"function": partial(gqa.products, heads=3)},
+        {"function": partial(gqa.products)},
+    ],
     "params": [
         {"params": ()},
         *({"params": (replace(SEGMENT.params[0], **change),)} for change in (
