@@ -39,6 +39,7 @@ from compiler.schedule.one_f_one_b import forward_only
 from compiler.schedule.schedule import Schedule
 from dsl.closed_forms import ramp
 from dsl.schema import Spec
+from runtime.contract.names import ProgramName
 
 Files = tuple[tuple[str, str], ...]  # (path in the build folder, text)
 Progress = Callable[[str], None]
@@ -105,7 +106,7 @@ def lower_spec(
     plan, split = make_plan(spec), held(spec)
     lowering = Lowering(plan, rank_rates(spec), orders)
     schedules = schedule(spec, lowering, progress)
-    programs = {name: lowering.program(each, name.startswith("evaluate")) for name, each in schedules.items()}
+    programs = {name: lowering.program(each, not name.trains) for name, each in schedules.items()}
     certificates = prove(Prover(plan, split), programs)
     openings = opening_order(plan, programs.values())
     check_start(plan, openings, programs.values())
@@ -122,17 +123,17 @@ def lower_spec(
     )
 
 
-def schedule(spec: Spec, lowering: Lowering, progress: Progress = lambda _: None) -> dict[str, Schedule]:
+def schedule(spec: Spec, lowering: Lowering, progress: Progress = lambda _: None) -> dict[ProgramName, Schedule]:
     """The schedule of each program: `train_8` for each number of micro-batches, `evaluate_8` for forwards alone."""
     plan, counts = lowering.plan, ramp.micro_batches(spec)
     scheduler = Scheduler(spec, lowering, progress)
-    schedules = {f"train_{n}": scheduler.schedule(n) for n in counts}
+    schedules = {ProgramName.of("train", n): scheduler.schedule(n) for n in counts}
     if spec.train.validate is not None or spec.train.grpo is not None:  # completions are made by forwards, too
         n = counts[-1]
-        schedules[f"evaluate_{n}"] = forward_only(plan.stage_placement, plan.mesh.pp, n)
+        schedules[ProgramName.of("evaluate", n)] = forward_only(plan.stage_placement, plan.mesh.pp, n)
     return schedules
 
 
-def prove(prover: Prover, programs: Mapping[str, Program]) -> dict[str, Certificate]:
+def prove(prover: Prover, programs: Mapping[ProgramName, Program]) -> dict[ProgramName, Certificate]:
     """The certificate of each program. Raises ProofError."""
     return {name: prover.prove(program) for name, program in programs.items()}

@@ -18,7 +18,7 @@ from compiler.plan.blocks import ROUTES
 from compiler.plan.parameters import num_experts
 from compiler.plan.plan import HELD
 from compiler.plan.split_blocks import balanced_rows, sent_rows
-from compiler.plan.stages import LOGITS, attention_block, block_of, clips
+from compiler.plan.stages import attention_block, block_of, clips
 from compiler.predict.memory_state import kept_elements
 from compiler.predict.planned_step import PURPOSES, Planned
 from compiler.predict.predict import devices_of
@@ -28,6 +28,7 @@ from dsl.closed_forms.memory import update_bytes
 from dsl.schema import Compressed, Gqa, Mla, Moe, Optimizer, Spec
 from runtime import contract
 from runtime.build.files import versions
+from runtime.contract.names import ProgramName, RecordName
 from runtime.system.strict_json import pretty
 
 # --- watch.json of a build: what is predicted of its step, for those who watch the run
@@ -71,16 +72,15 @@ def _rounded(number: float) -> float:
 
 # --- build files
 Quantised = tuple[contract.Quantised, ...]
-INDEX = "index_loss "  # of a metric, in front of the place
 
 
-def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap], quantised: Quantised = ()) -> str:
+def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap], quantised: Quantised = ()) -> str:
     """All the runtime needs to know: mesh, replica table, recipe, and which program serves which step."""
     return pretty(contract_plan(spec, lowered, overlaps, quantised))
 
 
 def contract_plan(
-    spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap], quantised: Quantised = ()
+    spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap], quantised: Quantised = ()
 ) -> contract.Plan:
     """The plan as the runtime reads it. `quantised`: the weights that products read in eight bits."""
     plan, mesh = lowered.plan, lowered.plan.mesh
@@ -103,12 +103,13 @@ def contract_plan(
         mtp_weight=recipe.phases(spec.model.mtp.weight) if spec.model.mtp else None,
         message=_message(plan),
         openings=lowered.openings,
-        records=tuple(
-            metric for stage in plan.stages for metric, _ in stage.records if metric.partition(" ")[0] != LOGITS
-        ),
+        records=tuple(metric for stage in plan.stages for metric, _ in stage.records if not metric.is_largest),
         moe_layers=tuple(_moe_layer(spec, plan, stage, step) for stage in plan.stages for step in _routers(stage)),
         indexers=tuple(
-            _indexer(spec, metric) for stage in plan.stages for metric, _ in stage.records if metric.startswith(INDEX)
+            _indexer(spec, metric.place)
+            for stage in plan.stages
+            for metric, _ in stage.records
+            if metric.kind == "index_loss"
         ),
         stages=tuple(tuple(s.site for s in stage.steps if isinstance(s, Use)) for stage in plan.stages),
         overlap=_overlap(overlaps),
@@ -142,7 +143,7 @@ def _message(plan: Plan) -> contract.Message | None:
     return contract.Message(tuple(extent for extent in output.shape if isinstance(extent, int)), output.dtype)
 
 
-def _overlap(overlaps: Mapping[str, Overlap]) -> contract.Overlap:
+def _overlap(overlaps: Mapping[ProgramName, Overlap]) -> contract.Overlap:
     """Predicted times of every body once, and of every program which share of its exchanges' time is hidden."""
     bodies = {name: times for overlap in overlaps.values() for name, times in overlap.bodies}
     return contract.Overlap(
@@ -164,9 +165,8 @@ def _routers(stage: Stage) -> list[Use]:
     return [s for s in stage.steps if isinstance(s, Use) and s.segment.kind == "router"]
 
 
-def _indexer(spec: Spec, metric: str) -> contract.Indexer:
-    """`metric`: of the loss of an indexer, which names the layer; that of MTP is like the last one."""
-    site = metric.removeprefix(INDEX)
+def _indexer(spec: Spec, site: str) -> contract.Indexer:
+    """The indexer of a layer; that of MTP is like the last one."""
     layer = int(site[1:]) if site.startswith("L") else spec.model.num_layers - 1
     attention = spec.model.attention_of(layer)
     assert isinstance(attention, Mla | Compressed) and attention.indexer
@@ -174,13 +174,13 @@ def _indexer(spec: Spec, metric: str) -> contract.Indexer:
 
 
 def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.MoeLayer:
-    site = router.site.partition(".")[0]
+    site = router.layer
     index = int(site[1:])
     ffn = spec.model.ffn(index) if site.startswith("L") else spec.model.ffn(spec.model.num_layers - 1)
     assert isinstance(ffn, Moe)
     params = dict(router.params)
     rate = None if spec.adapter or spec.train.only else ffn.balance.bias_rate
-    balanced = any(metric == f"sequence_loss {site}" for metric, _ in stage.records)
+    balanced = any(metric == RecordName.of("sequence_loss", site) for metric, _ in stage.records)
     sent = sent_rows(spec, ffn)
     return contract.MoeLayer(
         site=site,
@@ -249,7 +249,7 @@ def _ends(messages: Sequence[tuple[int, Message]]) -> tuple[tuple[int, str], ...
     return tuple([(rank, f"{action}.{micro_batch}") for rank, (action, micro_batch) in messages]) if messages else ()
 
 
-def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> str:
+def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap]) -> str:
     """The plan as one would paste it into an issue."""
     plan = lowered.plan
     lines = [*plan_head(spec, lowered), ""]
@@ -311,7 +311,7 @@ def layers_of(stage: Stage) -> list[str]:
 
 
 def _place(step: Use | Communication) -> str:
-    head = step.site.partition(".")[0]
+    head = step.layer
     return "mtp" if head.startswith("M") and head[1:].isdigit() else head
 
 

@@ -11,15 +11,18 @@ from compiler.program.lower.estimate import Overlap
 from compiler.program.lowered import Lowered
 from dsl.closed_forms.memory import Memory
 from dsl.schema import Spec
+from runtime.contract.names import ProgramName
 
 
-def summary(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap], planned: Sequence[RankMemory]) -> str:
+def summary(
+    spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap], planned: Sequence[RankMemory]
+) -> str:
     """Model, mesh, steps, the schedule of the largest batch, what is proven, and the memory of the fullest rank.
 
     `planned`: what `dsc plan` says of each pipeline rank, with what segments need inside.
     """
     main = lowered.main_schedule
-    overlap = overlaps[f"train_{main.num_micro_batches}"]
+    overlap = overlaps[ProgramName.of("train", main.num_micro_batches)]
     num_instructions = sum(certificate.num_instructions for certificate in lowered.certificates.values())
     rank, memory = fullest(spec, lowered)
     lines = [
@@ -73,7 +76,7 @@ def _when(lowered: Lowered, rank: int) -> str:
     peaks = {name: proven.peak_bytes[rank] for name, proven in lowered.certificates.items()}
     largest = lowered.main_schedule.num_micro_batches
     most = max(peaks, key=peaks.__getitem__)
-    if peaks[most] == peaks[f"train_{largest}"]:
+    if peaks[most] == peaks[ProgramName.of("train", largest)]:
         return ""
     fullest = lowered.schedules[most]
     steps = f"in steps of {count(fullest.num_micro_batches, 'micro-batch')}"
@@ -83,7 +86,7 @@ def _when(lowered: Lowered, rank: int) -> str:
 def _of_largest(lowered: Lowered, rank: int) -> int:
     """Bytes of a device of the rank in steps of the largest batch."""
     memory = lowered.memories[rank]
-    proven = lowered.certificates[f"train_{lowered.main_schedule.num_micro_batches}"]
+    proven = lowered.certificates[ProgramName.of("train", lowered.main_schedule.num_micro_batches)]
     return memory.total - memory.activations + proven.peak_bytes[rank]
 
 

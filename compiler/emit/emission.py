@@ -23,6 +23,7 @@ from compiler.schedule.schedule import Schedule
 from dsl.canonical import canonical
 from dsl.schema import Spec
 from runtime import contract
+from runtime.contract.names import ProgramName
 
 # --- What the proof of a program found → `certificate/<program>.json`, which `dsc train` re-checks before ranks start
 
@@ -95,7 +96,7 @@ class Emission:
     planned: Planned
 
     @cached_property
-    def overlaps(self) -> dict[str, Overlap]:
+    def overlaps(self) -> dict[ProgramName, Overlap]:
         """How each program uses the two lanes, as predicted."""
         return overlaps_of(self.lowered.programs, rank_times(self.lowered.lowering))
 
@@ -171,7 +172,7 @@ def num_sms(spec: Spec) -> int:
     return min(device.sms or HOPPER_SMS for device in spec.cluster.devices) - spec.sm.communication
 
 
-def all_bodies(programs: Mapping[str, Program], num_ranks: int) -> list[list[Body]]:
+def all_bodies(programs: Mapping[ProgramName, Program], num_ranks: int) -> list[list[Body]]:
     """The bodies of each pipeline rank over all programs; one name is one body."""
     result = []
     for rank in range(num_ranks):

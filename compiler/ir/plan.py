@@ -11,6 +11,7 @@ from typing import Literal
 from compiler.ir.holders import Columns, Holders, columns_of
 from compiler.ir.segment import Buffer, Cut, Role, Segment
 from compiler.ir.stage_placement import StagePlacement
+from runtime.contract.names import RecordName
 from runtime.contract.slices import Slice, held_shape
 
 
@@ -106,7 +107,7 @@ class Stage:
     input: Buffer | None  # None on the first stage
     output: Buffer | None  # None on the last stage
     # (metric, value): ("loss", …), ("mtp_loss", …), ("load layers.3", …), ("logits layers.3", …), …
-    records: tuple[tuple[str, str], ...]
+    records: tuple[tuple[RecordName, str], ...]
     tangents: tuple[tuple[str, str], ...]  # (value, constant): the gradient of a loss output is a constant of the step
     tells: tuple[tuple[str, str], ...] = ()  # (name, value): what the executor is given of each micro-batch
 
@@ -265,7 +266,7 @@ class Plan:
     @property
     def clips_logits(self) -> bool:
         """Whether stages record the largest logit of each head, by which a step makes queries and keys smaller."""
-        return any(metric.startswith("logits ") for stage in self.stages for metric, _ in stage.records)
+        return any(metric.is_largest for stage in self.stages for metric, _ in stage.records)
 
     @cached_property
     def uses(self) -> tuple[Use, ...]:

@@ -5,6 +5,8 @@ Stage 0 begins with the embedding; the last stage ends with the final norm, the 
 
 from __future__ import annotations
 
+from typing import cast
+
 from compiler import ir
 from compiler.ir.stage_placement import ONE_STAGE, StagePlacement
 from compiler.model.layers import Place, ends, qk_clip
@@ -13,6 +15,7 @@ from compiler.plan.blocks import ROUTES, CutModel, Step
 from compiler.plan.layer_runs import Runs
 from compiler.plan.splitting import Splitting
 from dsl.schema import Spec
+from runtime.contract.names import RecordKind, RecordName
 
 
 def build_stages(model: CutModel, num_stages: int, stage_placement: StagePlacement = ONE_STAGE) -> tuple[ir.Stage, ...]:
@@ -53,7 +56,6 @@ def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
 
 ROWS = ("row_tokens", "row_mtp_tokens")  # of the rows that a rank has, where it reads all in a part of the vocabulary
 OF_LAYERS = ("sequence_loss", "index_loss")
-LOGITS = "logits"  # of a record: the largest of each head, of which a step has the largest; of all others sums
 PARTS = ("part_targets", "part_mtp_targets", "tensor_rank")  # what a head reads that has a part of the vocabulary
 
 
@@ -87,17 +89,19 @@ def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _losses(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
+def _losses(steps: tuple[Step, ...]) -> tuple[tuple[RecordName, str], ...]:
     """(metric, value) of the losses a stage computes; that of a layer is named with it."""
-    values = [
-        value
+    return tuple(
+        (_loss_name(use, output, value), value)
         for use in steps
         if isinstance(use, ir.Use)
         for value, output in zip(use.outputs, use.segment.outputs, strict=True)
         if output.name in ("loss", *OF_LAYERS)
-    ]
-    kinds = {value: next((kind for kind in OF_LAYERS if value.endswith(f"_{kind}")), "") for value in values}
-    return tuple((f"{kind} {v.removesuffix(f'_{kind}')}" if kind else v, v) for v, kind in kinds.items())
+    )
+
+
+def _loss_name(use: ir.Use, output: ir.Output, value: str) -> RecordName:
+    return RecordName.of(cast(RecordKind, output.name), use.layer) if output.name in OF_LAYERS else RecordName(value)
 
 
 def _tells(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
@@ -111,20 +115,19 @@ def _tells(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _loads_of_experts(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
+def _loads_of_experts(steps: tuple[Step, ...]) -> tuple[tuple[RecordName, str], ...]:
     """(metric, value): the tokens of each expert, by the prefix of the layer's tensors."""
     routers = [step for step in steps if isinstance(step, ir.Use) and step.segment.kind == "router"]
-    metrics = [f"load {block_of(use)}" for use in routers]
+    metrics = [RecordName.of("load", block_of(use)) for use in routers]
     counts = [_names(use).index(LOAD if LOAD in _names(use) else "counts") for use in routers]
     return tuple((metric, use.outputs[k]) for metric, use, k in zip(metrics, routers, counts, strict=True))
 
 
-def _logits_of_heads(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
+def _logits_of_heads(steps: tuple[Step, ...]) -> tuple[tuple[RecordName, str], ...]:
     """(metric, value): the largest logit of each head, by the prefix of the layer's tensors, where it is clipped."""
     clipped = [use for use in steps if isinstance(use, ir.Use) and clips(use)]
-    return tuple(
-        (f"{LOGITS} {attention_block(use)}", use.outputs[_names(use).index(qk_clip.OUTPUT)]) for use in clipped
-    )
+    at = (use.outputs[_names(use).index(qk_clip.OUTPUT)] for use in clipped)
+    return tuple((RecordName.of("logits", attention_block(use)), value) for use, value in zip(clipped, at, strict=True))
 
 
 def clips(use: ir.Use) -> bool:

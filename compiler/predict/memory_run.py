@@ -17,6 +17,7 @@ from compiler.program.lower import Lowering
 from compiler.schedule.schedule import Schedule
 from dsl.schema import Spec
 from runtime.build import run_copy
+from runtime.contract.names import ProgramName
 
 MOST_BYTES = 64 << 20  # of a ledger
 Amount = Annotated[int, Field(ge=0, lt=1 << 60)]
@@ -42,7 +43,7 @@ class Measured:
 
 
 def measured_memories(
-    run: Path, spec: Spec, lowering: Lowering, schedules: Mapping[str, Schedule]
+    run: Path, spec: Spec, lowering: Lowering, schedules: Mapping[ProgramName, Schedule]
 ) -> tuple[Measured, ...]:
     """The peak of every rank of a run folder, planned and measured; empty where no step of its build was measured.
 
@@ -69,7 +70,7 @@ def measured_memories(
             given = found[at].rows[name]
             return Received(given) if isinstance(given, int) else Received(*given)
 
-        program = found[world[0]].program
+        program = ProgramName(found[world[0]].program)
         if program not in schedules:
             raise ValueError(f"{paths[world[0]]}: `program` is none of {', '.join(schedules)}")
         schedule = schedules[program]

@@ -22,6 +22,7 @@ from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import has_copies, simulate
 from dsl.schema import Spec
+from runtime.contract.names import ProgramName
 
 if TYPE_CHECKING:
     from runtime.data.permutation import Numbers
@@ -44,9 +45,11 @@ def attention_share(lowering: Lowering) -> float:
     return (flops.full - flops.causal) / flops.causal
 
 
-def micro_batch_orders(spec: Spec, lowering: Lowering, schedules: Mapping[str, Schedule]) -> dict[str, tuple[int, ...]]:
+def micro_batch_orders(
+    spec: Spec, lowering: Lowering, schedules: Mapping[ProgramName, Schedule]
+) -> dict[ProgramName, tuple[int, ...]]:
     """By program, the rank of the micro-batch at each position, the cheapest being 0; none where they go as drawn."""
-    trained = {name: each for name, each in schedules.items() if name.startswith("train")}
+    trained = {name: each for name, each in schedules.items() if name.trains}
     if spec.schedule.order != "cost":
         return {}
     costs = costs_of_orders(lowering, *trained.values())

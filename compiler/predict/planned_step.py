@@ -13,6 +13,7 @@ from compiler.predict.predict import Timed, memories, predicted, timed_on
 from compiler.predict.prediction import Flops, Generation, Prediction, RankMemory, StageRow, Step
 from compiler.program.lowered import Lowered
 from dsl.schema import Spec
+from runtime.contract.names import ProgramName
 
 MOST_DRAWN = 64  # devices of a cluster that is drawn, and not told in classes alone
 PURPOSES = ("experts", "gradients", "pipeline")
@@ -106,7 +107,7 @@ def predict_step(spec: Spec, lowered: Lowered) -> PredictedStep:
     """Predict a step of the largest batch."""
     schedule = lowered.main_schedule
     timed = timed_on(spec, lowered.lowering, schedule)
-    program = lowered.programs[f"train_{schedule.num_micro_batches}"]
+    program = lowered.programs[ProgramName.of("train", schedule.num_micro_batches)]
     return PredictedStep(timed, planned_of(timed, predicted(timed, memories(timed, program))))
 
 

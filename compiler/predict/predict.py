@@ -254,7 +254,7 @@ def stage_rows(lowering: Lowering) -> tuple[StageRow, ...]:
     twins = twins_of(plan.stages)
     lanes: dict[tuple[int, int], tuple[float, float]] = {}
     for stage in plan.stages:
-        sites = dict.fromkeys(step.site.partition(".")[0] for step in stage.steps if isinstance(step, Use))
+        sites = dict.fromkeys(step.layer for step in stage.steps if isinstance(step, Use))
         layers = tuple(int(site[1:]) for site in sites if site[0] == "L")
         others = tuple(OTHERS[site] for site in sites if site in OTHERS)
         ranks = plan.ranks_of_stage(stage.index)

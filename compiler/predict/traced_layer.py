@@ -287,7 +287,7 @@ def _of_classes(entry: ClassTime, trace: Trace, table: Table, times: LayerTimes)
 
 
 def _site(step: Use | Communication) -> str:
-    return step.site.partition(".")[0]
+    return step.layer
 
 
 def _uses(stage: Stage, layer: str) -> list[Use]:

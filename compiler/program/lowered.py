@@ -11,6 +11,7 @@ from compiler.program.proof import Certificate
 from compiler.schedule.schedule import Schedule
 from dsl.closed_forms.memory import Memory
 from runtime.contract import Opening
+from runtime.contract.names import ProgramName
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,12 @@ class Lowered:
     lowering: Lowering
     batches: tuple[tuple[int, int], ...]  # (first step, sequences of a step), ascending
     num_steps: int
-    schedules: Mapping[str, Schedule]  # by program: train_8, evaluate_2
-    programs: Mapping[str, Program]
-    certificates: Mapping[str, Certificate]
+    schedules: Mapping[ProgramName, Schedule]  # by program: train_8, evaluate_2
+    programs: Mapping[ProgramName, Program]
+    certificates: Mapping[ProgramName, Certificate]
     openings: tuple[Opening, ...]  # the channels of all ranks, in the order in which they are opened
     memories: tuple[Memory, ...]  # of a device of every pipeline rank, at the peak of the fullest of the programs
-    micro_batch_orders: Mapping[str, tuple[int, ...]]  # by program, where micro-batches go by their cost
+    micro_batch_orders: Mapping[ProgramName, tuple[int, ...]]  # by program, where micro-batches go by their cost
 
     @property
     def plan(self) -> Plan:
@@ -35,4 +36,4 @@ class Lowered:
     @property
     def main_schedule(self) -> Schedule:
         """The schedule of the largest batch."""
-        return max((s for n, s in self.schedules.items() if n.startswith("train")), key=lambda s: s.num_micro_batches)
+        return max((s for n, s in self.schedules.items() if n.trains), key=lambda s: s.num_micro_batches)

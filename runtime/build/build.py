@@ -18,6 +18,7 @@ from runtime.build.certificate import CertificateError, check_collectives, check
 from runtime.build.files import BuildError, OtherBuildError, read, versions
 from runtime.build.modules import Modules
 from runtime.contract import Plan, Program, check_programs
+from runtime.contract.names import ProgramName
 from runtime.system.strict_json import FormError
 
 __all__ = ["Build", "BuildError", "OtherBuildError"]
@@ -37,7 +38,7 @@ class Build:
     folder: Path
     files: Mapping[str, bytes] = field(repr=False)
     plan: Plan = field(repr=False)
-    programs: Mapping[str, Program] = field(repr=False)  # by file name without suffix: train_8, evaluate_2
+    programs: Mapping[ProgramName, Program] = field(repr=False)  # by file name without suffix: train_8, evaluate_2
     versions: Mapping[str, str]
     digest: str
     edits: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from runtime.contract import Call, Certificate, Collective, Exchanged, Opening, Plan, Program
 from runtime.contract.mesh import Columns
+from runtime.contract.names import ProgramName
 from runtime.system.strict_json import FormError
 
 
@@ -38,7 +39,7 @@ class Event(NamedTuple):
     where: str  # the step it happens in, (F3.7|B4.2)
 
 
-def recheck(files: Mapping[str, bytes], digests: Mapping[str, str]) -> dict[str, Program]:
+def recheck(files: Mapping[str, bytes], digests: Mapping[str, str]) -> dict[ProgramName, Program]:
     """The programs of a build, by name; CertificateError unless each is what was proven. O(messages).
 
     files: the build's, by path. digests: sha256 of each.
@@ -52,9 +53,9 @@ def recheck(files: Mapping[str, bytes], digests: Mapping[str, str]) -> dict[str,
     return {name: _rechecked(name, files, digests) for name in programs}
 
 
-def program_names(files: Iterable[str]) -> list[str]:
+def program_names(files: Iterable[str]) -> list[ProgramName]:
     """train_8, evaluate_2, … of the files of a build, sorted."""
-    return _names(files, "program")
+    return [ProgramName(name) for name in _names(files, "program")]
 
 
 def _names(files: Iterable[str], folder: str) -> list[str]:
@@ -216,7 +217,7 @@ TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "recor
 LOGITS = Collective("max", "logits")
 
 
-def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
+def check_collectives(plan: Plan, programs: Mapping[ProgramName, Program]) -> None:
     """Raise CertificateError unless every program has the collectives that its plan needs. O(buckets) of each."""
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1 and not bucket.still]
     alike = [bucket for bucket in shared if plan.is_reduced(bucket)]
@@ -227,7 +228,7 @@ def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
     averaged = plan.train.validate is not None and plan.train.validate.ema
     of_training = {RECORDS, NORM, *reduces, *((LOGITS,) if plan.clipped else ())}
     for name, program in programs.items():
-        trains = name.startswith("train_")
+        trains = name.trains
         lists = {
             "prologue": (program.prologue, {TARGETS}),
             "epilogue": (program.epilogue, of_training if trains else {RECORDS}),
@@ -270,7 +271,7 @@ def _wrong_starts(program: Program, shared: Collection[tuple[tuple[int, ...], tu
     return ""
 
 
-def check_start(plan: Plan, programs: Mapping[str, Program]) -> None:
+def check_start(plan: Plan, programs: Mapping[ProgramName, Program]) -> None:
     """Raise CertificateError unless all channels that programs use are opened once, and no others. O(messages)."""
     used, given = Counter({*_used(plan, programs)}), Counter(plan.openings)
     for opening in (*used, *given):
@@ -282,7 +283,7 @@ def check_start(plan: Plan, programs: Mapping[str, Program]) -> None:
             )
 
 
-def _used(plan: Plan, programs: Mapping[str, Program]) -> Iterator[Opening]:
+def _used(plan: Plan, programs: Mapping[ProgramName, Program]) -> Iterator[Opening]:
     mesh = plan.mesh
     rows = [(rank, calls) for program in programs.values() for rank, calls in enumerate(program.ranks)]
     for source, rank in {(source, rank) for rank, calls in rows for call in calls for source, _ in call.posts}:

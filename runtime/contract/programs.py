@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from runtime.contract.mesh import Rank
+from runtime.contract.names import ProgramName
 from runtime.contract.plan import Plan, demand
 from runtime.contract.recipe import Amount, Count, Name, Placement
 from runtime.system.strict_json import read, tree
@@ -115,17 +116,18 @@ def _messages(ends: Sequence[tuple[int, str]]) -> str:
     return ", ".join([f'[{rank}, "{message}"]' for rank, message in ends]) if ends else ""
 
 
-def check_programs(plan: Plan, programs: Mapping[str, Program]) -> None:
+def check_programs(plan: Plan, programs: Mapping[ProgramName, Program]) -> None:
     """Raise FormError unless a plan has its programs, and those fit it. `programs`: by name, as in train_8."""
     sequences = plan.mesh.dp * plan.train.micro_batch
     for _, size in plan.batches:
-        demand(f"train_{size // sequences}" in programs, f"batches: there is no program of {size} sequences")
+        name = ProgramName.of("train", size // sequences)
+        demand(name in programs, f"batches: there is no program of {size} sequences")
     largest = plan.batches[-1][1]
-    for name, given in {"validate": plan.train.validate, "grpo": plan.train.grpo}.items():
-        there = f"evaluate_{largest // sequences}" in programs
-        demand(given is None or there, f"train.{name}: there is no program for it")
+    for key, given in {"validate": plan.train.validate, "grpo": plan.train.grpo}.items():
+        there = ProgramName.of("evaluate", largest // sequences) in programs
+        demand(given is None or there, f"train.{key}: there is no program for it")
     for name, program in programs.items():
-        fits = len(program.ranks) == plan.mesh.pp and name.endswith(f"_{program.micro_batches}")
+        fits = len(program.ranks) == plan.mesh.pp and name in ProgramName.all_of(program.micro_batches)
         demand(fits and program.placement == plan.placement, f"program/{name}.json: its sizes")
         ordered = plan.data.masks_documents and sorted(program.order) == [*range(program.micro_batches)]
         demand(ordered or not program.order, f"program/{name}.json: its order")

@@ -339,7 +339,7 @@ def policy_of(trainer: Trainer, prompts: PromptSamples) -> Policy:
     plan, grpo, sums = trainer.plan, trainer.plan.train.grpo, trainer.links.sums
     assert grpo is not None, "a run with prompts learns from rewards"
     program = max(
-        (each for name, each in trainer.programs.items() if name.startswith("evaluate")),
+        (each for name, each in trainer.programs.items() if not name.trains),
         key=lambda each: each.micro_batches,
     )
     of_column = program.micro_batches * plan.train.micro_batch

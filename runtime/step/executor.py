@@ -22,6 +22,7 @@ from runtime.comm.exchange import Exchange, HostReads, LocalExchange, RankExchan
 from runtime.comm.transport import Edge, Links, Pending
 from runtime.contract import Call, Message, Plan
 from runtime.contract.mesh import Columns, columns_with
+from runtime.contract.names import ProgramName
 from runtime.state.state import DTYPES, State
 from runtime.step import records
 from runtime.step.host_copies import HostCopies
@@ -50,7 +51,7 @@ class Batch:
     data: Mapping[str, Tensor] = field(default_factory=dict)
     constants: Mapping[str, Tensor] = field(default_factory=dict)
     rows: int | None = None
-    program: str = ""
+    program: ProgramName = field(default_factory=ProgramName)
     samples: Indices = field(default_factory=lambda: np.arange(0))
     records: dict[str, Tensor] = field(default_factory=dict)
     reported: dict[str, dict[int, Tensor]] = field(default_factory=dict)

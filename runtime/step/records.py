@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from runtime.contract import MoeLayer, Plan
-
-LOGITS = "logits "  # how names of records begin that are the largest logit of each head
+from runtime.contract.names import RecordName
 
 
 def joined(name: str, one: Tensor, other: Tensor) -> Tensor:
     """A record of two micro-batches: the larger logits, of all else the sum."""
-    return torch.maximum(one, other) if name.startswith(LOGITS) else one + other
+    return torch.maximum(one, other) if RecordName(name).is_largest else one + other
 
 
 def extents_of(plan: Plan) -> dict[str, int]:
     """Numbers that each record has: a load is one of each expert."""
-    return {n: next((y.experts for y in plan.moe_layers if n == f"load {y.name}"), 1) for n in plan.records}
+    experts = {RecordName.of("load", layer.name): layer.experts for layer in plan.moe_layers}
+    return {name: experts.get(RecordName(name), 1) for name in plan.records}
 
 
 def flat(found: Mapping[str, Tensor], plan: Plan, device: torch.device) -> Tensor:
@@ -28,7 +28,7 @@ def flat(found: Mapping[str, Tensor], plan: Plan, device: torch.device) -> Tenso
     exact. Loads are by expert."""
     here = dict(found)
     for layer in plan.moe_layers:
-        if layer.slots is not None and (name := f"load {layer.name}") in here:
+        if layer.slots is not None and (name := RecordName.of("load", layer.name)) in here:
             here[name] = here[name].reshape(-1)[torch.tensor(layer.slots, device=device)]
     parts = [
         here.get(name, torch.zeros(extent, device=device)).reshape(-1).to(torch.float64)
@@ -49,7 +49,7 @@ def largest_logits(found: Mapping[str, Tensor], plan: Plan, column: int, device:
     tensor, parts = plan.mesh.tp, []
     for each in plan.clipped:
         peaks_H = torch.full((each.heads,), -torch.inf, dtype=torch.float64, device=device)
-        if (peaks := found.get(f"{LOGITS}{each.name}")) is not None:
+        if (peaks := found.get(RecordName.of("logits", each.name))) is not None:
             peaks_H.view(tensor, -1)[column % tensor].copy_(peaks)
         parts.append(peaks_H)
     return torch.cat(parts)
@@ -68,14 +68,14 @@ def losses(sums: Mapping[str, Tensor], plan: Plan) -> dict[str, float]:
     balance = [
         y.sequence_loss * (sums[k] / sums["sequences"]).item()
         for y in plan.moe_layers
-        if (k := f"sequence_loss {y.site}") in sums
+        if (k := RecordName.of("sequence_loss", y.site)) in sums
     ]
     return found | index_loss(sums, plan) | ({"sequence_loss": sum(balance)} if balance else {})
 
 
 def imbalance(sums: Mapping[str, Tensor], layers: Sequence[MoeLayer]) -> dict[str, Any]:
     """Load of the busiest expert over the mean, of each layer and the mean over layers; 1 is perfect balance."""
-    loads = {layer.name: sums[f"load {layer.name}"] for layer in layers}
+    loads = {layer.name: sums[RecordName.of("load", layer.name)] for layer in layers}
     ratios = {name: (load.max() / load.mean()).item() for name, load in loads.items()}
     return {"imbalance": sum(ratios.values()) / len(ratios), "layer_imbalance": ratios} if ratios else {}
 
@@ -84,18 +84,20 @@ def layer_tangents(plan: Plan, counts: Mapping[str, Tensor]) -> dict[str, float]
     """The gradients of the step's objective with respect to the losses of layers: of the balance of each sequence, and
     of indexers, which are sums over tokens. `counts`: sequences, and where there are indexers their tokens."""
     sequences = counts["sequences"].item()
-    balance = {f"sequence_loss {layer.site}": layer.sequence_loss / sequences for layer in plan.moe_layers}
+    balance: dict[str, float] = {
+        RecordName.of("sequence_loss", layer.site): layer.sequence_loss / sequences for layer in plan.moe_layers
+    }
     if not plan.indexers:
         return balance
     rows = _indexed_rows(plan, counts["tokens"].item())
-    return balance | {f"index_loss {each.site}": each.loss / rows for each in plan.indexers}
+    return balance | {RecordName.of("index_loss", each.site): each.loss / rows for each in plan.indexers}
 
 
 def index_loss(sums: Mapping[str, Tensor], plan: Plan) -> dict[str, float]:
     """The mean loss of the indexers, in nats of a token and without its weight; nothing where there are none."""
     if not plan.indexers:
         return {}
-    total = sum(sums[f"index_loss {each.site}"].item() for each in plan.indexers)
+    total = sum(sums[RecordName.of("index_loss", each.site)].item() for each in plan.indexers)
     return {"index_loss": total / (_indexed_rows(plan, sums["tokens"].item()) * len(plan.indexers))}
 
 

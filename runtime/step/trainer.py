@@ -19,6 +19,7 @@ from runtime.build.build import Build
 from runtime.comm.connect import Endpoint
 from runtime.comm.transport import Wanted, Work
 from runtime.contract import EXTRA_TOKENS, Collective, Program
+from runtime.contract.names import ProgramKind, ProgramName, RecordName
 from runtime.contract.rate import batch_at, learning_rate, value_at
 from runtime.data.position import Position
 from runtime.data.samples import BlendSamples
@@ -274,7 +275,7 @@ class Trainer:
         losses = self._losses(total)
         return {name: losses[name] for name in ("loss", "mtp_loss") if name in losses}
 
-    def _run(self, kind: str, source: Source | None, samples: Indices) -> Sums:
+    def _run(self, kind: ProgramKind, source: Source | None, samples: Indices) -> Sums:
         """Execute a program on the samples of these indices; sums of its records over all ranks."""
         size = len(samples)
         name = self._program_of(kind, size)
@@ -370,7 +371,7 @@ class Trainer:
                     each.make(self.state.parameters, self.plan.train.seed, self.step)
             self.quantised_at = self.step
 
-    def _data(self, kind: str, source: Source | None, samples: Indices) -> dict[str, Tensor]:
+    def _data(self, kind: ProgramKind, source: Source | None, samples: Indices) -> dict[str, Tensor]:
         """What a step reads of its samples; that of training was read ahead."""
         if self.policy:
             return self.policy.micro_batches(self.device)
@@ -386,10 +387,10 @@ class Trainer:
         """The program of the last batch."""
         return self.programs[self.batch.program]
 
-    def _program_of(self, kind: str, size: int) -> str:
-        return f"{kind}_{size // (self.plan.mesh.dp * self.plan.train.micro_batch)}"
+    def _program_of(self, kind: ProgramKind, size: int) -> ProgramName:
+        return ProgramName.of(kind, size // (self.plan.mesh.dp * self.plan.train.micro_batch))
 
-    def _load(self, kind: str, source: Source | None, samples: Indices) -> MicroBatches:
+    def _load(self, kind: ProgramKind, source: Source | None, samples: Indices) -> MicroBatches:
         assert source is not None
         order = self.programs[self._program_of(kind, len(samples))].order
         ordered = by_cost(source, samples, order) if order else samples
@@ -434,7 +435,7 @@ class Trainer:
 
     def _balance(self, sums: Sums, tokens_seen: int) -> None:
         for layer in self.layers:
-            load = sums[f"load {layer.name}"]
+            load = sums[RecordName.of("load", layer.name)]
             self.loads[layer.name] += load.to("cpu", torch.int64)
             if layer.bias in self.state.biases and layer.bias_rate is not None:
                 rate = value_at(layer.bias_rate, tokens_seen)

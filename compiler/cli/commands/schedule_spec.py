@@ -78,7 +78,7 @@ class Run:
     def layout(self) -> str:
         """Which layers are on which stage, in Megatron's words."""
         counts = [
-            len({use.site.partition(".")[0] for use in stage.steps if isinstance(use, Use) and use.site[0] == "L"})
+            len({use.layer for use in stage.steps if isinstance(use, Use) and use.site[0] == "L"})
             for stage in self.plan.stages
         ]
         ends = [0, *accumulate(counts)]

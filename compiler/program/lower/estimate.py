@@ -24,6 +24,7 @@ from compiler.program.lower.lowering import Lowering
 from compiler.schedule.costs import PAIR_KINDS, Costs
 from compiler.schedule.weights import Side, StagePairs, StageWeight, Weight, by_kind, rounded
 from runtime.contract.actions import COPIES
+from runtime.contract.names import ProgramName
 
 Times = Mapping[Key, Node]  # segments and exchanges with the nanoseconds that they hold their lanes, by key
 KINDS = "FBIW"
@@ -246,7 +247,7 @@ def held(
             yield i, start, compute
 
 
-def overlaps_of(programs: Mapping[str, Program], times: Times | Sequence[Times]) -> dict[str, Overlap]:
+def overlaps_of(programs: Mapping[ProgramName, Program], times: Times | Sequence[Times]) -> dict[ProgramName, Overlap]:
     """The use that programs of one plan make of the two lanes, each body as often as it is invoked.
 
     `times`: of all pipeline ranks, or of each. A body that two kinds of devices run has the times of the slower one.

@@ -23,6 +23,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.weights import by_kind
 from runtime.build.run_copy import PROGRAM
 from runtime.contract.actions import Action, actions_of
+from runtime.contract.names import ProgramName
 
 WARM_UP = 4  # of a run's traced steps, the first of this many is left out: caches and allocators settle in it
 MOST_BYTES = 1 << 30  # of a trace
@@ -97,7 +98,7 @@ def of_programs(run: Path, trace: Sequence[Mapping[int, Line]]) -> tuple[list[di
 def programs_of(trace: Sequence[Mapping[int, Line]]) -> tuple[str, ...]:
     """Names of the programs that were run, the one of most micro-batches last."""
     found = {line["program"] for line in trace[0].values()}
-    return tuple(sorted(found, key=lambda name: (name.startswith("train"), num_micro_batches(name), name)))
+    return tuple(sorted(found, key=lambda name: (ProgramName(name).trains, num_micro_batches(name), name)))
 
 
 def num_micro_batches(program: str) -> int:

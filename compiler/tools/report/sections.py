@@ -21,6 +21,7 @@ from compiler.tools.picture.comm_lane import lanes_of
 from compiler.tools.report.lost_time import LostTime
 from dsl.closed_forms.memory import Memory
 from dsl.schema import Spec
+from runtime.contract.names import ProgramName
 
 # --- What a report shows: plain frozen values, no torch. `Report` is the whole input of the page
 
@@ -99,7 +100,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step:
     """
     plan = lowered.plan
     schedule = lowered.main_schedule
-    program = lowered.programs[f"train_{schedule.num_micro_batches}"]
+    program = lowered.programs[ProgramName.of("train", schedule.num_micro_batches)]
     lanes = lanes_of(program, rank_times(lowered.lowering))
     step = step or predict_step(spec, lowered)
     planned = step.planned
