@@ -112,7 +112,6 @@ NUMERICS = (
     "runtime/ops/native/",
     "runtime/state/optimizers/",
     "compiler/model/ops/",
-    "compiler/emit/kernels/",
     "compiler/tools/inference/op_tables.py",
     "benchmarks/gpu/libraries.py",
     "benchmarks/gpu/peers.py",

@@ -349,5 +349,14 @@ def policy_of(trainer: Trainer, prompts: PromptSamples) -> Policy:
     texts = {each.name: trainer.build.files[each.file].decode() for each in grpo.rewards if each.file}
     scorer = Rewards(grpo.rewards, texts) if trainer.pp_rank == 0 else None
     reference = Reference(trainer.state, sums) if grpo.kl else None
-    what = generator, prompts, scorer, sums, trainer.time, reference
-    return Policy(plan, trainer.rank, *what, set_action=trainer.board.set_action)
+    return Policy(
+        plan,
+        trainer.rank,
+        generator,
+        prompts,
+        scorer,
+        sums,
+        trainer.time,
+        reference,
+        set_action=trainer.board.set_action,
+    )

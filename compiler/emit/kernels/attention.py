@@ -36,34 +36,40 @@ class Bounds(NamedTuple):
         return f"_w{self.window}" + f"_c{in_name(self.softcap)}" * bool(self.softcap) + "_sinks" * self.sinks
 
 
-def _choose(
-    template: str,
-    name: str,
-    dtypes: set[str],
-    sms: int,
-    S: int,
-    H: int,
-    group: int,
-    nope: int,
-    rope: int,
-    value: int,
-    kept: bool = False,
-    both: bool = False,
-    bounds: Bounds | None = None,
-    documents: bool = False,
-    queries: int = 0,
-    peaks: bool = False,
-) -> Choice | None:
-    """Sequences of S, H heads in groups of `group`, their columns [nope | rope] and value; latent if there is nope.
+class Shape(NamedTuple):
+    """Sequences of S, H heads in groups of `group`, their columns [nope | rope] and value; latent if there is nope."""
 
-    `kept`: the result is E5M6, of which the forward makes E4M3 as well. `both`: gradients of keys and values are E4M3,
-    by rows and by columns. For either, values are a tile wide (`compiler.model.segments.passes` says what else).
-    `documents`: of which sequences may hold several, that are kept apart. `queries` of each sequence, at positions
-    that are loaded; 0 where they are those of all S, and where they stand is known. With positions the first key that
-    a query sees is loaded as well, so that the text for documents serves them, and windows too. `peaks`: the forward
-    also gives the largest logit of each head, which it has of each row as that from which weights are made; behind a
-    softcap, or with a sink among them, it has not.
+    S: int
+    H: int
+    group: int
+    nope: int
+    rope: int
+    value: int
+
+
+class Options(NamedTuple):
+    """What a kernel does besides.
+
+    kept: the result is E5M6, of which the forward makes E4M3 as well. both: gradients of keys and values are E4M3, by
+    rows and by columns. For either, values are a tile wide (`compiler.model.segments.passes` says what else).
+    documents: sequences may hold several, which are kept apart. queries: of each sequence, at positions that are
+    loaded; 0 if they are those of all S, whose positions are known. With positions the first key that a query sees is
+    loaded as well, so that the text for documents serves them, and windows too. peaks: the forward also gives the
+    largest logit of each head. It has that of each row, unless logits are capped or a sink is among them.
     """
+
+    documents: bool
+    queries: int
+    peaks: bool
+    kept: bool = False
+    both: bool = False
+    bounds: Bounds | None = None
+
+
+def _choose(name: str, dtypes: set[str], sms: int, shape: Shape, options: Options) -> Choice | None:
+    S, H, group, nope, rope, value = shape
+    documents, queries, peaks, kept, both, bounds = options
+    template = "attention_dgrad" if "_dgrad" in name else "attention"
     dtype = next(iter(dtypes))
     blocks = {name: max(16, power_of_two(size)) for name, size in (("NOPE", nope), ("ROPE", rope), ("VALUE", value))}
     keys = blocks["ROPE"] + (blocks["NOPE"] if nope else 0)
@@ -86,8 +92,9 @@ def _choose(
     ragged = any(size * BYTES[dtype] % 16 for size in (nope, rope, value))
     if positions:
         sizes["Q"] = queries
-    how = windowed, documents, positions
-    forward, by_queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged, *how)
+    forward, by_queries, by_keys, by_values = _launches(
+        S, keys, blocks["VALUE"], dtype, ragged, windowed, documents, positions
+    )
     if kept and S % 128:  # masks of rows beside the two formats: of 128 rows 48 bytes spill on 3.9, 256 on 3.6
         forward["M"] = 64
     # No power of two: of 64 queries dv spills 8 bytes on 3.6 for sm_100; of a part of a block at loaded positions 16.
@@ -212,33 +219,30 @@ def _power_within(size: int) -> int:
     return 1 << max(0, size.bit_length() - 1)
 
 
-def _where(q: Buffer, k: Buffer, S: int, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """What `_choose` is told of documents, and of queries that are some rows of each sequence."""
+def _options(op: str, q: Buffer, k: Buffer, S: int, arguments: tuple[Any, ...]) -> Options:
+    """What an op of this name does, with documents, or with queries that are some rows of each sequence."""
     documents, positions = places(arguments)
-    return {"documents": documents, "queries": int(q.shape[0]) * S // int(k.shape[0]) if positions else 0}
+    queries = int(q.shape[0]) * S // int(k.shape[0]) if positions else 0
+    return Options(documents, queries, "_peaks" in op, "e5m6" in op, "both" in op)
 
 
 def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) -> Choice | None:
     S, H, nope, rope, value, *_ = sizes
-    template = "attention_dgrad" if "_dgrad" in op else "attention"
-    more: dict[str, Any] = {"kept": "e5m6" in op, "both": "both" in op, "peaks": "_peaks" in op}
-    more |= _where(q, kv, S, sizes)
-    return _choose(template, op, {q.dtype, kv.dtype, k_rope.dtype}, sms, S, H, 1, nope, rope, value, **more)
+    dtypes, options = {q.dtype, kv.dtype, k_rope.dtype}, _options(op, q, kv, S, sizes)
+    return _choose(op, dtypes, sms, Shape(S, H, 1, nope, rope, value), options)
 
 
 def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Choice | None:
     S, H, G, *_ = sizes
-    width, template = int(q.shape[1]) // H, op.replace("gqa_", "").removesuffix("_peaks")
-    dtypes, more = {q.dtype, k.dtype, v.dtype}, _where(q, k, S, sizes) | {"peaks": "_peaks" in op}
-    return _choose(template, op, dtypes, sms, S, H, H // G, 0, width, width, **more)
+    width, options = int(q.shape[1]) // H, _options(op, q, k, S, sizes)
+    return _choose(op, {q.dtype, k.dtype, v.dtype}, sms, Shape(S, H, H // G, 0, width, width), options)
 
 
 def _bounded(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *sizes: Any) -> Choice | None:
     S, H, G, _, window, softcap, *_ = sizes
-    width, template = int(q.shape[1]) // H, op.replace("bounded_", "").removesuffix("_peaks")
-    more: dict[str, Any] = {"bounds": Bounds(min(window or S, S), softcap, sinks), "peaks": "_peaks" in op}
-    more |= _where(q, k, S, sizes)
-    return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width, **more)
+    bounds, width = Bounds(min(window or S, S), softcap, sinks), int(q.shape[1]) // H
+    options = _options(op, q, k, S, sizes)._replace(bounds=bounds)
+    return _choose(op, {q.dtype, k.dtype, v.dtype}, sms, Shape(S, H, H // G, 0, width, width), options)
 
 
 def _of_result(choose: Callable[..., Choice | None], op: str, tensors: int = 1) -> Callable[..., Choice | None]:

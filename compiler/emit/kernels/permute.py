@@ -6,7 +6,7 @@ Their text is permute.py.j2, which has that of the router in it where one launch
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from compiler.emit.kernels.kernel import FUSION, Choice, power_of_two
 from compiler.emit.kernels.route import applies, lanes, routing, scores
@@ -35,20 +35,20 @@ def _permute(x: Buffer, scales: Buffer | None, expert: Buffer, experts: int) -> 
     )
 
 
-def _routed(
-    logits: Buffer,
-    bias: Buffer | None,
-    x: Buffer,
-    scales: Buffer | None,
-    slots: Buffer | None,
-    softmax: bool,
-    groups: int,
-    top_groups: int,
-    top_k: int,
-    normalize: bool,
-    scale: float,
-) -> Choice | None:
+class Routing(NamedTuple):
+    """How experts are chosen: the arguments of the op behind its tensors."""
+
+    softmax: bool
+    groups: int
+    top_groups: int
+    top_k: int
+    normalize: bool
+    scale: float
+
+
+def _routed(logits: Buffer, x: Buffer, scales: Buffer | None, how: Routing) -> Choice | None:
     """A block is routed in tiles of at most 4096 scores, 8 a thread: 83 to 106 registers. Of 8192, up to 175."""
+    softmax, groups, top_groups, top_k, normalize, _ = how
     experts, columns = int(logits.shape[1]), int(x.shape[1])
     if not _moves(x, scales) or not applies(experts, top_k, logits.dtype):
         return None
@@ -110,6 +110,6 @@ OPS: dict[str, Callable[..., Choice | None]] = {
     "permute_fp8": lambda sms, x, scales, gate, expert, num_experts: _permute(x, scales, expert, num_experts),
     "permute_placed": lambda sms, x, gate, expert, slots: _permute(x, None, expert, int(slots.shape[0])),
     "permute_placed_fp8": lambda sms, x, scales, gate, expert, slots: _permute(x, scales, expert, int(slots.shape[0])),
-    "route_permute": lambda sms, logits, bias, x, *rest: _routed(logits, bias, x, None, *rest),
-    "route_permute_fp8": lambda sms, logits, bias, x, scales, *rest: _routed(logits, bias, x, scales, *rest),
+    "route_permute": lambda sms, logits, bias, x, slots, *how: _routed(logits, x, None, Routing(*how)),
+    "route_permute_fp8": lambda sms, logits, bias, x, scales, slots, *how: _routed(logits, x, scales, Routing(*how)),
 }
