@@ -114,6 +114,7 @@ SOURCES = (
     "dsl/facts/__init__.py",
     "dsl/facts/formats.py",
     "runtime/__init__.py",
+    "runtime/contract/names.py",
     "runtime/contract/weights.py",
     "runtime/contract/recipe.py",
     "runtime/contract/slices.py",

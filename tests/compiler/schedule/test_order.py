@@ -30,6 +30,7 @@ from compiler.schedule.order import _Timed, best_order, ordered
 from compiler.schedule.simulate import simulate
 from dsl.load import load
 from runtime.contract.actions import Action, Pair
+from runtime.contract.names import ProgramName
 from tests.compiler.schedule.offloading import offloading
 from tests.compiler.schedule.test_simulate import plain, random_costs
 from tests.compiler.schedule.tiny import best_makespan
@@ -91,8 +92,8 @@ def test_a_run_of_a_file_with_copies_has_an_order() -> None:
     spec = load("specs/laptop-gqa.dsc", overrides=["schedule.order=cost", "data.documents=masked"])
     lowering = Lowering(make_plan(spec), rank_rates(spec))
     schedule = offloading("gpipe", 2, 8, Fraction(1, 2))
-    orders = micro_batch_orders(spec, lowering, {"train_8": schedule})
-    assert sorted(orders["train_8"]) == [*range(8)] != list(orders["train_8"])
+    orders = micro_batch_orders(spec, lowering, {ProgramName("train_8"): schedule})
+    assert sorted(orders[ProgramName("train_8")]) == [*range(8)] != list(orders[ProgramName("train_8")])
     assert costs_of_orders(lowering).O is None and copy_time(lowering) == costs_of_orders(lowering, schedule).O
 
 
