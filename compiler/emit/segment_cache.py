@@ -205,8 +205,7 @@ def key_of(segment: Segment, num_sms: int, tools: str) -> str:
 
 
 def _function(function: Callable[..., Any]) -> list[object]:
-    """A layer's function by name, with the functions that it is of, and the constants it is given. Its text is among
-    `SOURCES`."""
+    """A layer's function by name, with its steps and constants. Its text is among `SOURCES`."""
     if is_dataclass(function):
         _check_is_of_a_layer(type(function))
         return [type(function).__module__, type(function).__qualname__, *map(_setting, vars(function).values())]

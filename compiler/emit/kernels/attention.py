@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a kernel does besides.
+    """Options of an attention kernel.
 
     kept: the result is E5M6, of which the forward makes E4M3 as well. both: gradients of keys and values are E4M3, by
     rows and by columns. For either, values are a tile wide (`compiler.model.segments.passes` says what else).
@@ -220,7 +220,7 @@ def _power_within(size: int) -> int:
 
 
 def _options(op: str, q: Buffer, k: Buffer, S: int, arguments: tuple[Any, ...]) -> Options:
-    """What an op of this name does, with documents, or with queries that are some rows of each sequence."""
+    """Options of the op of this name, whose arguments say whether there are documents or loaded positions."""
     documents, positions = places(arguments)
     queries = int(q.shape[0]) * S // int(k.shape[0]) if positions else 0
     return Options(documents, queries, "_peaks" in op, "e5m6" in op, "both" in op)

@@ -73,7 +73,7 @@ class WithEntries(Windowed):
         return (self.over(ops, p, (q_T, kv_TC, entries_EC), None),)
 
     def over(self, ops: Any, p: Any, attending: tuple[Any, ...], chosen_TK: Any) -> Any:
-        """What is attended to these entries, or to those that are chosen."""
+        """Attention to the window and to these entries, or to those of them that are chosen."""
         sizes = self.sequence, self.heads, self.window, self.entries.rate
         return ops.compressed_attention(*attending, chosen_TK, p.sinks if self.sinks else None, *sizes)
 
@@ -147,7 +147,7 @@ def build(place: Place, sizes: Compressed) -> ir.Segment:
 
 
 def _attending(place: Place, sizes: Compressed, rotate: Rotate) -> Windowed:
-    """What tokens attend to: a window, and entries if there are some."""
+    """The step that attends: to a window, and to entries if the layer has some."""
     window = rotate.sequence, sizes.heads, sizes.window, sizes.sinks
     if sizes.compress is None:
         return Windowed(*window)
