@@ -11,6 +11,7 @@ kept in FOLDER, so that what was stopped goes on. docs/testing.md says how to lo
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -41,7 +42,7 @@ WORKERS = 2
 BATCHES_S = (4.0, 12.0, 50.0)  # seconds of the processor that the tests of a batch take; no more tests are asked
 FILE_S = 0.5  # to import a file of tests
 PLACE_S = 0.003  # a test that executes so many places more is asked as late as one that takes this longer
-OF_A_FUNCTION = 3  # cases of a test in the first batch: neighbours mostly notice the same
+OF_A_FUNCTION = (2, 4)  # cases of a test in the first batches: neighbours mostly notice the same
 SLOWER, MORE_S = 10, 60  # tests that take so many times as long and so many seconds more will never end
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 
@@ -95,12 +96,12 @@ def read_tests(folder: Path) -> dict[str, Measured]:
 def batches(tests: Iterable[Measured]) -> Iterator[list[str]]:
     """Tests in the order to run them in: first a few cases of tests that are cheap and execute little else."""
     left = sorted(tests, key=lambda test: test.alone() + PLACE_S * len(test.executed))
-    for number, limit in enumerate(BATCHES_S):
+    for limit, most in itertools.zip_longest(BATCHES_S, OF_A_FUNCTION):
         files, cases = set[str](), defaultdict[str, int](int)
         total, batch, rest = 0.0, list[str](), list[Measured]()
         for test in left:
             seconds = test.alone() + FILE_S * (test.file not in files)
-            few = number > 0 or cases[test.function] < OF_A_FUNCTION
+            few = most is None or cases[test.function] < most
             if few and (not batch or total + seconds <= limit):
                 batch.append(test.id)
                 total += seconds

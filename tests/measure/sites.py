@@ -45,9 +45,13 @@ FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "
 
 
 class Mutant(NamedTuple):
-    """Replace bytes `begin` to `end` of `file` by `text`. `line`: where that begins. `is_statement`: no expression."""
+    """Replace bytes `begin` to `end` of `file` by `text`. `line`: where that begins. `is_statement`: no expression.
+
+    `function`: the outermost function around it, behind the names of its classes.
+    """
 
     file: str
+    function: str
     line: int
     begin: int
     end: int
@@ -71,8 +75,8 @@ class Mutant(NamedTuple):
 def choose(root: Path, count: int, seed: int = 0) -> list[Mutant]:
     """About `count` mutants of the product, at most one a line: by packages' lines that can be changed, LEAST at least.
 
-    A line is chosen by its text, so that most of the mutants stay when the product changes. Of each package, the first
-    ones are the same for any count.
+    A line is chosen by its text and the function it is in, and not by the path of its file: most of the mutants stay
+    when the product changes, and when modules move. Of each package, the first ones are the same for any count.
     """
     packages = lines_of_packages(root, seed)
     total = sum(map(len, packages.values()))
@@ -95,8 +99,8 @@ def lines_of_packages(root: Path, seed: int) -> dict[str, list[tuple[str, list[M
             for mutant in mutants_of(source, file):
                 lines[mutant.line].append(mutant)
             for line, mutants in sorted(lines.items()):
-                text = texts[line - 1].strip()
-                digest = hashlib.sha256(f"{seed} {file} {text!r} {seen[text]}".encode()).hexdigest()
+                text = mutants[0].function.encode() + b" " + texts[line - 1].strip()
+                digest = hashlib.sha256(f"{seed} {text!r} {seen[text]}".encode()).hexdigest()
                 packages[mutants[0].package].append((digest, mutants))
                 seen[text] += 1
     return {package: sorted(found) for package, found in packages.items()}
@@ -108,25 +112,30 @@ def mutants_of(source: bytes, file: str) -> Iterator[Mutant]:
     for line in source.splitlines(keepends=True):
         offsets.append(offsets[-1] + len(line))
 
-    def mutant(node: ast.expr | ast.stmt, text: str) -> Mutant:
+    def mutant(function: str, node: ast.expr | ast.stmt, text: str) -> Mutant:
         assert node.end_lineno is not None and node.end_col_offset is not None
         begin = offsets[node.lineno - 1] + node.col_offset
         end = offsets[node.end_lineno - 1] + node.end_col_offset
-        return Mutant(file, node.lineno, begin, end, text, isinstance(node, ast.stmt))
+        return Mutant(file, function, node.lineno, begin, end, text, isinstance(node, ast.stmt))
 
-    for function in outermost_functions(ast.parse(source)):
+    for name, function in outermost_functions(ast.parse(source)):
         for statement in function.body:
             for node in changeable(statement):
                 for text in changes(node):
-                    yield mutant(node, text)
+                    yield mutant(name, node, text)
 
 
-def outermost_functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+def outermost_functions(
+    node: ast.AST, within: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Each function that no other function has inside, with its name behind those of its classes."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield child
-        elif isinstance(child, ast.ClassDef | ast.If | ast.Try | ast.With):
-            yield from outermost_functions(child)
+            yield within + child.name, child
+        elif isinstance(child, ast.ClassDef):
+            yield from outermost_functions(child, f"{within}{child.name}.")
+        elif isinstance(child, ast.If | ast.Try | ast.With):
+            yield from outermost_functions(child, within)
 
 
 def changeable(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
