@@ -14,7 +14,6 @@ from compiler.ir import Bucket, Buffer, Communication, Emitted, Message, Plan, P
 from compiler.ir.expert_placement import most_rows
 from compiler.model.layers import attention
 from compiler.model.layers.qk_clip import projections
-from compiler.plan.blocks import ROUTES
 from compiler.plan.parameters import num_experts
 from compiler.plan.plan import HELD
 from compiler.plan.split_blocks import balanced_rows, sent_rows
@@ -28,7 +27,7 @@ from dsl.closed_forms.memory import update_bytes
 from dsl.schema import Compressed, Gqa, Mla, Moe, Optimizer, Spec
 from runtime import contract
 from runtime.build.files import versions
-from runtime.contract.names import ProgramName, RecordName
+from runtime.contract.names import DataName, MessageName, ProgramName, RecordName, Site
 from runtime.system.strict_json import pretty
 
 # --- watch.json of a build: what is predicted of its step, for those who watch the run
@@ -83,11 +82,11 @@ def contract_plan(
     spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap], quantised: Quantised = ()
 ) -> contract.Plan:
     """The plan as the runtime reads it. `quantised`: the weights that products read in eight bits."""
-    plan, mesh = lowered.plan, lowered.plan.mesh
+    plan = lowered.plan
     table = {r.key: r for r in plan.replicas}
     return contract.Plan(
         run=spec.name,
-        mesh=contract.Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp, mesh.node, mesh.etp, mesh.sq),
+        mesh=plan.mesh,
         cluster=recipe.cluster(spec),
         communication_sms=spec.sm.communication,
         placement=str(plan.stage_placement),
@@ -106,7 +105,7 @@ def contract_plan(
         records=tuple(metric for stage in plan.stages for metric, _ in stage.records if not metric.is_largest),
         moe_layers=tuple(_moe_layer(spec, plan, stage, step) for stage in plan.stages for step in _routers(stage)),
         indexers=tuple(
-            _indexer(spec, metric.place)
+            _indexer(spec, Site(metric.place))
             for stage in plan.stages
             for metric, _ in stage.records
             if metric.kind == "index_loss"
@@ -165,18 +164,20 @@ def _routers(stage: Stage) -> list[Use]:
     return [s for s in stage.steps if isinstance(s, Use) and s.segment.kind == "router"]
 
 
-def _indexer(spec: Spec, site: str) -> contract.Indexer:
-    """The indexer of a layer; that of MTP is like the last one."""
-    layer = int(site[1:]) if site.startswith("L") else spec.model.num_layers - 1
-    attention = spec.model.attention_of(layer)
+def _layer_of(spec: Spec, site: Site) -> int:
+    """The layer of a site; a block of MTP is like the last one."""
+    return spec.model.num_layers - 1 if site.layer is None else site.layer
+
+
+def _indexer(spec: Spec, site: Site) -> contract.Indexer:
+    attention = spec.model.attention_of(_layer_of(spec, site))
     assert isinstance(attention, Mla | Compressed) and attention.indexer
     return contract.Indexer(site, attention.indexer.loss)
 
 
 def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.MoeLayer:
-    site = router.layer
-    index = int(site[1:])
-    ffn = spec.model.ffn(index) if site.startswith("L") else spec.model.ffn(spec.model.num_layers - 1)
+    site = Site(router.site.block)
+    ffn = spec.model.ffn(_layer_of(spec, site))
     assert isinstance(ffn, Moe)
     params = dict(router.params)
     rate = None if spec.adapter or spec.train.only else ffn.balance.bias_rate
@@ -192,7 +193,7 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
         bias=params.get("bias"),
         bias_rate=recipe.phases(rate) if rate is not None else None,
         slots=dict(plan.slots)[params["slots"]] if params.get("slots") else None,
-        replays=ffn.top_k if router.inputs[-1].endswith(ROUTES) else None,
+        replays=ffn.top_k if DataName(router.inputs[-1]).router else None,
     )
 
 
@@ -245,8 +246,8 @@ def program_json(program: Program, order: tuple[int, ...] = ()) -> str:
     return contract.Program(program.name, count, placement, ranks, *lists).to_json()
 
 
-def _ends(messages: Sequence[tuple[int, Message]]) -> tuple[tuple[int, str], ...]:
-    return tuple([(rank, f"{action}.{micro_batch}") for rank, (action, micro_batch) in messages]) if messages else ()
+def _ends(messages: Sequence[tuple[int, Message]]) -> tuple[tuple[int, MessageName], ...]:
+    return tuple([(rank, MessageName.of(*message)) for rank, message in messages]) if messages else ()
 
 
 def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap]) -> str:
@@ -295,24 +296,19 @@ def _stage_line(plan: Plan, stage: Stage) -> str:
 
 def layers_of(stage: Stage) -> list[str]:
     """What a stage holds, in order and in few words: embed, layers 0–2, head."""
-    places = list(dict.fromkeys(_place(s) for s in stage.steps))
+    blocks = dict.fromkeys(step.site.block for step in stage.steps)
     words: list[str] = []
     run: list[int] = []
-    for place in [*places, ""]:
-        if place.startswith("L") and place[1:].isdigit():
-            run.append(int(place[1:]))
+    for site in (*map(Site, blocks), None):
+        if site is not None and site.layer is not None:
+            run.append(site.layer)
             continue
         if run:
             words.append(f"layer {run[0]}" if len(run) == 1 else f"layers {run[0]}–{run[-1]}")
             run = []
-        if place:
-            words.append(place)
-    return words
-
-
-def _place(step: Use | Communication) -> str:
-    head = step.layer
-    return "mtp" if head.startswith("M") and head[1:].isdigit() else head
+        if site is not None:
+            words.append("mtp" if site.predicts_ahead else site)
+    return list(dict.fromkeys(words))
 
 
 def train_py(spec: Spec) -> str:

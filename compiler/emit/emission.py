@@ -18,7 +18,6 @@ from compiler.predict.planned_step import Planned
 from compiler.program.lower.estimate import Overlap, overlaps_of, rank_times
 from compiler.program.lowered import Lowered
 from compiler.program.proof import Certificate
-from compiler.program.proof.channels import producer_of
 from compiler.schedule.schedule import Schedule
 from dsl.canonical import canonical
 from dsl.schema import Spec
@@ -56,7 +55,7 @@ class Certificates:
 
     def _exchanged(self, body: Body) -> Exchanges:
         if id(body) not in self._exchanges:
-            exchanged = [contract.Exchanged(i.kind, i.peer, producer_of(i), i.slot) for _, i in body.messages]
+            exchanged = [contract.Exchanged(i.kind, i.peer, i.producer, i.slot) for _, i in body.messages]
             self._exchanges[id(body)] = tuple(exchanged)
         return self._exchanges[id(body)]
 

@@ -46,7 +46,7 @@ def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
     spaces = {*i.params_in, *i.weights_in}
     reads = tuple(f"{v}.{name}" for name in i.reads if name not in spaces)
     writes = tuple(f"{v}.{b.name}" for b in i.writes)
-    stage = int(i.action[1:])
+    stage = i.action.stage
     if i.kind == "run":
         params = _tensors("g" if i.phase == "W" else "p", v, i.params, i.params_in)
         weights = _tensors("p", v, i.weights, i.weights_in)
@@ -66,12 +66,10 @@ def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
     if i.kind == "tell":
         return Statement("c.tell", (repr(i.site), a, *reads))
     if i.kind == "receive":
-        producer = f"F{stage - 1}" if i.phase == "F" else f"B{stage + 1}"
-        return Statement("c.receive", (repr(i.peer), repr(producer), a), writes)
-    producer = f"{'F' if i.phase == 'F' else 'B'}{stage}"
+        return Statement("c.receive", (repr(i.peer), repr(i.producer), a), writes)
     if i.kind == "send":
-        return Statement("c.send", (repr(i.peer), repr(producer), a, *reads))
-    again = i.phase == "F" != i.action[0]  # in a backward that first runs a forward again
+        return Statement("c.send", (repr(i.peer), repr(i.producer), a, *reads))
+    again = i.phase == "F" != i.action.kind  # in a backward that first runs a forward again
     place = (repr(f"{'B' if again else i.phase}{stage}"), a, repr(i.site))
     if i.kind == "wait":
         return Statement(f"c.wait_{i.wait}", place, writes)
@@ -117,8 +115,7 @@ class StageModules:
 def _head(body: Body) -> str:
     names = ", ".join(MICRO_BATCHES[: len(body.actions)])
     spaces = [
-        f"    {NAMESPACES[k]} = c.values({int(action[1:])}, {MICRO_BATCHES[k]})"
-        for k, action in enumerate(body.actions)
+        f"    {NAMESPACES[k]} = c.values({action.stage}, {MICRO_BATCHES[k]})" for k, action in enumerate(body.actions)
     ]
     return f"\n\ndef {body.name}(c, p, g, {names}):\n" + "\n".join(spaces)
 
@@ -215,12 +212,12 @@ def with_origin(code: SegmentCode, use: Use, model: Model, resolved: str) -> str
 
 def _statement(use: Use, model: Model) -> str:
     """How the statement begins that a segment comes from."""
-    place, _, part = use.site.partition(".")
-    if place.startswith("M"):
+    site = use.site
+    if site.predicts_ahead:
         return "mtp {"
-    if not part:
-        return "norm_eps = " if place == "final_norm" else "vocab = "
-    span = model.layers[model.range_of(int(place.removeprefix("L")))]
+    if site.layer is None:
+        return "norm_eps = " if site == "final_norm" else "vocab = "
+    span, part = model.layers[model.range_of(site.layer)], site.part
     if part == "attention" and span.attention is None:
         return "attention "
     return f"layers {range_text(span)} {{"

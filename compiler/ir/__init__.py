@@ -10,7 +10,6 @@ The schedule itself is in compiler/schedule/schedule.py, its alphabet in runtime
 from compiler.ir.plan import (
     Bucket,
     Communication,
-    Mesh,
     Plan,
     Replica,
     Role,
@@ -59,7 +58,6 @@ __all__ = [
     "Instruction",
     "Invocation",
     "Kind",
-    "Mesh",
     "Message",
     "Output",
     "Param",

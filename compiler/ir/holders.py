@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import overload
 
+from runtime.contract.mesh import Mesh
+
 
 @dataclass(frozen=True, slots=True)
 class Runs(Sequence[int]):
@@ -46,6 +48,14 @@ def columns_of(first: int, width: int, step: int, length: int = 1) -> Columns:
     if length == 1:
         return firsts
     return range(first, first + len(firsts) * length) if length == step or len(firsts) == 1 else Runs(firsts, length)
+
+
+def sharing(mesh: Mesh, of_experts: bool, split: bool, first: int = 0) -> Columns:
+    """The columns that hold the same of a parameter as column `first`. What is whole of an expert is on all ranks that
+    have its slices."""
+    if of_experts:
+        return columns_of(first, mesh.columns, mesh.expert_group, 1 if split else mesh.etp)
+    return columns_of(first, mesh.columns, mesh.tp if split else 1)
 
 
 @dataclass(frozen=True, slots=True)

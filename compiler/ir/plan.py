@@ -8,10 +8,11 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from compiler.ir.holders import Columns, Holders, columns_of
+from compiler.ir.holders import Holders
 from compiler.ir.segment import Buffer, Cut, Role, Segment
 from compiler.ir.stage_placement import StagePlacement
-from runtime.contract.names import RecordName
+from runtime.contract.mesh import Mesh
+from runtime.contract.names import RecordName, Site
 from runtime.contract.slices import Slice, held_shape
 
 
@@ -19,17 +20,12 @@ from runtime.contract.slices import Slice, held_shape
 class Use:
     """A segment at a place: local names bound to the stage's values and to logical parameters."""
 
-    site: str  # "L3.attention"; unique in the model
+    site: Site  # unique in the model
     segment: Segment
     params: tuple[tuple[str, str], ...]  # (local name, tensor name), e.g. ("up", "layers.3.ffn.experts.up")
     inputs: tuple[str, ...]  # stage values, in the segment's order
     outputs: tuple[str, ...]
     again: bool = False  # whether the backward of its layer first runs its forward again: what it gives is not kept
-
-    @property
-    def layer(self) -> str:
-        """The name of its layer: L3."""
-        return self.site.partition(".")[0]
 
     def tensors(self, cut: Cut) -> dict[str, str]:
         """Tensor names by the names that its functions have for parameters; `layers.0.ffn.up_fp8` is of `up_fp8`."""
@@ -67,7 +63,7 @@ class Communication:
     """
 
     kind: Literal["dispatch", "combine", "gather", "scatter", "choices"]
-    site: str  # "L17", or of tensor ranks that of the segment between: "L3.attention"; of context ranks "L3.keys"
+    site: Site  # "L17", or of tensor ranks that of the segment between: "L3.attention"; of context ranks "L3.keys"
     axis: Literal["ep", "tp", "cp", "sq"]  # of the mesh; expert slices are spread as experts are
     inputs: tuple[str, ...]
     outputs: tuple[Buffer, ...]
@@ -80,11 +76,6 @@ class Communication:
     forwarded: tuple[Buffer, ...] = ()  # of these tensors, what a rank passes on in its node; freed by who waits
     forwarded_back: tuple[Buffer, ...] = ()  # of gradients
     again: bool = False  # whether the backward of its layer first moves the rows of its forward again
-
-    @property
-    def layer(self) -> str:
-        """The name of its layer: L3."""
-        return self.site.partition(".")[0]
 
     @property
     def moves_rows(self) -> bool:
@@ -113,52 +104,6 @@ class Stage:
 
 
 # ---------------------------------------------------------------- plan
-
-
-@dataclass(frozen=True, slots=True)
-class Mesh:
-    """Axes pp dp ep tp cp etp. world = pp·dp·cp·tp; ep·etp divides dp·cp·tp. World ranks are pp-major, tp innermost, cp
-    around it.
-
-    A column is what one rank of each pipeline rank has in common: its place in dp·cp·tp.
-    """
-
-    pp: int
-    dp: int
-    ep: int
-    tp: int = 1
-    cp: int = 1
-    node: int = 0  # ranks of an expert group on each of its nodes, where a token goes to a node once
-    etp: int = 1  # ranks that each expert is split over
-    sq: int = 1  # ranks that have parts of the same sequences, and put together how often each expert is chosen in them
-
-    @property
-    def world(self) -> int:
-        return self.pp * self.columns
-
-    @property
-    def columns(self) -> int:
-        """Ranks of a pipeline rank."""
-        return self.dp * self.tp * self.cp
-
-    @property
-    def expert_group(self) -> int:
-        """Ranks that have all experts of a layer once: etp neighbours have the slices of the same experts."""
-        return self.ep * self.etp
-
-    def sharing(self, of_experts: bool, split: bool, first: int = 0) -> Columns:
-        """The columns that hold the same of a parameter, of which the first is given. What is whole of an expert is on
-        all ranks that have its slices."""
-        if of_experts:
-            return columns_of(first, self.columns, self.expert_group, 1 if split else self.etp)
-        return columns_of(first, self.columns, self.tp if split else 1)
-
-    def rank(self, pp: int, column: int) -> int:
-        return pp * self.columns + column
-
-    def coordinates(self, rank: int) -> tuple[int, int]:
-        """(pipeline rank, column); the place in an expert group is column % (ep·etp), in a tensor group column % tp."""
-        return divmod(rank, self.columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,16 @@ from typing import Literal, NamedTuple
 from compiler.ir.plan import Bucket
 from compiler.ir.segment import Buffer
 from compiler.ir.stage_placement import StagePlacement
+from runtime.contract.names import ActionName, BodyName
 
 Kind = Literal[
     "load", "receive", "run", "counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather_sequences",
     "scatter_sequences", "gather_choices", "gather", "zeros", "scatter", "wait", "send", "record", "tell", "constant",
     "to_host", "from_host", "free",
 ]  # fmt: skip
+
+
+GATHERS: frozenset[Kind] = frozenset({"gather_rows", "gather_sequences", "gather_choices"})  # put rows together
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Instruction:
 
     kind: Kind
     slot: int
-    action: str  # of the slot, without micro-batch: "F3", "B4", "I4", "W4", "O3", "R3"
+    action: ActionName  # of the slot
     phase: str  # F, I or W
     site: str = ""  # "L3.attention" of a run, "L17" of an exchange, the metric of a record, the name of what is told
     wait: str = ""
@@ -57,13 +61,21 @@ class Instruction:
     weights_in: tuple[str, ...] = ()  # for each of `weights`, likewise
     peer: int = -1  # pipeline rank of a send or receive; the own one where the neighbouring stage is there too
 
+    @property
+    def producer(self) -> ActionName:
+        """The action that makes the message which a send gives or a receive awaits."""
+        forward, stage = self.phase == "F", self.action.stage
+        if self.kind == "receive":
+            stage += -1 if forward else 1
+        return ActionName.of("F" if forward else "B", stage)
+
 
 @dataclass(frozen=True)
 class Body:
     """The instructions of one distinct action or pair on one pipeline rank."""
 
-    name: str  # "F0", "I1", "F0_B1", "E0" (forward of evaluation)
-    actions: tuple[str, ...]  # ("F0",), ("F0", "B1")
+    name: BodyName  # a forward of an evaluation is an E here, and an F in its actions
+    actions: tuple[ActionName, ...]
     instructions: tuple[Instruction, ...]
 
     @cached_property
@@ -76,7 +88,7 @@ class Message(NamedTuple):
     """A tensor between neighbouring stages, named by its producer: `F2.5` the output of stage 2, `B3.1` the input
     gradient of stage 3 (whether a B or an I action made it). A proof looks up a million of them, hence no dataclass."""
 
-    action: str
+    action: ActionName
     micro_batch: int
 
     def __str__(self) -> str:
@@ -90,7 +102,7 @@ class Invocation(NamedTuple):
     invocation releases are drained after the last one, before the reductions.
     """
 
-    body: str
+    body: BodyName
     micro_batches: tuple[int, ...]
     posts: tuple[tuple[int, Message], ...] = ()
     releases: tuple[tuple[int, Message], ...] = ()

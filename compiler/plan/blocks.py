@@ -34,12 +34,12 @@ from compiler.plan.split_blocks import (
     sum_everywhere,
 )
 from dsl.schema import Moe, Spec
+from runtime.contract.names import DataName, Site
 
 Step = ir.Use | ir.Communication
 CutsByKey = Mapping[Hashable, ir.Cut]  # by the key of a segment
 LAYER = "layer"  # of `recompute`: all of a layer
 MODEL_TENSORS = ("embedding", "head")  # those that the MTP block shares with the main model
-ROUTES = "_routes"  # of a layer, behind its name: choices of its router that are given
 NO_CUTS: CutsByKey = MappingProxyType({})
 
 
@@ -78,7 +78,7 @@ def cut_model(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS, *, alike: bool = Fal
     again = model_blocks(spec, cut_of, alike) if every else ()
     blocks = model_blocks(spec, alike=alike) if some or not every else again
     distinct = {id(block): block for block in blocks}.values()
-    cuts = {use.site: cut_of(use.segment) for block in distinct for use in block.uses}
+    cuts: dict[str, ir.Cut] = {use.site: cut_of(use.segment) for block in distinct for use in block.uses}
     return CutModel(spec, blocks, cuts, again if some else (), by_key)
 
 
@@ -129,7 +129,7 @@ def _use(place: Place, kind: str, site: str, prefix: str, inputs: tuple[str, ...
     if dict(segment.constants).get("blanked"):
         inputs = (*inputs, *_real(place))
     assert len(inputs) == len(segment.inputs) and len(outputs) == len(segment.outputs), site
-    return ir.Use(site, segment, params, inputs, outputs)
+    return ir.Use(Site(site), segment, params, inputs, outputs)
 
 
 def _embedding(place: Place) -> Block:
@@ -269,7 +269,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
     counts, returns = ir.Buffer(values["counts"], (slices,), "int64"), f"d_{returned}"
     dispatch = ir.Communication(
         kind="dispatch",
-        site=name,
+        site=Site(name),
         axis="ep",
         inputs=(*(b.name for b in _rows(values["rows"], S, D, there)), values["gate"], counts.name),
         outputs=(
@@ -291,7 +291,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
     )
     combine = ir.Communication(
         kind="combine",
-        site=name,
+        site=Site(name),
         axis="ep",
         inputs=tuple(b.name for b in _rows(y, "R", D, here)),
         outputs=_rows(returned, S, D, here, y if stays else ""),
@@ -322,7 +322,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
 
 def _routes(place: Place, name: str) -> tuple[str, ...]:
     """The choices that a router of a layer replays."""
-    return (f"{name}{ROUTES}",) if replays_choices(place) else ()
+    return (DataName.routes(name),) if replays_choices(place) else ()
 
 
 def _real(place: Place) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ def model_graph(stages: Iterable[Chains]) -> ModelGraph:
     makers: dict[str, tuple[str, int]] = {}  # value → (who makes it, bytes)
     for chains in stages:
         stage = chains.stage
-        rows = {step.site: step.kind for step in stage.steps if isinstance(step, Communication) and step.moves_rows}
+        communications = [step for step in stage.steps if isinstance(step, Communication)]
+        rows: dict[str, str] = {step.site: step.kind for step in communications if step.moves_rows}
         times: dict[tuple[str, str], int] = {}
         for action in "FB":
             nodes = [each for each in chains.of(action) if each.ordered]

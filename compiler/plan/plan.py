@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
 
-from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
-from compiler.ir.holders import Holders
+from compiler.ir import Bucket, Plan, Replica, Stage, Use
+from compiler.ir.holders import Holders, sharing
 from compiler.plan.blocks import NO_CUTS, CutModel, CutsByKey, cut_model, cuts_by_site
 from compiler.plan.layer_runs import Runs, stage_placement_of_spec
 from compiler.plan.parameters import Tensor, tensors
@@ -23,6 +23,7 @@ from compiler.plan.split_search import NEAR
 from compiler.plan.splitting import Splitting
 from compiler.plan.stages import stages_of
 from dsl.schema import Optimizer, Spec
+from runtime.contract.mesh import Mesh
 
 WITH_STATE, WITHOUT = ("parameter", "still"), ("frozen",)  # roles of what lies in buckets: by state of the optimizer
 HELD = (*WITH_STATE, *WITHOUT)
@@ -62,7 +63,7 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
         each for row in rows for each in replicas_of(row, ranks_of[users[row.name]], mesh, owned.get(row.name, ()))
     )
     sites = dividing_sites(stages, replicas, parallel.zero)
-    rank_of = {
+    rank_of: dict[str, int] = {
         step.site: stage_placement.ranks_of_stage(mesh.pp, stage.index)[0] for stage in stages for step in stage.steps
     }
     optimizer = spec.train.optimizer
@@ -153,7 +154,7 @@ def replicas_of(
     assert not (of_experts and split) or len(slices) == mesh.etp, f"{tensor.name} is not split as experts are"
     holders = {
         (place, at): Holders(
-            pipeline_ranks, mesh.sharing(of_experts, split is not None, place * mesh.etp + at), mesh.columns
+            pipeline_ranks, sharing(mesh, of_experts, split is not None, place * mesh.etp + at), mesh.columns
         )
         for place in {*places}
         for at in range(len(slices))

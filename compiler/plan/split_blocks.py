@@ -9,6 +9,7 @@ from compiler.ir.expert_placement import Received, even_rows, most_rows
 from compiler.model.layers import Place
 from dsl.facts.devices import reached
 from dsl.schema import Moe, Spec
+from runtime.contract.names import Site
 
 # --- How many rows ranks send to experts and receive: when the load is even, and as memory is planned for
 
@@ -134,7 +135,7 @@ def _communication(
     grad = kind != "choices"
     return Communication(
         kind=kind,
-        site=site,
+        site=Site(site),
         axis=axis,
         inputs=(given.name,),
         outputs=(taken,),

@@ -11,11 +11,11 @@ from compiler import ir
 from compiler.ir.stage_placement import ONE_STAGE, StagePlacement
 from compiler.model.layers import Place, ends, qk_clip
 from compiler.model.layers.moe import LOAD
-from compiler.plan.blocks import ROUTES, CutModel, Step
+from compiler.plan.blocks import CutModel, Step
 from compiler.plan.layer_runs import Runs
 from compiler.plan.splitting import Splitting
 from dsl.schema import Spec
-from runtime.contract.names import RecordKind, RecordName
+from runtime.contract.names import DataName, RecordKind, RecordName
 
 
 def build_stages(model: CutModel, num_stages: int, stage_placement: StagePlacement = ONE_STAGE) -> tuple[ir.Stage, ...]:
@@ -84,7 +84,7 @@ def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
         for use in steps
         if isinstance(use, ir.Use)
         for value, argument in zip(use.inputs, use.segment.inputs, strict=True)
-        if value in data or value.endswith(ROUTES)
+        if value in data or DataName(value).router
     )
     return tuple(dict.fromkeys(found))
 
@@ -101,7 +101,9 @@ def _losses(steps: tuple[Step, ...]) -> tuple[tuple[RecordName, str], ...]:
 
 
 def _loss_name(use: ir.Use, output: ir.Output, value: str) -> RecordName:
-    return RecordName.of(cast(RecordKind, output.name), use.layer) if output.name in OF_LAYERS else RecordName(value)
+    return (
+        RecordName.of(cast(RecordKind, output.name), use.site.block) if output.name in OF_LAYERS else RecordName(value)
+    )
 
 
 def _tells(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:

@@ -35,7 +35,7 @@ def flops_per_token(steps: Iterable[Use | Communication], tokens: int) -> Flops:
     for step in steps:
         if isinstance(step, Communication):
             rows = int(step.sizes[0].shape[0]) if step.kind == "dispatch" else rows
-        elif not step.site.startswith("M"):
+        elif not step.site.predicts_ahead:
             key = step.segment.key
             if key not in found:
                 found[key] = _forward(step.segment)

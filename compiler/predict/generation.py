@@ -73,9 +73,8 @@ def _cache_bytes(spec: Spec, lowering: Lowering, slots: int) -> list[int]:
     plan, found = lowering.plan, [0] * lowering.plan.mesh.pp
     for stage in plan.stages:
         rank = plan.stage_placement.rank_of(plan.mesh.pp, 1, stage.index, 0)
-        layers = {use.layer for use in stage.steps if use.site[0] == "L"}
-        for layer in layers:
-            width = _width(spec.model.attention_of(int(layer[1:])))
+        for layer in {step.site.layer for step in stage.steps if step.site.layer is not None}:
+            width = _width(spec.model.attention_of(layer))
             found[rank] += slots * spec.train.sequence * width * ITEMSIZE[TORCH_DTYPE[spec.precision.compute]]
     return found
 

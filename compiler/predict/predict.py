@@ -254,9 +254,9 @@ def stage_rows(lowering: Lowering) -> tuple[StageRow, ...]:
     twins = twins_of(plan.stages)
     lanes: dict[tuple[int, int], tuple[float, float]] = {}
     for stage in plan.stages:
-        sites = dict.fromkeys(step.layer for step in stage.steps if isinstance(step, Use))
-        layers = tuple(int(site[1:]) for site in sites if site[0] == "L")
-        others = tuple(OTHERS[site] for site in sites if site in OTHERS)
+        sites = [step.site for step in stage.steps if isinstance(step, Use)]
+        layers = tuple(dict.fromkeys(site.layer for site in sites if site.layer is not None))
+        others = tuple(OTHERS[block] for block in dict.fromkeys(site.block for site in sites) if block in OTHERS)
         ranks = plan.ranks_of_stage(stage.index)
         twin = twins[stage.index][0], lowering.kinds[ranks[0]]
         if twin not in lanes:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from compiler.ir import Mesh, Param, Plan, Use
-from compiler.ir.holders import Columns, Holders
+from compiler.ir import Param, Plan, Use
+from compiler.ir.holders import Columns, Holders, sharing
 from compiler.machine.rates.rates import Rates
 from compiler.machine.topology.fabric import Reduction
 from compiler.plan.sharding import flops_of
@@ -20,6 +20,7 @@ from compiler.predict.memory_state import kept_elements, owned_at_most
 from compiler.predict.prediction import Tail
 from dsl.closed_forms.memory import HOST_PART, ITEMSIZE, average_dtype, offloaded_bytes, update_bytes
 from dsl.schema import Optimizer, Spec
+from runtime.contract.mesh import Mesh
 
 Reduce = Callable[[float, Holders, Reduction], float]  # bytes of a device, who holds them, how → seconds
 
@@ -85,7 +86,7 @@ def tensors_of(plan: Plan, optimizer: Optimizer) -> dict[str, Tensor]:
             tuple(sorted(ranks[name])),
             tuple(stages[name]),
             prod(param.shape),
-            plan.mesh.sharing(param.stack > 0, param.split is not None),
+            sharing(plan.mesh, param.stack > 0, param.split is not None),
             optimizer.is_rest(param.matrices),
         )
         for name, param in params.items()

@@ -45,6 +45,7 @@ from compiler.plan.actions.lanes import best_order, end_of
 from compiler.plan.actions.order import jobs_of
 from compiler.plan.spec_rates import rates_of
 from dsl.schema import Spec
+from runtime.contract.names import Site
 
 TRACES = TABLES.parent / "traces"
 CALIBRATED = "-calibrated"  # what the name of a table ends in then
@@ -151,7 +152,7 @@ def layer_times(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, layer: str) -
     chains = Chains(stage, cuts, rates)
     for node in (*chains.of("F"), *chains.of("B")):
         instruction = node.instruction
-        if instruction.site.partition(".")[0] == layer and instruction.kind in EXCHANGES:
+        if Site(instruction.site).block == layer and instruction.kind in EXCHANGES:
             exchanges[instruction.phase] += node.time_ns * 1e-9
             latency[instruction.phase] += rates.fabric.exchange_s(rates.experts, True, (), 0)
     for use in _uses(stage, layer):
@@ -287,7 +288,7 @@ def _of_classes(entry: ClassTime, trace: Trace, table: Table, times: LayerTimes)
 
 
 def _site(step: Use | Communication) -> str:
-    return step.layer
+    return step.site.block
 
 
 def _uses(stage: Stage, layer: str) -> list[Use]:

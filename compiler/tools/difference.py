@@ -210,10 +210,10 @@ def _num_stages(spec: Spec) -> int:
 def _stage_of_layers(spec: Spec) -> dict[int, int]:
     """Which stage runs a layer, as the planner decides."""
     return {
-        int(use.layer.removeprefix("L")): stage.index
+        use.site.layer: stage.index
         for stage in build_stages(cut_model(spec), _num_stages(spec), stage_placement_of_spec(spec))
         for use in stage.steps
-        if isinstance(use, Use) and use.site.startswith("L")
+        if isinstance(use, Use) and use.site.layer is not None
     }
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from runtime.contract import Call, Certificate, Collective, Exchanged, Opening, Plan, Program
 from runtime.contract.mesh import Columns
-from runtime.contract.names import ProgramName
+from runtime.contract.names import MessageName, ProgramName
 from runtime.system.strict_json import FormError
 
 
@@ -103,7 +103,7 @@ def events(calls: Sequence[Call], bodies: Mapping[str, Sequence[Exchanged]]) -> 
         where = call.label
         result += [Event("post", source, message, where) for source, message in call.posts]
         result += [
-            Event(kind, peer, f"{producer}.{call.micro_batches[slot]}", where)
+            Event(kind, peer, MessageName.of(producer, call.micro_batches[slot]), where)
             for kind, peer, producer, slot in bodies[call.body]
         ]
         result += [Event("release", destination, message, where) for destination, message in call.releases]
@@ -262,7 +262,7 @@ def _wrong_starts(program: Program, shared: Collection[tuple[tuple[int, ...], tu
         if after != sorted(after) or any(at >= len(calls) for at in after):
             return f"the reductions of rank {rank} are not behind its calls in their order"
         for at in range(min(after, default=len(calls)) + 1, len(calls)):
-            added = {int(action[1:]) for action in calls[at].body.split("_") if action[0] in "BW"}
+            added = {action.stage for action in calls[at].body.actions if action.adds_gradients}
             if any(each.after < at and not added.isdisjoint(each.stages) for each in row):
                 return f"rank {rank} starts a reduction before {calls[at].label}, which adds to it"
     for ranks in {ranks for ranks, _ in shared}:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runtime.comm.transport import ChannelError, Layout, Pending, Rows, Swap, Work, digest, empty_rows, raw
 from runtime.contract import MoeLayer
+from runtime.contract.names import ExchangeName
 
 # --- Numbers of a device that its host must know: the counts of rows by which it takes memory and starts exchanges
 
@@ -60,33 +61,33 @@ class Route:
 class Exchange(Protocol):
     """The exchanges of one expert group. What is started has a name, by which it is waited for once."""
 
-    pending: dict[str, tuple[Pending, ...]]
+    pending: dict[ExchangeName, tuple[Pending, ...]]
 
     @property
     def size(self) -> int:
         """Ranks of the group."""
         ...
 
-    def start_counts(self, name: str, counts_E: Tensor, *more: Tensor) -> None:
+    def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
         """Tell every rank of the group how many rows each of its experts will get from here. E: experts of a layer.
 
         `more`: what else an exchange goes by (nodes.py).
         """
         ...
 
-    def wait_counts(self, name: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
+    def wait_counts(self, name: ExchangeName) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
         """The route, and offsets_L: where the rows of each local expert end among those received (int32), its padding
         among them. The last one is R. Behind them the tables that `start` takes behind tensors, if there are any."""
         ...
 
-    def start(self, name: str, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
+    def start(self, name: ExchangeName, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
         """Start moving the rows of each tensor.
 
         `forward`: from the tokens' rank to the experts' rank (dispatch, and the gradient of combine).
         """
         ...
 
-    def wait(self, name: str) -> tuple[Tensor, ...]: ...
+    def wait(self, name: ExchangeName) -> tuple[Tensor, ...]: ...
 
 
 def ends_of(loads_L: Tensor, alignment: int) -> Tensor:
@@ -116,9 +117,9 @@ class RankExchange:
     reads: HostReads
     alignment: int = 1
     sequence: int = 0
-    pending: dict[str, tuple[Pending, ...]] = field(default_factory=dict)
+    pending: dict[ExchangeName, tuple[Pending, ...]] = field(default_factory=dict)
 
-    def start_counts(self, name: str, counts_E: Tensor, *more: Tensor) -> None:
+    def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
         """Behind the counts for each rank goes a stamp: the exchange's place in the group's order, and its name."""
         both = counts_E.new_empty(2, self.size, len(counts_E) // self.size + 1)  # those from here, those that come
         both[0, :, :-1] = counts_E.view(self.size, -1)
@@ -127,7 +128,7 @@ class RankExchange:
         works = self._started(self.counts.start(name, Rows(both[0], ones), Rows(both[1], ones)))
         self.pending[name] = (Pending(works, both),)
 
-    def wait_counts(self, name: str) -> tuple[RankRoute, Tensor]:
+    def wait_counts(self, name: ExchangeName) -> tuple[RankRoute, Tensor]:
         (pending,) = self.pending.pop(name)
         mine, theirs = self.reads.read(pending)
         stamps = [row[-1] for row in theirs]
@@ -137,14 +138,14 @@ class RankExchange:
         route = RankRoute(layout.num_rows, sent=tuple(sum(row[:-1]) for row in mine), received=layout)
         return route, ends_of(pending.result[1, :, :-1].sum(0), self.alignment).to(torch.int32)
 
-    def start(self, name: str, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
+    def start(self, name: ExchangeName, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
         assert isinstance(route, RankRoute)
         self.pending[name] = tuple(self._start_rows(name, tensor, route, forward) for tensor in tensors)
 
-    def wait(self, name: str) -> tuple[Tensor, ...]:
+    def wait(self, name: ExchangeName) -> tuple[Tensor, ...]:
         return tuple(p.wait() for p in self.pending.pop(name))
 
-    def _start_rows(self, name: str, tensor: Tensor, route: RankRoute, forward: bool) -> Pending:
+    def _start_rows(self, name: ExchangeName, tensor: Tensor, route: RankRoute, forward: bool) -> Pending:
         layout = route.received
         if forward:
             given, taken = Rows(tensor, route.sent), Rows(layout.empty(tensor), layout.of_sources, layout)
@@ -198,23 +199,23 @@ class LocalExchange:
     layers: Mapping[str, MoeLayer]
     alignment: int = 1
     size: int = 1
-    pending: dict[str, tuple[Pending, ...]] = field(default_factory=dict)
+    pending: dict[ExchangeName, tuple[Pending, ...]] = field(default_factory=dict)
 
-    def start_counts(self, name: str, counts_E: Tensor, *more: Tensor) -> None:
+    def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
         self.pending[name] = (Pending([], counts_E),)
 
-    def wait_counts(self, name: str) -> tuple[LocalRoute, Tensor]:
+    def wait_counts(self, name: ExchangeName) -> tuple[LocalRoute, Tensor]:
         (loads_L,) = self.wait(name)
-        ends_L, layer = ends_of(loads_L, self.alignment), self.layers[name.rpartition("@")[2]]
+        ends_L, layer = ends_of(loads_L, self.alignment), self.layers[name.site]
         num_rows = int(ends_L[-1]) if loads_L.is_cpu else layer.held_rows
         offsets_L = ends_L.to(torch.int32)
         offsets_L[-1] = num_rows
         return LocalRoute(num_rows, loads_L, ends_L, layer.sent_rows), offsets_L
 
-    def start(self, name: str, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
+    def start(self, name: ExchangeName, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
         assert isinstance(route, LocalRoute)
         moved = route.moved(tensors, forward) if self.alignment > 1 else tensors
         self.pending[name] = tuple(Pending([], tensor) for tensor in moved)
 
-    def wait(self, name: str) -> tuple[Tensor, ...]:
+    def wait(self, name: ExchangeName) -> tuple[Tensor, ...]:
         return tuple(p.wait() for p in self.pending.pop(name))

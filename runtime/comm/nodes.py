@@ -34,6 +34,7 @@ from runtime.comm.transport import (
     empty_rows,
     raw,
 )
+from runtime.contract.names import ExchangeName
 
 
 def by_node(members: Sequence[int], on_node: int) -> tuple[tuple[int, ...], ...]:
@@ -75,7 +76,7 @@ class Hops:
     column: Swap | None
     node: Swap | None
 
-    def swap(self, at: Literal["column", "node"], name: str, given: Rows, taken: Rows) -> Pending:
+    def swap(self, at: Literal["column", "node"], name: ExchangeName, given: Rows, taken: Rows) -> Pending:
         """Start to move rows."""
         swap, works = getattr(self, at), list[Work]()
         if swap is None:
@@ -104,7 +105,7 @@ class Place:
 class Counts:
     """The counts of a layer and micro-batch on their way, and the tables that are made of them."""
 
-    name: str
+    name: ExchangeName
     hops: Hops
     place: Place
     num_experts: int
@@ -198,8 +199,8 @@ class NodeExchange:
     reads: HostReads
     alignment: int = 1
     sequence: int = 0
-    pending: dict[str, tuple[Pending, ...]] = field(default_factory=dict)
-    counted: dict[str, Counts] = field(default_factory=dict)  # under way
+    pending: dict[ExchangeName, tuple[Pending, ...]] = field(default_factory=dict)
+    counted: dict[ExchangeName, Counts] = field(default_factory=dict)  # under way
     hops: dict[str, tuple[TwoHops, ...]] = field(default_factory=dict)
 
     @property
@@ -207,7 +208,7 @@ class NodeExchange:
         """Ranks of the group."""
         return self.place.size
 
-    def start_counts(self, name: str, counts_E: Tensor, *more: Tensor) -> None:
+    def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
         """Tell the column how many rows each expert gets, and of which token each row is. `more`: order_S."""
         (order_S,) = more
         num_experts, num_rows = counts_E.shape[0], order_S.shape[0]
@@ -221,7 +222,7 @@ class NodeExchange:
         self.counted[name] = Counts(name, self.counts, self.place, num_experts, pending)
         self.pending[name] = (pending,)
 
-    def wait_counts(self, name: str) -> tuple[NodeRoute, Tensor, Tensor, Tensor]:
+    def wait_counts(self, name: ExchangeName) -> tuple[NodeRoute, Tensor, Tensor, Tensor]:
         """The route, and offsets_L: where the rows of each local expert end among those received (int32).
 
         copies_S: which row is that of each copy that is sent, the rest 0. forwards_2X: of each row that is forwarded,
@@ -240,7 +241,7 @@ class NodeExchange:
 
     # ---- rows
 
-    def start(self, name: str, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
+    def start(self, name: ExchangeName, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
         """Start moving the rows of each tensor; a tensor of one dimension has a value for each row, the rows of others
         are alike for the experts of a token, or are to be added. The last two: copies_S and forwards_2X."""
         *moved, copies_S, forwards_2X = tensors
@@ -252,14 +253,16 @@ class NodeExchange:
         self.sequence += 1
         self.pending[name] = tuple(Pending([], held) for held in (*results, *(hop.first.result for hop in hops)))
 
-    def wait(self, name: str) -> tuple[Tensor, ...]:
+    def wait(self, name: ExchangeName) -> tuple[Tensor, ...]:
         """What came, and what was forwarded on the way, tensor after tensor."""
         seconds = [hop.then(hop.first.wait()) for hop in self.hops.pop(name)]
         for second in seconds:
             second.wait()
         return tuple(held.result for held in self.pending.pop(name))
 
-    def _to_experts(self, name: str, tensor: Tensor, route: NodeRoute, copies: Tensor, forwards: Tensor) -> Moved:
+    def _to_experts(
+        self, name: ExchangeName, tensor: Tensor, route: NodeRoute, copies: Tensor, forwards: Tensor
+    ) -> Moved:
         if tensor.dim() == 1:
             given, counts, source = tensor, [sum(column) for column in zip(*route.rows, strict=True)], forwards[1]
             first = self.rows.swap("column", name, Rows(given, route.sent), _room(tensor, counts))
@@ -274,7 +277,7 @@ class NodeExchange:
 
         return TwoHops(first, then), result
 
-    def _back(self, name: str, tensor: Tensor, route: NodeRoute, copies: Tensor, forwards: Tensor) -> Moved:
+    def _back(self, name: ExchangeName, tensor: Tensor, route: NodeRoute, copies: Tensor, forwards: Tensor) -> Moved:
         rows = _room(tensor, [sum(of_rank) for of_rank in route.rows])
         first = self.rows.swap("node", name, self._with_experts(tensor, route), rows)
         result = tensor.new_empty(sum(route.sent), *tensor.shape[1:])

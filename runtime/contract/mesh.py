@@ -56,6 +56,14 @@ class Mesh:
         """Ranks that have all experts of a layer once."""
         return self.ep * self.etp
 
+    def rank(self, pipeline_rank: int, column: int) -> int:
+        """The world rank of a pipeline rank and a column."""
+        return pipeline_rank * self.columns + column
+
+    def coordinates(self, rank: int) -> tuple[int, int]:
+        """The pipeline rank and the column of a world rank."""
+        return divmod(rank, self.columns)
+
 
 class Opening(NamedTuple):
     """Channels that are opened together: none has a rank in common with another, and every rank of `ranks` is in one.
@@ -92,7 +100,7 @@ class Opening(NamedTuple):
 
     def channel_of(self, mesh: Mesh, rank: int) -> tuple[int, ...] | None:
         """The world ranks of the channel that a rank is in; None: it is in none."""
-        pipeline_rank, column = divmod(rank, mesh.columns)
+        pipeline_rank, column = mesh.coordinates(rank)
         return self._with(mesh, column) if pipeline_rank in self.ranks else None
 
     def _with(self, mesh: Mesh, column: int) -> tuple[int, ...]:

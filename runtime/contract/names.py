@@ -1,13 +1,20 @@
-"""Names that say what they name: those of programs and of records. They are text in files and keys of mappings."""
+"""Names that have parts: of programs, records, bodies, messages, exchanges, segments and data.
+
+They are text in files, in emitted modules and as keys of mappings. Only the types here take them apart.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, cast, get_args
+import re
+from typing import ClassVar, Literal, cast, get_args
+
+from runtime.contract.actions import ActionKind
 
 ProgramKind = Literal["train", "evaluate"]
 # loss, mtp_loss: of the head and of multi-token prediction · sequence_loss, index_loss: of a layer · load: tokens of
 # each expert of a layer · logits: the largest of each head of a block
 RecordKind = Literal["loss", "mtp_loss", "sequence_loss", "index_loss", "load", "logits"]
+BodyKind = Literal[ActionKind, "E"]  # E: a forward that keeps nothing for a backward
 
 
 class ProgramName(str):
@@ -55,3 +62,135 @@ class RecordName(str):
     def is_largest(self) -> bool:
         """Whether a step has the largest of several; of all other records it has the sum."""
         return self.kind == "logits"
+
+
+class ActionName(str):
+    """An action without its micro-batch: `F3` is the forward of stage 3."""
+
+    __slots__ = ()
+    pattern: ClassVar[str] = r"[FBIWORE]\d{1,9}"
+
+    @classmethod
+    def of(cls, kind: BodyKind, stage: int) -> ActionName:
+        return cls(f"{kind}{stage}")
+
+    @property
+    def kind(self) -> BodyKind:
+        return cast(BodyKind, self[0])
+
+    @property
+    def stage(self) -> int:
+        return int(self[1:])
+
+    @property
+    def adds_gradients(self) -> bool:
+        """Whether it adds gradients of weights to what its rank has of them."""
+        return self.kind in ("B", "W")
+
+
+class BodyName(str):
+    """The actions of a body: `F3`, or `F3_B4` of an overlapped pair."""
+
+    __slots__ = ()
+    pattern: ClassVar[str] = r"[FBIWORE]\d{1,9}(_[FBIWORE]\d{1,9})?"
+
+    @classmethod
+    def of(cls, *actions: ActionName) -> BodyName:
+        return cls("_".join(actions))
+
+    @property
+    def actions(self) -> tuple[ActionName, ...]:
+        return tuple(map(ActionName, self.split("_")))
+
+
+class MessageName(str):
+    """What a pipeline rank sends to another: `F2.5` is the output of stage 2 for micro-batch 5, `B3.1` the gradient of
+    the input of stage 3."""
+
+    __slots__ = ()
+    pattern: ClassVar[str] = r"[FB]\d{1,9}\.\d{1,9}"
+
+    @classmethod
+    def of(cls, producer: str, micro_batch: int) -> MessageName:
+        return cls(f"{producer}.{micro_batch}")
+
+    @property
+    def micro_batch(self) -> int:
+        return int(self.partition(".")[2])
+
+
+class ExchangeName(str):
+    """An exchange of a body, in the notation of schedules: `dispatch F3.0@L17`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, kind: str, action: str, micro_batch: int, site: str) -> ExchangeName:
+        return cls(f"{kind} {action}.{micro_batch}@{site}")
+
+    @property
+    def kind(self) -> str:
+        return self.partition(" ")[0]
+
+    @property
+    def action(self) -> ActionName:
+        return ActionName(self._place[0])
+
+    @property
+    def micro_batch(self) -> int:
+        return int(self._place[2])
+
+    @property
+    def _place(self) -> tuple[str, str, str]:
+        return self.partition("@")[0].partition(" ")[2].partition(".")
+
+    @property
+    def site(self) -> Site:
+        return Site(self.rpartition("@")[2])
+
+
+class Site(str):
+    """The place of a segment or an exchange in the model: `L3.attention`, `L17`, `M0.head` of multi-token prediction,
+    `embed`."""
+
+    __slots__ = ()
+    pattern: ClassVar[str] = r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*"
+    _LAYER: ClassVar[re.Pattern[str]] = re.compile(r"L([0-9]+)")
+
+    @property
+    def block(self) -> str:
+        """What it is a part of: `L3` of `L3.attention`."""
+        return self.partition(".")[0]
+
+    @property
+    def part(self) -> str:
+        """Its place in its block: `attention` of `L3.attention`, nothing of `L3`."""
+        return self.partition(".")[2]
+
+    @property
+    def layer(self) -> int | None:
+        """The index of its layer; None outside of the layers, as in multi-token prediction."""
+        found = self._LAYER.fullmatch(self.block)
+        return int(found[1]) if found else None
+
+    @property
+    def predicts_ahead(self) -> bool:
+        """Whether it is of multi-token prediction."""
+        return self[0] == "M" and self.block[1:].isdecimal()
+
+
+class DataName(str):
+    """Data of each micro-batch that a stage loads: `tokens`, `targets`, `L3_routes`."""
+
+    __slots__ = ()
+    _ROUTES: ClassVar[str] = "_routes"
+
+    @classmethod
+    def routes(cls, site: str) -> DataName:
+        """The experts that are given to the router of a layer."""
+        return cls(f"{site}{cls._ROUTES}")
+
+    @property
+    def router(self) -> Site | None:
+        """The layer whose router is given its experts; None of all other data."""
+        return Site(self.removesuffix(self._ROUTES)) if self.endswith(self._ROUTES) else None

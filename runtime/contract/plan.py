@@ -11,6 +11,7 @@ from typing import Annotated
 from runtime.contract.data import Data, DataRequest
 from runtime.contract.held import NO_HOST, Bias, Bucket, Host, OptimizerState, Parameter, Quantised, Table
 from runtime.contract.mesh import MAX_RANKS, MAX_SMS, Mesh, NodeKind, Opening
+from runtime.contract.names import Site
 from runtime.contract.recipe import (
     MAX_STEPS,
     Adapter,
@@ -126,7 +127,7 @@ class MoeLayer:
     given, where several steps train on the same completions.
     """
 
-    site: Name  # L3
+    site: Site
     name: Name  # layers.3
     experts: Count
     sent_rows: Count  # of a rank and micro-batch
@@ -142,7 +143,7 @@ class MoeLayer:
 class Indexer:
     """What chooses the keys of a layer's attention: where it is, and the weight of its loss."""
 
-    site: Name  # L3
+    site: Site
     loss: Annotated[float, Range(0)]
 
 
@@ -196,7 +197,7 @@ class Plan:
     openings: tuple[Opening, ...]  # the channels of all ranks, in the order in which they are opened
     records: tuple[Annotated[str, Pattern(r"[a-z_]+( [A-Za-z0-9_.]+)?")], ...]
     moe_layers: tuple[MoeLayer, ...]
-    stages: tuple[tuple[Name, ...], ...]  # sites of each
+    stages: tuple[tuple[Site, ...], ...]  # sites of each
     overlap: Overlap
     memory: tuple[Amount, ...]  # predicted bytes, by pipeline rank
     buckets: tuple[Bucket, ...]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from runtime.contract.mesh import Rank
-from runtime.contract.names import ProgramName
+from runtime.contract.names import ActionName, BodyName, MessageName, ProgramName
 from runtime.contract.plan import Plan, demand
 from runtime.contract.recipe import Amount, Count, Name, Placement
 from runtime.system.strict_json import read, tree
@@ -41,16 +41,15 @@ class Reduction(NamedTuple):
 class Call(NamedTuple):
     """One invocation of a body: receives to post before it, and sends to release after it, by rank and message."""
 
-    body: str
+    body: BodyName
     micro_batches: tuple[Amount, ...]
-    posts: tuple[tuple[Rank, str], ...]  # (pipeline rank, message)
-    releases: tuple[tuple[Rank, str], ...]
+    posts: tuple[tuple[Rank, MessageName], ...]  # by pipeline rank
+    releases: tuple[tuple[Rank, MessageName], ...]
 
     @property
     def label(self) -> str:
         """The call in the schedule notation: F0_B1 on (3, 7) → (F0.3|B1.7)."""
-        actions = self.body.split("_")
-        names = [f"{action}.{m}" for action, m in zip(actions, self.micro_batches, strict=True)]
+        names = [f"{action}.{m}" for action, m in zip(self.body.actions, self.micro_batches, strict=True)]
         return f"({'|'.join(names)})" if len(names) > 1 else names[0]
 
 
@@ -138,7 +137,7 @@ class Exchanged(NamedTuple):
 
     kind: str
     peer: Rank
-    producer: str  # F3
+    producer: ActionName
     slot: Amount
 
 

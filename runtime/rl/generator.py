@@ -23,6 +23,7 @@ from torch import Tensor
 from runtime.build.build import Build
 from runtime.comm.transport import Sums
 from runtime.contract import Call, Mesh, Plan, Program
+from runtime.contract.names import DataName, MessageName
 from runtime.ops import OPS
 from runtime.ops.cross_entropy import picked
 from runtime.ops.native import library
@@ -32,7 +33,6 @@ from runtime.step.executor import Batch, Executor
 
 Ids = npt.NDArray[np.int64]
 
-ROUTES = "_routes"  # of a layer, behind `L3`: data of its router
 NUMBERS = 4096  # that are summed at a time: what a slot of shared memory holds of FP64
 
 
@@ -93,7 +93,7 @@ class Generator:
         if why := library.missing():
             raise RolloutError(f"generation and training have the same bits with the ops in C++ alone, and {why}")
         self._mesh: Mesh = build.plan.mesh
-        pp_rank, self._column = divmod(rank, self._mesh.columns)
+        pp_rank, self._column = self._mesh.coordinates(rank)
         self._executor, self._calls, self._sums = executor, first_alone(program.ranks[pp_rank]), sums
         self._sequence, self._replayed = build.plan.train.sequence, replayed_layers(build.plan)
         self._rows = build.plan.train.micro_batch * self._sequence
@@ -246,8 +246,8 @@ class _Data(Mapping[str, Tensor]):
         self._tokens, self._forward = tokens, forward
 
     def __getitem__(self, name: str) -> Tensor:
-        if name.endswith(ROUTES):
-            return self._forward.given(name, self._tokens.shape[1], self._tokens.device)
+        if router := DataName(name).router:
+            return self._forward.given(router, self._tokens.shape[1], self._tokens.device)
         if name == "real":
             return torch.ones_like(self._tokens, dtype=torch.int32)
         return self._tokens if name == "tokens" else torch.zeros_like(self._tokens)
@@ -261,18 +261,18 @@ class _Data(Mapping[str, Tensor]):
 
 def replayed_layers(plan: Plan) -> dict[int, int]:
     """The layers whose routers replay their choices → how many of a token."""
-    return {int(each.site[1:]): each.replays for each in plan.moe_layers if each.replays}
+    return {each.site.layer: each.replays for each in plan.moe_layers if each.replays and each.site.layer is not None}
 
 
 def first_alone(calls: Sequence[Call]) -> tuple[Call, ...]:
     """Calls of a rank -> those of micro-batch 0. What others post and release for it goes to the next of them, or the
     last."""
     found: list[Call] = []
-    posts: list[tuple[int, str]] = []
-    releases: list[tuple[int, str]] = []
+    posts: list[tuple[int, MessageName]] = []
+    releases: list[tuple[int, MessageName]] = []
     for call in calls:
-        posts += [each for each in call.posts if each[1].endswith(".0")]
-        releases += [each for each in call.releases if each[1].endswith(".0")]
+        posts += [each for each in call.posts if each[1].micro_batch == 0]
+        releases += [each for each in call.releases if each[1].micro_batch == 0]
         if call.micro_batches == (0,):
             found.append(call._replace(posts=tuple(posts), releases=tuple(releases)))
             posts, releases = [], []

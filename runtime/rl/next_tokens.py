@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from runtime.build.build import Build
+from runtime.contract.names import ActionName, Site
 from runtime.ops import OPS
 from runtime.ops.causal import angles
 from runtime.ops.native import ops as native
@@ -124,7 +125,11 @@ class NextTokens:
         """The bodies of the programs that evaluate, by name."""
         replaced = {id(OPS[name]): function for name, function in self._functions().items()}
         module = self.build.changed_module(f"stages.rank_{self.pp_rank}", lambda each: replace_ops(each, replaced))
-        return {name: self._beginning(body, int(name[1:])) for name, body in module.BODIES.items() if name[0] == "E"}
+        return {
+            name: self._beginning(body, name.stage)
+            for name, body in ((ActionName(name), body) for name, body in module.BODIES.items())
+            if name.kind == "E"
+        }
 
     def forget(self) -> None:
         """Free what was kept of all sequences."""
@@ -207,9 +212,10 @@ class NextTokens:
 
     # ---- routers
 
-    def given(self, name: str, rows: int, device: torch.device) -> Tensor:
-        """What a router is given under a name, `L3_routes`: no choice, but which layer it is of."""
-        return torch.full((1, rows, 1), -1 - int(name[1:].partition("_")[0]), device=device)
+    def given(self, router: Site, rows: int, device: torch.device) -> Tensor:
+        """Data [1, rows, 1] of a router that is given its experts: no choice, but the index of its layer."""
+        assert router.layer is not None, router
+        return torch.full((1, rows, 1), -1 - router.layer, device=device)
 
     def _note_choices(self, expert_TK: Tensor, given_T1: Tensor) -> Tensor:
         """Note what a router chooses for each token, and leave it as it is."""

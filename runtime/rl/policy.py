@@ -20,9 +20,10 @@ from torch import Tensor
 
 from runtime.comm.transport import Sums
 from runtime.contract import Grpo, Plan
+from runtime.contract.names import DataName
 from runtime.data.prompts import PromptSamples
 from runtime.data.rewards.scoring import Case, RewardError, Rewards
-from runtime.rl.generator import ROUTES, Generator, Limits, RolloutError, Rollouts, all_reduce
+from runtime.rl.generator import Generator, Limits, RolloutError, Rollouts, all_reduce
 from runtime.rl.next_tokens import Sampler
 from runtime.state.state import State
 from runtime.step.micro_batches import NO_TARGET, Indices
@@ -262,7 +263,7 @@ class Policy:
         whole = {"tokens": tokens, "targets": targets, "real": real}
         found = {name: torch.from_numpy(each) for name, each in whole.items()}
         found |= {name: torch.from_numpy(each).to(dtype) for name, each in of_tokens.items()}
-        found |= {f"L{layer}{ROUTES}": each[mine] for layer, each in made.rollouts.routes.items()}
+        found |= {DataName.routes(f"L{layer}"): each[mine] for layer, each in made.rollouts.routes.items()}
         return {name: each.reshape(-1, size * S, *each.shape[2:]).to(device) for name, each in found.items()}
 
     # ---- what training says

@@ -22,7 +22,7 @@ from runtime.comm.exchange import Exchange, HostReads, LocalExchange, RankExchan
 from runtime.comm.transport import Edge, Links, Pending
 from runtime.contract import Call, Message, Plan
 from runtime.contract.mesh import Columns, columns_with
-from runtime.contract.names import ProgramName
+from runtime.contract.names import ActionName, ExchangeName, MessageName, ProgramName
 from runtime.state.state import DTYPES, State
 from runtime.step import records
 from runtime.step.host_copies import HostCopies
@@ -82,9 +82,9 @@ class Executor:
     time: StepTime = field(default_factory=StepTime)
     batch: Batch = field(default_factory=Batch)
     _values: dict[tuple[int, int], SimpleNamespace] = field(default_factory=dict)
-    _posted: dict[tuple[int, str], Pending] = field(default_factory=dict)
-    _sent: dict[tuple[int, str], Pending] = field(default_factory=dict)
-    _kept: dict[str, Tensor] = field(default_factory=dict)  # messages to the own rank
+    _posted: dict[tuple[int, MessageName], Pending] = field(default_factory=dict)
+    _sent: dict[tuple[int, MessageName], Pending] = field(default_factory=dict)
+    _kept: dict[MessageName, Tensor] = field(default_factory=dict)  # messages to the own rank
     _arrived_us: int = 0  # when the first message of the call that runs was there
 
     def __post_init__(self) -> None:
@@ -106,7 +106,12 @@ class Executor:
         self.batch = batch
         (rows, *extents), dtype = self.message
         shape = (rows if batch.rows is None else batch.rows, *extents)
-        going = {(int(call.body[1:]), *call.micro_batches) for call in calls if call.body[0] == "O"}
+        going = {
+            (action.stage, micro_batch)
+            for call in calls
+            for action, micro_batch in zip(call.body.actions, call.micro_batches, strict=True)
+            if action.kind == "O"
+        }
         for number, call in enumerate(calls):
             self.board.set_action(call.label)
             for source, message in call.posts:
@@ -115,9 +120,9 @@ class Executor:
             start_us, self._arrived_us = _now_us(), 0
             bodies[call.body](self, self.parameters, self.gradients, *call.micro_batches)
             batch.spans.append((call.label, self._arrived_us or start_us, _now_us()))
-            for body, micro_batch in zip(call.body.split("_"), call.micro_batches, strict=True) if going else ():
-                if body[0] == "F" and (int(body[1:]), micro_batch) in going:
-                    self.host.forward_ended((int(body[1:]), micro_batch))
+            for action, micro_batch in zip(call.body.actions, call.micro_batches, strict=True) if going else ():
+                if action.kind == "F" and (action.stage, micro_batch) in going:
+                    self.host.forward_ended((action.stage, micro_batch))
             for key in call.releases:
                 self._wait_sent(key)
             if number in behind:
@@ -131,7 +136,7 @@ class Executor:
         self._values.clear()
 
     @takes("message")
-    def _wait_sent(self, key: tuple[int, str]) -> None:
+    def _wait_sent(self, key: tuple[int, MessageName]) -> None:
         self._sent.pop(key).wait()
 
     # ---- what bodies call
@@ -167,7 +172,7 @@ class Executor:
 
     @takes("message")
     def receive(self, peer: int, producer: str, micro_batch: int) -> Tensor:
-        message = f"{producer}.{micro_batch}"
+        message = MessageName.of(producer, micro_batch)
         if peer == self.rank:
             return self._kept.pop(message)
         self.board.set_action(f"recv {message}")
@@ -177,7 +182,7 @@ class Executor:
 
     @takes("message")
     def send(self, peer: int, producer: str, micro_batch: int, value: Tensor) -> None:
-        message = f"{producer}.{micro_batch}"
+        message = MessageName.of(producer, micro_batch)
         if peer == self.rank:
             assert message not in self._kept, message
             self._kept[message] = value
@@ -187,11 +192,11 @@ class Executor:
     @takes("exchange")
     def counts(self, action: str, micro_batch: int, site: str, *operands: Tensor) -> None:
         """How many rows go to each expert, and where a token goes to a node once, the order of the rows."""
-        self.exchange.start_counts(_name("counts", action, micro_batch, site), *operands)
+        self.exchange.start_counts(ExchangeName.of("counts", action, micro_batch, site), *operands)
 
     @takes("exchange")
     def wait_counts(self, action: str, micro_batch: int, site: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
-        name = _name("counts", action, micro_batch, site)
+        name = ExchangeName.of("counts", action, micro_batch, site)
         self.board.set_action(name)
         return self.exchange.wait_counts(name)
 
@@ -199,7 +204,7 @@ class Executor:
     def dispatch(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
         """Rows and their gate weights to their experts' ranks, in a forward or where a backward runs that again (action
         B); in the backward (action I) the gradients back."""
-        self._start("dispatch", action, micro_batch, site, operands, forward=action[0] in "FB")
+        self._start("dispatch", action, micro_batch, site, operands, forward=ActionName(action).kind in ("F", "B"))
 
     @takes("exchange")
     def wait_dispatch(self, action: str, micro_batch: int, site: str) -> tuple[Tensor, ...]:
@@ -208,7 +213,7 @@ class Executor:
     @takes("exchange")
     def combine(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
         """Expert outputs back to their tokens' ranks; in the backward (action I) their gradients to the experts."""
-        self._start("combine", action, micro_batch, site, operands, forward=action[0] == "I")
+        self._start("combine", action, micro_batch, site, operands, forward=ActionName(action).kind == "I")
 
     @takes("exchange")
     def wait_combine(self, action: str, micro_batch: int, site: str) -> Tensor | tuple[Tensor, ...]:
@@ -219,7 +224,7 @@ class Executor:
     @takes("exchange")
     def gather_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """Rows, or gradients of them, to all tensor ranks."""
-        self.tensor_rows.gather(_name("gather_rows", action, micro_batch, site), rows)
+        self.tensor_rows.gather(ExchangeName.of("gather_rows", action, micro_batch, site), rows)
 
     @takes("exchange")
     def wait_gather_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
@@ -228,7 +233,7 @@ class Executor:
     @takes("exchange")
     def scatter_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """Sums of rows, or of gradients, over the tensor ranks, of which each gets its part."""
-        self.tensor_rows.scatter(_name("scatter_rows", action, micro_batch, site), rows)
+        self.tensor_rows.scatter(ExchangeName.of("scatter_rows", action, micro_batch, site), rows)
 
     @takes("exchange")
     def wait_scatter_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
@@ -237,7 +242,7 @@ class Executor:
     @takes("exchange")
     def gather_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """The rows of whole sequences, such as keys, to all context ranks, each of which has a part of them."""
-        self.sequences.gather(_name("gather_sequences", action, micro_batch, site), rows)
+        self.sequences.gather(ExchangeName.of("gather_sequences", action, micro_batch, site), rows)
 
     @takes("exchange")
     def wait_gather_sequences(self, action: str, micro_batch: int, site: str) -> Tensor:
@@ -246,7 +251,7 @@ class Executor:
     @takes("exchange")
     def scatter_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """Sums of the gradients of these rows over the context ranks, of which each gets its part."""
-        self.sequences.scatter(_name("scatter_sequences", action, micro_batch, site), rows)
+        self.sequences.scatter(ExchangeName.of("scatter_sequences", action, micro_batch, site), rows)
 
     @takes("exchange")
     def wait_scatter_sequences(self, action: str, micro_batch: int, site: str) -> Tensor:
@@ -255,11 +260,11 @@ class Executor:
     @takes("exchange")
     def gather(self, action: str, micro_batch: int, site: str) -> None:
         """The weights of a segment that data ranks divide."""
-        self.sharding.gather(_name("gather", action, micro_batch, site), site)
+        self.sharding.gather(ExchangeName.of("gather", action, micro_batch, site), site)
 
     @takes("exchange")
     def wait_gather(self, action: str, micro_batch: int, site: str) -> Whole:
-        name = _name("gather", action, micro_batch, site)
+        name = ExchangeName.of("gather", action, micro_batch, site)
         self.board.set_action(name)
         return self.sharding.wait_gather(name)
 
@@ -270,25 +275,25 @@ class Executor:
     @takes("exchange")
     def scatter(self, action: str, micro_batch: int, site: str, gradients: Whole) -> None:
         """Sums of these gradients, of which each data rank adds its part to what it keeps."""
-        self.sharding.scatter(_name("scatter", action, micro_batch, site), site, gradients)
+        self.sharding.scatter(ExchangeName.of("scatter", action, micro_batch, site), site, gradients)
 
     @takes("exchange")
     def wait_scatter(self, action: str, micro_batch: int, site: str) -> None:
-        name = _name("scatter", action, micro_batch, site)
+        name = ExchangeName.of("scatter", action, micro_batch, site)
         self.board.set_action(name)
         self.sharding.wait_scatter(name, site)
 
     @takes("exchange")
     def gather_choices(self, action: str, micro_batch: int, site: str, counts: Tensor) -> None:
         """How often each expert is chosen in parts of sequences, to all ranks that have parts of the same."""
-        self.choices.gather(_name("gather_choices", action, micro_batch, site), counts)
+        self.choices.gather(ExchangeName.of("gather_choices", action, micro_batch, site), counts)
 
     @takes("exchange")
     def wait_gather_choices(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.choices, "gather_choices", action, micro_batch, site)
 
     def _wait_rows(self, of: SplitRows, kind: str, action: str, micro_batch: int, site: str) -> Tensor:
-        name = _name(kind, action, micro_batch, site)
+        name = ExchangeName.of(kind, action, micro_batch, site)
         self.board.set_action(name)
         return of.wait(name)
 
@@ -297,10 +302,10 @@ class Executor:
     ) -> None:
         *tensors, route = operands
         assert isinstance(route, Route)
-        self.exchange.start(_name(kind, action, micro_batch, site), tensors, route, forward)  # type: ignore[arg-type]
+        self.exchange.start(ExchangeName.of(kind, action, micro_batch, site), tensors, route, forward)  # type: ignore[arg-type]
 
     def _wait(self, kind: str, action: str, micro_batch: int, site: str) -> tuple[Tensor, ...]:
-        name = _name(kind, action, micro_batch, site)
+        name = ExchangeName.of(kind, action, micro_batch, site)
         self.board.set_action(name)
         return self.exchange.wait(name)
 
@@ -309,19 +314,14 @@ def _now_us() -> int:
     return monotonic_ns() // 1000
 
 
-def _name(kind: str, action: str, micro_batch: int, site: str) -> str:
-    """The name of an exchange in the notation of schedules: `dispatch F3.0@L17`."""
-    return f"{kind} {action}.{micro_batch}@{site}"
-
-
 # --- The executor of a rank: how it reaches the others, as its plan says
 
 
 def executor_of(plan: Plan, rank: int, state: State, links: Links, board: Board, time: StepTime) -> Executor:
     """The executor of rank `rank`, on the device of its `state`."""
     mesh, edges = plan.mesh, plan.edges
-    here, column = divmod(rank, mesh.columns)
-    world = {r: r * mesh.columns + column for r in range(mesh.pp)}
+    here, column = mesh.coordinates(rank)
+    world = {r: mesh.rank(r, column) for r in range(mesh.pp)}
 
     def group(kind: Columns) -> tuple[int, ...]:
         return tuple(here * mesh.columns + each for each in columns_with(column, kind, mesh))

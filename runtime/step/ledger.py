@@ -23,6 +23,7 @@ from torch import Tensor
 from runtime.comm.exchange import Route
 from runtime.comm.nodes import NodeRoute
 from runtime.comm.transport import Pending
+from runtime.contract.names import ExchangeName
 from runtime.step.executor import Executor
 from runtime.step.sharding import Whole
 from runtime.system.regular_files import read_bytes, write
@@ -71,13 +72,12 @@ class Ledger:
         found = {"step": step, "program": program, "of": of, "peak": self.peak, "rows": self.rows}
         write(path, json.dumps(found) + "\n")
 
-    def _counted(self, name: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
+    def _counted(self, name: ExchangeName) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
         route, offsets, *maps = self._wait_counts(name)
-        action, _, site = name.removeprefix("counts ").partition("@")
         passed = (
             (route.num_rows, sum(route.copies), route.forwarded) if isinstance(route, NodeRoute) else route.num_rows
         )
-        self.rows[f"{site} {action.partition('.')[2]}"] = passed
+        self.rows[f"{name.site} {name.micro_batch}"] = passed
         self._maps[name] = sum(table.nbytes for table in maps)
         return route, offsets, *maps
 
@@ -99,7 +99,7 @@ class Ledger:
                 entry = self._found[id(thing)] = (ref(thing), *self._storage(thing))
             _, at, size = entry
             storages[at] = max(storages.get(at, 0), size)
-        counting = tuple(name for name in self.executor.exchange.pending if name.startswith("counts"))
+        counting = tuple(name for name in self.executor.exchange.pending if name.kind == "counts")
         total = sum(storages.values()) + extra + len(counting) * (self.route_bytes + self.offsets_bytes)
         self._open[counting] = max(self._open.get(counting, 0), total)
 
@@ -122,7 +122,7 @@ class Ledger:
             yield from (each.result for each in rows.pending.values())
         pending: list[Pending] = [*self.executor._posted.values(), *self.executor._sent.values()]
         for name, exchanges in self.executor.exchange.pending.items():
-            pending += [] if name.startswith("counts") else exchanges
+            pending += [] if name.kind == "counts" else exchanges
         yield from (p.result for p in pending)
         yield from self.executor._kept.values()
         yield from (value for of_name in self.executor.batch.reported.values() for value in of_name.values())

@@ -98,7 +98,7 @@ class Trainer:
         mesh = plan.mesh
         self.build, self.plan, self.rank, self.board, self.device = build, plan, rank, board, endpoint.device
         self.train_source, self.validation_source = train, validation
-        self.pp_rank, self.column = divmod(rank, mesh.columns)
+        self.pp_rank, self.column = mesh.coordinates(rank)
         self.programs = build.programs
         self.bodies = build.bodies(self.pp_rank)
         wanted = Wanted(mesh, plan.openings, shared_flats(plan, rank), largest_parts(plan))

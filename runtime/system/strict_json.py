@@ -128,6 +128,8 @@ def _compiled(annotation: Any) -> Reader:
         return _dataclass(annotation)
     if annotation == Tree:
         return _tree
+    if isinstance(annotation, type) and issubclass(annotation, str) and annotation is not str:
+        return _named(annotation)
     if origin is not None and issubclass(origin, Mapping):
         return _mapping(_reader(arguments[1]))
     return _SCALARS[annotation]
@@ -138,6 +140,18 @@ def _checked(holds: Callable[[Any], bool]) -> Reader:
         if not holds(value):
             raise _FaultError(path)
         return value
+
+    return reader
+
+
+def _named(form: Any) -> Reader:
+    """Text with a type of its own, whose `pattern` it matches."""
+    fullmatch = re.compile(form.pattern, re.ASCII).fullmatch
+
+    def reader(value: Any, path: str) -> Any:
+        if type(value) is not str or not fullmatch(value):
+            raise _FaultError(path)
+        return form(value)
 
     return reader
 

@@ -14,8 +14,11 @@ from runtime.comm.connect import Endpoint, StagedSwap
 from runtime.comm.exchange import Exchange, HostReads, RankExchange
 from runtime.comm.transport import Wanted, raw
 from runtime.contract import Mesh, Opening
+from runtime.contract.names import ExchangeName
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
+
+COUNTS, DISPATCH, COMBINE = (ExchangeName.of(kind, "F0", 0, "L1") for kind in ("counts", "dispatch", "combine"))
 
 ALIGNMENTS = (1, 8, 128)
 E4M3 = torch.float8_e4m3fn
@@ -62,10 +65,10 @@ def expected(seed: int, world: int, rank: int, alignment: int) -> tuple[list[Ten
 
 def check(exchange: Exchange, alignment: int, seed: int, world: int, rank: int) -> None:
     tensors = given(seed, world, rank)
-    exchange.start_counts("counts@L1", counts_of(seed, world)[rank])
-    route, offsets_E = exchange.wait_counts("counts@L1")
-    exchange.start("dispatch", tensors, route, forward=True)
-    received = exchange.wait("dispatch")
+    exchange.start_counts(COUNTS, counts_of(seed, world)[rank])
+    route, offsets_E = exchange.wait_counts(COUNTS)
+    exchange.start(DISPATCH, tensors, route, forward=True)
+    received = exchange.wait(DISPATCH)
     wanted, ends = expected(seed, world, rank, alignment)
     assert offsets_E.tolist() == ends and offsets_E.dtype == torch.int32
     assert route.num_rows == ends[-1] == len(received[0])
@@ -74,8 +77,8 @@ def check(exchange: Exchange, alignment: int, seed: int, world: int, rank: int) 
     assert all(found.is_contiguous() for found in received[:-1]) and received[-1].t().is_contiguous()
     for found in received:  # padding may hold anything on its way back: nobody sends it
         raw(found)[wanted[1] == 0] = 7
-    exchange.start("combine", received, route, forward=False)
-    for tensor, back in zip(tensors, exchange.wait("combine"), strict=True):
+    exchange.start(COMBINE, received, route, forward=False)
+    for tensor, back in zip(tensors, exchange.wait(COMBINE), strict=True):
         assert back.dtype == tensor.dtype and torch.equal(back.float(), tensor.float()), (seed, back.dtype)
 
 

@@ -23,6 +23,7 @@ from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.ops.routing import permute, unpermute
+from tests.runtime.exchanges import COMBINE, COUNTS, DISPATCH
 
 TOKENS, LOCAL, TOP_K, COLUMNS = 23, 2, 3, 16  # LOCAL: experts of a rank
 E4M3 = torch.float8_e4m3fn
@@ -59,15 +60,15 @@ def exchanged(exchange: Exchange, seed: int, world: int, rank: int) -> tuple[lis
     gate_TK = torch.rand(TOKENS, TOP_K, generator=generator)
     rows_SD, gate_S, order_S, counts_E = permute(x_TD, gate_TK, expert_TK, world * LOCAL)
     scales_SB = rows_SD[:, :3].float().t().contiguous().t()
-    exchange.start_counts("counts", counts_E, order_S)
-    route, offsets_E, *maps = exchange.wait_counts("counts")
+    exchange.start_counts(COUNTS, counts_E, order_S)
+    route, offsets_E, *maps = exchange.wait_counts(COUNTS)
     given = [rows_SD, rows_SD.to(torch.bfloat16), rows_SD.to(E4M3), scales_SB, gate_S]
-    exchange.start("dispatch", [*given, *maps], route, forward=True)
-    there = [offsets_E, *exchange.wait("dispatch")[: len(given)]]
+    exchange.start(DISPATCH, [*given, *maps], route, forward=True)
+    there = [offsets_E, *exchange.wait(DISPATCH)[: len(given)]]
     assert there[4].t().is_contiguous(), "scales lie column by column"
     outputs = [there[1] * there[5][:, None] + rank, there[1].to(torch.bfloat16), there[5] * 2]
-    exchange.start("combine", [*outputs, *maps], route, forward=False)
-    rows, narrow, values = exchange.wait("combine")[:3]
+    exchange.start(COMBINE, [*outputs, *maps], route, forward=False)
+    rows, narrow, values = exchange.wait(COMBINE)[:3]
     back = [unpermute(rows, order_S, TOP_K), unpermute(narrow, order_S, TOP_K).float()]
     return there, back, [values]
 

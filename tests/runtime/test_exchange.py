@@ -18,6 +18,7 @@ from runtime.contract import MoeLayer
 from runtime.ops.routing import permute, unpermute
 from tests.gpu.pretend import DEVICE, Pretend, pretended
 from tests.runtime import exchanges, node_exchanges
+from tests.runtime.exchanges import COMBINE, COUNTS, DISPATCH
 from tests.runtime.step.processes import run_module
 
 counts = st.integers(1, 4).flatmap(
@@ -49,18 +50,18 @@ def test_one_rank_with_a_device(alignment: int, seed: int) -> None:
     with pretended():
         exchange = LocalExchange(layers(seed, alignment), alignment)
         tensors = [Pretend(each) for each in exchanges.given(seed, 1, 0)]
-        exchange.start_counts("counts@L1", Pretend(exchanges.counts_of(seed, 1)[0]))
-        route, offsets_L = exchange.wait_counts("counts@L1")
-        exchange.start("dispatch", tensors, route, forward=True)
-        received = exchange.wait("dispatch")
+        exchange.start_counts(COUNTS, Pretend(exchanges.counts_of(seed, 1)[0]))
+        route, offsets_L = exchange.wait_counts(COUNTS)
+        exchange.start(DISPATCH, tensors, route, forward=True)
+        received = exchange.wait(DISPATCH)
         wanted, ends = exchanges.expected(seed, 1, 0, alignment)
         held = exchange.layers["L1"].held_rows
         assert route.num_rows == held >= ends[-1] and offsets_L.cpu().tolist() == [*ends[:-1], held]
         for tensor, found, rows in zip(tensors, received, wanted, strict=True):
             assert found.dtype == tensor.dtype and len(found) == held
             assert torch.equal(found.cpu()[: len(rows)].float(), rows) and not found.cpu()[len(rows) :].float().any()
-        exchange.start("combine", received, route, forward=False)
-        for tensor, back in zip(tensors, exchange.wait("combine"), strict=True):
+        exchange.start(COMBINE, received, route, forward=False)
+        for tensor, back in zip(tensors, exchange.wait(COMBINE), strict=True):
             assert torch.equal(back.cpu().float(), tensor.cpu().float())
 
 
@@ -74,12 +75,12 @@ def test_the_host_reads_once_by_nodes() -> None:
         place = Place(size=1, nodes=1, node=0, tokens=len(expert_TK))
         exchange = NodeExchange(Hops(None, None), Hops(None, None), place, HostReads(DEVICE), 8)
         seen.clear()
-        exchange.start_counts("counts@L1", counts, order)
-        route, _, *maps = exchange.wait_counts("counts@L1")
+        exchange.start_counts(COUNTS, counts, order)
+        route, _, *maps = exchange.wait_counts(COUNTS)
         came: tuple[Tensor, ...] = rows, gate
         for forward in (True, False):
-            exchange.start("rows", [*came, *maps], route, forward)
-            came = exchange.wait("rows")[:2]
+            exchange.start(DISPATCH, [*came, *maps], route, forward)
+            came = exchange.wait(DISPATCH)[:2]
     assert [each for each in seen if each[0] == "host waits"] == [("host waits", "for stream side")]
     assert not any(kind == "blocking copy" for kind, _ in seen)
     assert torch.equal(unpermute(came[0].cpu(), order.cpu(), 3), unpermute(rows.cpu(), order.cpu(), 3))
@@ -102,11 +103,11 @@ def layers(seed: int, alignment: int) -> dict[str, MoeLayer]:
 def test_one_rank_without_padding_keeps_its_tensors() -> None:
     layer = MoeLayer("L1", "layers.1", 3, 3, 3, sequence_loss=0.0, bias=None, bias_rate=None)
     exchange = LocalExchange({"L1": layer})
-    exchange.start_counts("counts@L1", torch.tensor([2, 0, 1]))
-    route, _ = exchange.wait_counts("counts@L1")
+    exchange.start_counts(COUNTS, torch.tensor([2, 0, 1]))
+    route, _ = exchange.wait_counts(COUNTS)
     rows = torch.randn(3, 2)
-    exchange.start("dispatch", [rows], route, forward=True)
-    assert exchange.wait("dispatch")[0] is rows
+    exchange.start(DISPATCH, [rows], route, forward=True)
+    assert exchange.wait(DISPATCH)[0] is rows
 
 
 @settings(deadline=None)

@@ -78,8 +78,7 @@ class Run:
     def layout(self) -> str:
         """Which layers are on which stage, in Megatron's words."""
         counts = [
-            len({use.layer for use in stage.steps if isinstance(use, Use) and use.site[0] == "L"})
-            for stage in self.plan.stages
+            len({use.site.layer for use in stage.steps if isinstance(use, Use)} - {None}) for stage in self.plan.stages
         ]
         ends = [0, *accumulate(counts)]
         return layout_of(tuple(pairwise(ends)), self.spec.model.mtp.depth if self.spec.model.mtp else 0)

@@ -12,8 +12,10 @@ from functools import cached_property
 from compiler.ir import Buffer, Communication, Cut, Instruction, Sharded, Stage, Use
 from compiler.ir.dtypes import ITEMSIZE, SCALES
 from compiler.ir.expert_placement import Received, even_rows
+from compiler.ir.program import GATHERS
 from compiler.machine.rates import Rates
 from compiler.machine.topology.fabric import Reduction
+from runtime.contract.names import ActionName
 
 # --- An instruction of a chain before it is ordered: how long it holds its lane, and what must go before it
 
@@ -23,6 +25,7 @@ EXCHANGES = (
     *("gather", "scatter"),
 )
 Key = tuple[str, str, str]  # kind, phase and site of an instruction
+UNPLACED = ActionName()  # the action of instructions that are not in a body yet
 
 
 @dataclass(frozen=True)
@@ -144,13 +147,13 @@ def _gather(run: Node, behind: Sequence[Node], sharded: Mapping[str, Sharded], r
     i, here = run.instruction, sharded[run.instruction.site]
     assert here.weights is not None
     weights = replace(here.weights, name=weights_name(here.weights, i.phase))
-    start = Instruction("gather", 0, "", i.phase, i.site)
+    start = Instruction("gather", 0, UNPLACED, i.phase, i.site)
     time_s = moved_s(here, "all_gather", weights.dtype, rates)
     return Node(start, nanoseconds(time_s), (weights,), tuple(each.key for each in behind))
 
 
 def _scatter(run: Node, here: Sharded, rates: Rates) -> Node:
-    start = Instruction("scatter", 0, "", "W", run.instruction.site, reads=(here.gradients.name,))
+    start = Instruction("scatter", 0, UNPLACED, "W", run.instruction.site, reads=(here.gradients.name,))
     time_s = moved_s(here, "reduce_scatter", here.gradients.dtype, rates)
     return Node(start, nanoseconds(time_s), (), (run.key,))
 
@@ -299,7 +302,7 @@ class Chains:
         of_layer: dict[str, list[Step]] = {}
         for step in self.stage.steps:
             if step.again:
-                of_layer.setdefault(step.layer, []).append(step)
+                of_layer.setdefault(step.site.block, []).append(step)
         return {self._last_reader(steps): steps for steps in of_layer.values()}
 
     def _last_reader(self, again: Sequence[Step]) -> str:
@@ -318,7 +321,7 @@ class Chains:
 
     def _plain(self, kind: str, phase: str, **fields: object) -> Node:
         writes = fields.pop("writes", ())
-        instruction = Instruction(kind, 0, "", phase, writes=writes, **fields)  # type: ignore[arg-type]
+        instruction = Instruction(kind, 0, UNPLACED, phase, writes=writes, **fields)  # type: ignore[arg-type]
         return Node(instruction, 0, writes)  # type: ignore[arg-type]
 
     def _signature(self, use: Use, phase: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -346,7 +349,7 @@ class Chains:
         writes = tuple(names.buffers[r] for r in returns)
         cost = dict(cut.costs)[phase]
         instruction = Instruction(
-            "run", 0, "", phase, use.site, reads=reads, writes=writes, params=params, weights=weights
+            "run", 0, UNPLACED, phase, use.site, reads=reads, writes=writes, params=params, weights=weights
         )
         beside, alone = (
             nanoseconds(rates.compute_s(use.segment.kind, cost, self.rows))
@@ -366,7 +369,7 @@ class Chains:
         moved = tuple(b for b in writes if b.dtype not in INTEGERS)
         time_s = self.rates.fabric.exchange_s(self.rates.experts, (kind, phase) in TO_EXPERTS, moved, self.sent)
         time_s += self.rates.host_read_s if kind == "counts" else 0.0
-        instruction = Instruction(kind, 0, "", phase, site, reads=reads)  # type: ignore[arg-type]
+        instruction = Instruction(kind, 0, UNPLACED, phase, site, reads=reads)  # type: ignore[arg-type]
         return Node(instruction, nanoseconds(time_s), (*writes, *forwarded))
 
     def _rows(self, step: Communication, phase: str) -> Node:
@@ -374,10 +377,10 @@ class Chains:
         reads, writes = (step.sizes, step.outputs) if phase == "F" else (step.arriving, step.returned)
         kind = step.rows_kind(phase)
         whole = max(buffer.fixed_bytes for buffer in (*reads, *writes))
-        how: Reduction = "all_gather" if kind.startswith("gather") else "reduce_scatter"
+        how: Reduction = "all_gather" if kind in GATHERS else "reduce_scatter"
         among = self.rates.sharing[step.axis]
         time_s = self.rates.fabric.reduce_s(whole, among, how)
-        start = Instruction(kind, 0, "", phase, step.site, reads=tuple(buffer.name for buffer in reads))
+        start = Instruction(kind, 0, UNPLACED, phase, step.site, reads=tuple(buffer.name for buffer in reads))
         return Node(start, nanoseconds(time_s), writes)
 
     def _exchange_forward(self, step: Communication) -> list[Node]:

@@ -26,6 +26,7 @@ from compiler.ir import Instruction
 from compiler.plan.actions import lanes
 from compiler.plan.actions.chains import Key, Node
 from compiler.plan.actions.lanes import Jobs, Run, best_order, least_end, run_of
+from runtime.contract.names import ActionName
 
 # --- Orders of jobs that a search has found, stored by everything that decides them: the next build need not search
 #
@@ -187,7 +188,7 @@ def _with_beside(order: Sequence[Placed], beside: Sequence[Placed]) -> list[Plac
 
 
 def finish(
-    order: Sequence[Placed], actions: Sequence[str], read_later: Sequence[frozenset[str]]
+    order: Sequence[Placed], actions: Sequence[ActionName], read_later: Sequence[frozenset[str]]
 ) -> tuple[Instruction, ...]:
     """Insert waits and frees. `read_later[slot]`: values that later actions of its stage and micro-batch read."""
     waited = _with_waits(order, actions)
@@ -206,7 +207,7 @@ def finish(
     return tuple(result)
 
 
-def _with_waits(order: Sequence[Placed], actions: Sequence[str]) -> list[Instruction]:
+def _with_waits(order: Sequence[Placed], actions: Sequence[ActionName]) -> list[Instruction]:
     """The instructions with the waits of exchanges: each where something first needs its end, or at the end.
 
     A scatter that is waited for has all earlier ones waited for: what they give is added in the order of their starts.

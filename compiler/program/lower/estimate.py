@@ -269,7 +269,7 @@ def _overlap(program: Program, times: Times | Sequence[Times], lanes: Mapping[tu
     for bodies, invocations, (kind, _) in zip(program.bodies, program.invocations, tables, strict=True):
         counts = Counter(invocation.body for invocation in invocations)
         for body in bodies:
-            if body.actions[0][0] in COPIES:
+            if body.actions[0].kind in COPIES:
                 continue  # on neither lane
             found = lanes[body.name, kind]
             kinds[_kinds(body)].append((counts[body.name], found))

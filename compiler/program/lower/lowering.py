@@ -19,6 +19,7 @@ from compiler.plan.actions.order import Orders, finish, interleave
 from compiler.plan.spec_rates import OnRanks, core_rates, kinds_of, on_ranks
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import Action, Step, actions_of, is_copy
+from runtime.contract.names import ActionName, BodyKind, BodyName
 
 # --- The collectives of a program: what ranks sum over the world, and what they reduce and gather of each bucket
 #
@@ -117,7 +118,7 @@ def _last_weight_gradients(steps: Sequence[Step], stages: Collection[int]) -> di
 
 Point = tuple[int, int]  # (invocation, position in it)
 Ends = tuple[tuple[int, Message], ...]  # posts or releases of an invocation
-Call = tuple[str, tuple[int, ...]]  # body, micro-batches
+Call = tuple[BodyName, tuple[int, ...]]  # body, micro-batches
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ class _Channel:
     order: list[tuple[int, int]] = field(default_factory=list)  # (invocation that awaits, place), as awaited
 
 
-Talk = Sequence[tuple[_Channel, int, str, int]]  # (channel, position in the body, producer, slot)
+Talk = Sequence[tuple[_Channel, int, ActionName, int]]  # (channel, position in the body, producer, slot)
 
 
 def invocations_of(
@@ -169,23 +170,15 @@ def invocations_of(
 
 def _exchanged(rank: int, body: Body, channels: Sequence[dict[int, _Channel]]) -> tuple[Talk, Talk]:
     """What a body sends, and what it receives; what is handed over inside the rank is neither."""
-    sends: list[tuple[_Channel, int, str, int]] = []
-    receives: list[tuple[_Channel, int, str, int]] = []
+    sends: list[tuple[_Channel, int, ActionName, int]] = []
+    receives: list[tuple[_Channel, int, ActionName, int]] = []
     for position, i in body.messages:
         if i.peer != rank:
-            produced = _produced(i.kind, i.phase, int(i.action[1:]))
             if i.kind == "send":
-                sends.append((channels[rank][i.peer], position, produced, i.slot))
+                sends.append((channels[rank][i.peer], position, i.producer, i.slot))
             else:
-                receives.append((channels[i.peer][rank], position, produced, i.slot))
+                receives.append((channels[i.peer][rank], position, i.producer, i.slot))
     return sends, receives
-
-
-def _produced(kind: str, phase: str, stage: int) -> str:
-    """The action that makes the message which a send gives or a receive awaits."""
-    if phase == "F":
-        return f"F{stage}" if kind == "send" else f"F{stage - 1}"
-    return f"B{stage}" if kind == "send" else f"B{stage + 1}"
 
 
 def _post(channel: _Channel, source: int, before: list[Ends]) -> None:
@@ -233,8 +226,8 @@ class Lowering:
         self.kinds = kinds_of(self.rates)  # of devices: for each rank the first one on the same kind
         self.orders = orders or Orders()
         self._chains: dict[tuple[int, int], Chains] = {}  # by stage and kind of device
-        self._bodies: dict[tuple[str, int], Body] = {}  # by name and kind of device, without peers
-        self._on_ranks: dict[tuple[str, int, Peers], Body] = {}
+        self._bodies: dict[tuple[BodyName, int], Body] = {}  # by name and kind of device, without peers
+        self._on_ranks: dict[tuple[BodyName, int, Peers], Body] = {}
         self._of_kind: dict[bool, Collectives] = {}  # by whether a program trains
 
     def chains(self, stage: int, rank: int) -> Chains:
@@ -270,7 +263,7 @@ class Lowering:
 
     def _rank_bodies(self, schedule: Schedule, calls: Sequence[Call], rank: int) -> tuple[Body, ...]:
         """The bodies of a rank, by name."""
-        found: dict[str, Body] = {}
+        found: dict[BodyName, Body] = {}
         peers_of: dict[str, Peers] = {}
         turn = schedule.turn
         ways = [(name, tuple([k >= turn for k in micro_batches])) for name, micro_batches in calls]
@@ -282,7 +275,7 @@ class Lowering:
                 found[name] = self._body_on(step, name, rank, peers)
         return tuple(found[name] for name in sorted(found))
 
-    def _body_on(self, step: Step, name: str, rank: int, peers: Peers) -> Body:
+    def _body_on(self, step: Step, name: BodyName, rank: int, peers: Peers) -> Body:
         """A body between other ranks. Ranks of both directions have bodies that differ in whom they talk to alone."""
         key = name, self.kinds[rank], peers
         if key not in self._on_ranks:
@@ -291,33 +284,33 @@ class Lowering:
             self._on_ranks[key] = _between(self._bodies[key[:2]], peers)
         return self._on_ranks[key]
 
-    def _body(self, step: Step, name: str, rank: int) -> Body:
-        actions = tuple(f"{action.kind}{action.stage}" for action in actions_of(step))
+    def _body(self, step: Step, name: BodyName, rank: int) -> Body:
+        actions = tuple(ActionName.of(action.kind, action.stage) for action in actions_of(step))
         if isinstance(step, Action) and is_copy(step):
             return Body(name, actions, copy_instructions(step, self.chains(step.stage, rank).saved()))
         chains = [(self.chains(action.stage, rank), action.kind) for action in actions_of(step)]
         order = interleave([of_stage.of(kind) for of_stage, kind in chains], self.orders)
-        evaluates = name.startswith(EVALUATION)
+        evaluates = name.actions[0].kind == EVALUATION
         read_later = [frozenset() if evaluates else of_stage.read_later(kind) for of_stage, kind in chains]
         return Body(name, actions, finish(order, actions, read_later))
 
 
 def copy_instructions(action: Action, saved: Sequence[Buffer]) -> tuple[Instruction, ...]:
     """The instructions of an O or an R."""
+    name = ActionName.of(action.kind, action.stage)
     if action.kind == "R":
-        return (Instruction("from_host", 0, action.body, "F", writes=tuple(saved)),)
+        return (Instruction("from_host", 0, name, "F", writes=tuple(saved)),)
     names = tuple(buffer.name for buffer in saved)
     kinds: tuple[Kind, ...] = ("to_host", "free") if names else ("to_host",)  # an embedding saves nothing
-    return tuple(Instruction(kind, 0, action.body, "F", reads=names) for kind in kinds)
+    return tuple(Instruction(kind, 0, name, "F", reads=names) for kind in kinds)
 
 
-EVALUATION = "E"  # begins the names of the bodies that evaluate: E0 is F0, and keeps nothing
+EVALUATION: BodyKind = "E"  # in the names of bodies that evaluate: E0 is F0, and keeps nothing
 
 
-def body_name(step: Step, evaluate: bool = False) -> str:
-    """The name of the body of a step: F0, F0_B1, E0."""
-    names = [f"{action.kind}{action.stage}" for action in actions_of(step)]
-    return "_".join(name.replace("F", EVALUATION) if evaluate else name for name in names)
+def body_name(step: Step, evaluate: bool = False) -> BodyName:
+    kinds = ((EVALUATION if evaluate else action.kind, action.stage) for action in actions_of(step))
+    return BodyName.of(*(ActionName.of(*each) for each in kinds))
 
 
 class _Names:
@@ -325,7 +318,7 @@ class _Names:
 
     def __init__(self, evaluate: bool) -> None:
         self._evaluate = evaluate
-        self._names: dict[tuple[str | int, ...], str] = {}  # by kinds and stages
+        self._names: dict[tuple[str | int, ...], BodyName] = {}  # by kinds and stages
 
     def call(self, step: Step) -> Call:
         """The body of a step, and its micro-batches."""

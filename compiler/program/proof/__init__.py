@@ -51,7 +51,7 @@ class Prover:
             check_holders(self._plan)
             self._holders_are_right = True
         bodies = [(rank, body) for rank, row in enumerate(program.bodies) for body in row]
-        trains = any(action[0] != "F" for _, body in bodies for action in body.actions)
+        trains = any(action.kind != "F" for _, body in bodies for action in body.actions)
         lists = program.prologue, program.epilogue, program.update
         if self._right_lists.get(trains) != lists:
             check_collectives(program, self._plan, trains)

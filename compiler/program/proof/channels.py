@@ -27,9 +27,10 @@ from typing import TypeAlias
 from compiler.ir import Body, Instruction, Message, Program
 from compiler.program.proof.certificate import ProofError
 from compiler.schedule.schedule import Schedule
+from runtime.contract.names import ActionName
 
 SEND, RECEIVE, RELEASE = range(3)
-Exchanged: TypeAlias = tuple[tuple[str, int, str, int], ...]  # (kind, peer, producer, slot)
+Exchanged: TypeAlias = tuple[tuple[str, int, ActionName, int], ...]  # (kind, peer, producer, slot)
 Event: TypeAlias = "tuple[int, int, Channel, int]"  # kind, number of the message, its channel, the invocation it is in
 
 
@@ -39,7 +40,9 @@ class Channel:
 
     source: int
     destination: int
-    numbers: dict[tuple[str, int], int] = field(default_factory=dict)  # of messages; on other channels there are others
+    numbers: dict[tuple[ActionName, int], int] = field(
+        default_factory=dict
+    )  # of messages; on other channels there are others
     sends: list[int] = field(default_factory=list)
     sent_in: list[int] = field(default_factory=list)
     posts: list[int] = field(default_factory=list)
@@ -54,7 +57,7 @@ class Lines:
     program: Program
     schedule: Schedule
     channels: dict[tuple[int, int], Channel] = field(default_factory=dict)  # by source and destination
-    messages: list[tuple[str, int]] = field(default_factory=list)  # by number: producer and micro-batch
+    messages: list[tuple[ActionName, int]] = field(default_factory=list)  # by number: producer and micro-batch
     events: list[list[Event]] = field(default_factory=list)  # by rank
     faults: dict[int, tuple[int, str]] = field(default_factory=dict)  # rank -> events before its first, and what it is
     ends: list[str] = field(default_factory=list)  # faults that show where a rank has come to its end
@@ -80,21 +83,12 @@ class Lines:
 
 def message_of(instruction: Instruction, micro_batch: int) -> Message:
     """The message that a send gives or a receive awaits, named by its producer."""
-    return Message(producer_of(instruction), micro_batch)
-
-
-def producer_of(instruction: Instruction) -> str:
-    """The action whose message it is."""
-    stage = int(instruction.action[1:])
-    forward = instruction.phase == "F"
-    if instruction.kind == "receive":
-        stage += -1 if forward else 1
-    return f"{'F' if forward else 'B'}{stage}"
+    return Message(instruction.producer, micro_batch)
 
 
 def exchanged(body: Body) -> Exchanged:
     """Every message that a body sends or receives."""
-    return tuple((i.kind, i.peer, producer_of(i), i.slot) for _, i in body.messages)
+    return tuple((i.kind, i.peer, i.producer, i.slot) for _, i in body.messages)
 
 
 def check_channels(program: Program, schedule: Schedule) -> int:

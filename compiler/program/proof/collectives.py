@@ -70,7 +70,7 @@ def _check_starts(program: Program, rank: int, wanted: set[tuple[int, ...]], row
     after = [each.after for each in row]
     if after != sorted(after) or any(not 0 <= at < len(invocations) for at in after):
         raise ProofError(f"rank {rank}: reductions are not behind its invocations in their order")
-    adds = {body.name: {int(a[1:]) for a in body.actions if a[0] in "BW"} for body in program.bodies[rank]}
+    adds = {body.name: {each.stage for each in body.actions if each.adds_gradients} for body in program.bodies[rank]}
     for at in range(min(after, default=len(invocations)) + 1, len(invocations)):
         for each in row:
             if each.after < at and not adds[invocations[at].body].isdisjoint(each.stages):

@@ -24,6 +24,7 @@ from compiler.program.proof.effects import STAGED, Effects, Found, Memory, Names
 from compiler.program.proof.structure import EXCHANGES, Waits
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import Action, Step, actions_of
+from runtime.contract.names import BodyName, Site
 
 
 def check_values(
@@ -59,7 +60,7 @@ class RankValues:
         self.rank, self.message, self.effects = rank, program.message, effects
         self.bodies = {body.name: (body, effects.bodies.waits(rank, body)) for body in program.bodies[rank]}
         self.places = _places(schedule, rank)
-        self.slots = {body.name: [self.places[int(a[1:])] for a in body.actions] for body in program.bodies[rank]}
+        self.slots = {body.name: [self.places[each.stage] for each in body.actions] for body in program.bodies[rank]}
         self.numbers = [0] * (1 + max((max(places) for places in self.places.values()), default=-1))  # of the states
         self.found: dict[tuple[str, tuple[int, ...]], Found] = {}  # by body and `slots`
         self.sent: dict[str, tuple[list[Place], Found]] = {}  # by the action that made a message
@@ -93,7 +94,7 @@ class RankValues:
         for _, message in releases:
             self._release(message)
 
-    def _found(self, name: str, sizes: Hashable, slots: tuple[int, ...]) -> Found:
+    def _found(self, name: BodyName, sizes: Hashable, slots: tuple[int, ...]) -> Found:
         """The effects that were found of a body on the micro-batches of so many places."""
         number = self.effects.bodies.number(self.rank, self.bodies[name][0])
         return self.effects.found.setdefault((number, sizes, self.message_number, slots), {})
@@ -102,7 +103,7 @@ class RankValues:
         """A send needs its storage no longer."""
         action, micro_batch = message
         if action not in self.sent:
-            self.sent[action] = self.places[int(action[1:])], self.effects.found.setdefault(action, {})
+            self.sent[action] = self.places[action.stage], self.effects.found.setdefault(action, {})
         places, found = self.sent[action]
         place = places[micro_batch]
         before = (self.numbers[place],)
@@ -221,7 +222,7 @@ class RankValues:
         """The rows that its rank receives in a layer. A site without one receives none, and asks for none recorded."""
         if isinstance(self.rows, Received):
             return self.rows
-        return received(self.rows(self.rank, site.split(".")[0], micro_batch))
+        return received(self.rows(self.rank, Site(site).block, micro_batch))
 
     def _write(
         self,

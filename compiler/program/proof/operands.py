@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compiler.ir import Buffer, Communication, Cut, Instruction, Plan, Sharded, Signature, Stage, Use
+from compiler.ir.program import GATHERS
 
 Cuts = Mapping[str, Cut]  # by site of use
 Steps = Mapping[tuple[str, str], Use | Communication]  # by site and kind; a segment's kind is "run"
@@ -119,7 +120,7 @@ def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) 
 def _of_rows(instruction: Instruction, steps: Steps) -> Of:
     """Rows that ranks put together in a forward are taken apart, as gradients, in its backward."""
     kind, forward = instruction.wait or instruction.kind, instruction.phase == "F"
-    gathers = kind.startswith("gather") == forward
+    gathers = (kind in GATHERS) == forward
     step = steps[instruction.site, "choices" if kind == "gather_choices" else "gather" if gathers else "scatter"]
     assert isinstance(step, Communication)
     (given,), (taken,) = (step.sizes, step.outputs) if forward else (step.arriving, step.returned)

@@ -116,13 +116,13 @@ class Structure:
     def _check_body(self, rank: int, body: Body) -> None:
         _check_labels(rank, body)
         for slot, action in enumerate(body.actions):
-            stage = self._plan.stages[int(action[1:])]
+            stage = self._plan.stages[action.stage]
             steps = steps_of(stage)
             of_slot = [i for i in body.instructions if i.slot == slot and i.kind != "free"]
-            if action[0] in COPIES:
-                _check_copy(f"rank {rank}, {action}", of_slot, COPIES[action[0]], saved_of(stage, self._plan))
+            if action.kind in COPIES:
+                _check_copy(f"rank {rank}, {action}", of_slot, COPIES[action.kind], saved_of(stage, self._plan))
                 continue
-            _check_counts(f"rank {rank}, {action}", of_slot, _needs(stage, PHASES[action[0]], self._plan))
+            _check_counts(f"rank {rank}, {action}", of_slot, _needs(stage, PHASES[action.kind], self._plan))
             for i in of_slot:
                 writes = i.writes if i.kind not in EXCHANGES else ()
                 has = (i.reads, i.params, i.weights, writes, i.params_in, i.weights_in)

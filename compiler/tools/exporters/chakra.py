@@ -146,7 +146,7 @@ class Files(Mapping[str, bytes]):
         self._groups = cache(partial(groups_on, traced))
 
     def __getitem__(self, name: str) -> bytes:
-        rank, column = divmod(self._names[name], self._mesh.columns)
+        rank, column = self._mesh.coordinates(self._names[name])
         groups = {name: list(of(column)) for name, of in self._groups(rank).items()}
         about = {
             "rank": ("int64_val", self._names[name]),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from compiler.ir import Body, Instruction, Mesh
+from compiler.ir import Body, Instruction
 from compiler.ir.dtypes import tensor_bytes
 from compiler.ir.holders import Columns
 from compiler.machine.topology.traffic import messages_of
@@ -22,6 +22,7 @@ from compiler.program.lower.estimate import Times, held
 from compiler.program.lower.estimate import rank_times as node_times
 from dsl.closed_forms.memory import ITEMSIZE
 from runtime.contract.actions import Action, is_copy
+from runtime.contract.mesh import Mesh
 
 NS, TAIL = 10**9, -1
 TYPES = {"all_reduce": "ALL_REDUCE", "reduce_scatter": "REDUCE_SCATTER", "all_gather": "ALL_GATHER"}
@@ -172,7 +173,7 @@ class _Rank:
     def _step(self, at: int, body: Body, micro_batches: Sequence[int], start: int, end: int) -> None:
         spans, length = self._spans_of(body)
         on_lanes = iter(spans)
-        stages = [int(action[1:]) for action in body.actions]
+        stages = [action.stage for action in body.actions]
         started: dict[tuple[int, str, str, str], int] = {}
 
         def mapped(time: int) -> int:

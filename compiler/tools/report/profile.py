@@ -68,7 +68,7 @@ class _Work:
             for function, node, works in works_of(interpret(segment)):
                 self._ops[name, function, node.op] += [cost for _, cost in works]
         self._sites = {
-            name: sorted({use.layer for use in plan.uses if module_name(use.segment) == name}) for name in segments
+            name: sorted({use.site.block for use in plan.uses if module_name(use.segment) == name}) for name in segments
         }
 
     def give(self, rank: Document) -> None:

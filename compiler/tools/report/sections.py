@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.emit.build_files import layers_of
-from compiler.ir import Mesh, Plan, Use
+from compiler.ir import Plan, Use
 from compiler.plan.plan import HELD
 from compiler.predict.memory_run import Measured, measured_line
 from compiler.predict.planned_step import PARTS, Planned, PredictedStep, predict_step
@@ -21,6 +21,7 @@ from compiler.tools.picture.comm_lane import lanes_of
 from compiler.tools.report.lost_time import LostTime
 from dsl.closed_forms.memory import Memory
 from dsl.schema import Spec
+from runtime.contract.mesh import Mesh
 from runtime.contract.names import ProgramName
 
 # --- What a report shows: plain frozen values, no torch. `Report` is the whole input of the page

@@ -24,6 +24,7 @@ from runtime.comm.collective import CollectiveSwap, GlooParts
 from runtime.comm.exchange import Exchange, HostReads, RankExchange, RankRoute, Route
 from runtime.comm.nodes import Hops, NodeExchange, NodeRoute, Place
 from runtime.comm.transport import Layout
+from runtime.contract.names import ActionName, ExchangeName
 from tests.specs.shipped import SPECS
 
 COLUMNS, ALIGNMENT = 16, 4
@@ -139,17 +140,18 @@ def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool)
     assert staging
     kind = "dispatch" if gates else "combine"
     phase = "F" if forward == (kind == "dispatch") else "I"
-    start = Instruction(kind, 0, "", phase, "L1")  # type: ignore[arg-type]
+    name = ExchangeName.of(kind, f"{phase}0", 0, "L1")
+    start = Instruction(kind, 0, ActionName(), phase, "L1")  # type: ignore[arg-type]
     read, written = buffers_of(tensors, 12 if forward else "R"), buffers_of(tensors, "R" if forward else 12)
     copies, forwarded = (sum(COPIES), 10) if maps else (0, 0)
     planned = staging(start, [*read, *buffers_of(maps, "X")], written, Received(RECEIVED.num_rows, copies, forwarded))
 
     with Live() as live:
-        exchange.start("it", [*tensors, *maps], known, forward)
-        values = sum(pending.result.nbytes for pending in exchange.pending["it"])
+        exchange.start(name, [*tensors, *maps], known, forward)
+        values = sum(pending.result.nbytes for pending in exchange.pending[name])
         between = live.bytes
         live.most = between
-        results = exchange.wait("it")
+        results = exchange.wait(name)
         most = live.most
         assert sum(each.nbytes for each in results) == values
     row_bytes = sum(each.nbytes // len(each) for each in tensors)
@@ -169,7 +171,7 @@ def test_sums_over_gloo_stage_a_second_buffer(nodes: int) -> None:
     staging = staging_of(spec)
     assert staging
     flat = torch.ones(40)
-    planned = staging(Instruction("scatter", 0, "", "W", "L1"), [Buffer("sums", (40,), "float32")], [], Received(0))
+    planned = staging(Instruction("scatter", 0, ActionName(), "W", "L1"), [Buffer("sums", (40,), "float32")], [], Received(0))
     with Live() as live:
         work = GlooParts(Nobody()).scatter("it", flat, flat)  # type: ignore[arg-type]
         assert planned == Staged(live.bytes if nodes > 1 else 0)
@@ -187,4 +189,4 @@ def test_nothing_is_staged_by_ranks_that_share_memory() -> None:
     spec = load(SPECS / "quickstart.dsc")
     staging = staging_of(spec)
     rows = buffers_of(tensors_of(True, True), "R")
-    assert staging and staging(Instruction("dispatch", 0, "", "F", "L1"), rows, rows, Received(20)) == Staged()
+    assert staging and staging(Instruction("dispatch", 0, ActionName(), "F", "L1"), rows, rows, Received(20)) == Staged()

@@ -25,6 +25,7 @@ from runtime.comm.exchange import RankExchange, RankRoute
 from runtime.comm.host import HostParts, HostSwap
 from runtime.comm.memory import Writer
 from runtime.comm.transport import Edge, Pending
+from runtime.contract.names import ExchangeName
 from runtime.contract.rate import batch_at
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
@@ -121,11 +122,11 @@ class Routed:
         exchange.wait_counts = found.wait_counts  # type: ignore[method-assign]
         return found
 
-    def wait_counts(self, name: str) -> tuple[RankRoute, Tensor]:
+    def wait_counts(self, name: ExchangeName) -> tuple[RankRoute, Tensor]:
         route, ends = self.wait(name)
-        site, here = name.rpartition("@")[2], self.exchange.rows.index  # type: ignore[attr-defined]
+        site, here = name.site, self.exchange.rows.index  # type: ignore[attr-defined]
         both = route.sent, route.received.of_sources
-        if name.startswith("counts F"):  # a backward may count them again
+        if name.action.kind == "F":  # a backward may count them again
             moved = torch.tensor([sum(counts) - counts[here] for counts in both])
             self.rows[site] = self.rows.get(site, torch.zeros_like(moved)) + moved
         return route, ends

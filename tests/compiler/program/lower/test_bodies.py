@@ -19,6 +19,7 @@ from compiler.program.proof import prove
 from compiler.schedule.dualpipe import dualpipe
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import parse_step
+from runtime.contract.names import BodyName
 from tests.compiler.program.lower.events import Machines, given_to
 from tests.compiler.program.lower.stages import chain, deepseek_v3, lowering_of, small
 from tests.specs.shipped import shipped
@@ -77,7 +78,7 @@ def test_a_program_takes_what_its_stages_were_said_to() -> None:
     program, times = small_program(), dict(times_on(lowering, 0))
     for body in {body.name: body for bodies in program.bodies for body in bodies}.values():
         assert_as_predicted(body, times)
-        jobs = jobs_of([chain(small(), int(action[1:]), action[0]) for action in body.actions])
+        jobs = jobs_of([chain(small(), action.stage, action.kind) for action in body.actions])
         assert lane_times(body.instructions, times).end == end_of(jobs, best_order(jobs))
 
 
@@ -85,7 +86,8 @@ def test_a_pair_of_deepseek_v3_takes_what_is_predicted() -> None:
     lowering = deepseek_v3()
     times = dict(times_on(lowering, 0))
     order = interleave([chain(deepseek_v3(), 5, "F"), chain(deepseek_v3(), 10, "B")], Orders())
-    body = Body("F5_B10", ("F5", "B10"), finish(order, ("F5", "B10"), (frozenset(), frozenset())))
+    name = BodyName("F5_B10")
+    body = Body(name, name.actions, finish(order, name.actions, (frozenset(), frozenset())))
     assert_as_predicted(body, times)
 
 

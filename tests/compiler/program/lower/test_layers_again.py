@@ -31,7 +31,7 @@ def programs(of: Spec, schedule: str) -> tuple[Plan, Lowering, Program]:
 
 def run_again(stage: Stage, layer: str) -> list[str]:
     """The kinds of a layer's steps that are run again, in order."""
-    steps = [step for step in stage.steps if step.layer == layer and step.again]
+    steps = [step for step in stage.steps if step.site.block == layer and step.again]
     return [step.kind if isinstance(step, Communication) else step.segment.kind for step in steps]
 
 
@@ -50,7 +50,7 @@ def test_what_a_backward_reads_is_run_again(of: str, tensor: int, layer: str, ex
     """Neither the last product, nor the way of rows back from experts, nor the sum over tensor ranks behind it."""
     (stage,) = make_plan(again(spec(1, 1, 1, 4, of=of, tensor=tensor))).stages
     assert run_again(stage, layer) == expected
-    assert not [step for step in stage.steps if step.again and step.layer[0] not in "LM"]
+    assert not [step for step in stage.steps if step.again and step.site.block[0] not in "LM"]
 
 
 def test_the_first_layers_of_each_stage() -> None:
@@ -58,11 +58,11 @@ def test_the_first_layers_of_each_stage() -> None:
     chosen = again(spec(2, 1, 1, 4, schedule="1f1b"), 1, "swiglu")
     chosen = chosen.model_copy(update={"parallel": chosen.parallel.model_copy(update={"layout": "Ett|ttmL"})})
     stages = make_plan(chosen).stages
-    assert [sorted({step.layer for step in stage.steps if step.again}) for stage in stages] == [["L0"], ["L2"]]
+    assert [sorted({step.site.block for step in stage.steps if step.again}) for stage in stages] == [["L0"], ["L2"]]
     kinds = {use.site: use.segment.recompute for use in make_plan(chosen).uses}
     assert (kinds["L2.experts"], kinds["L3.experts"]) == (("experts",), ("swiglu",))
     most = make_plan(chosen.model_copy(update={"recompute_layers": 3})).stages
-    assert [sorted({step.layer for step in stage.steps if step.again}) for stage in most] == [
+    assert [sorted({step.site.block for step in stage.steps if step.again}) for stage in most] == [
         ["L0", "L1"],
         ["L2", "L3", "M0"],
     ]
@@ -106,8 +106,8 @@ def kept(body: Body) -> set[str]:
 def inputs_and_counts(stage: Stage) -> set[str]:
     """What layers take from those before them, what exchanges of counts gave, and what a norm reads behind experts or
     behind the sum over tensor ranks: else these would be run again for it."""
-    layers = {step.layer for step in stage.steps if step.again}
-    taken = {name for step in stage.steps for name in step.inputs if not name.startswith(f"{step.layer}_")}
+    layers = {step.site.block for step in stage.steps if step.again}
+    taken = {name for step in stage.steps for name in step.inputs if not name.startswith(f"{step.site.block}_")}
     taken |= {f"{layer}_{name}" for layer in layers for name in ("route", "offsets", "h")}
     taken |= {f"{layer}_{name}" for layer in layers for name in ("join_unpermute_0", "leave_add_bias_0")}
     return taken | {"M0_input"}

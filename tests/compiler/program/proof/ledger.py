@@ -7,6 +7,7 @@ from math import prod
 
 from compiler.ir import Body, Buffer, Instruction, Message, Program
 from compiler.ir.dtypes import ITEMSIZE
+from runtime.contract.names import ActionName
 
 Name = tuple[str, ...]  # of a value: (stage, micro-batch, name); under way: ("sent", message); ("told", …)
 
@@ -67,7 +68,7 @@ def _apply(
     stays: bool,
 ) -> None:
     """`stays`: the message that it sends or receives stays on the rank, in its storage."""
-    stage = i.action[1:]
+    stage = str(i.action.stage)
 
     def name(value: str) -> Name:
         return stage, str(micro_batch), value
@@ -76,12 +77,13 @@ def _apply(
         for value in i.reads:
             del root[name(value)]
     elif i.kind == "send":
-        produced = Message(f"{'F' if i.phase == 'F' else 'B'}{stage}", micro_batch)
+        produced = Message(ActionName.of("F" if i.phase == "F" else "B", i.action.stage), micro_batch)
         root["sent", str(produced)] = root[name(i.reads[0])]
     elif i.kind == "tell":
         root["told", stage, str(micro_batch), i.site] = root[name(i.reads[0])]
     elif i.kind == "receive":
-        producer = f"F{int(stage) - 1}" if i.phase == "F" else f"B{int(stage) + 1}"
+        forward, at = i.phase == "F", i.action.stage
+        producer = ActionName.of("F", at - 1) if forward else ActionName.of("B", at + 1)
         root[name(i.writes[0].name)] = root.pop(("sent" if stays else "posted", str(Message(producer, micro_batch))))
     for buffer in sorted(results, key=lambda buffer: bool(buffer.alias)):
         root[name(buffer.name)] = root[name(buffer.alias)] if buffer.alias else name(buffer.name)

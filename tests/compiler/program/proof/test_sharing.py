@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import product
 
-from compiler.ir import Mesh
-from compiler.ir.holders import Holders
+from compiler.ir.holders import Holders, sharing
+from runtime.contract import Mesh
 
 MESHES = [
-    Mesh(2, dp, ep, tp, etp=etp)
+    Mesh(2, dp, ep, tp, 1, etp=etp)
     for dp, ep, tp, etp in product((1, 2, 4, 8), (1, 2, 4), (1, 2), (1, 2, 4))
     if dp * tp % (ep * etp) == 0
 ]
@@ -21,19 +21,19 @@ def test_columns_that_share_are_those_at_one_place() -> None:
         for first in every:
             place, later = first % mesh.expert_group, every[first:]
             of_slice = [c for c in later if c % mesh.expert_group == place]
-            assert [*mesh.sharing(True, True, first)] == of_slice
-            assert [*mesh.sharing(False, True, first)] == [c for c in later if (c - first) % mesh.tp == 0]
-            assert [*mesh.sharing(False, False, first)] == [*later]
+            assert [*sharing(mesh, True, True, first)] == of_slice
+            assert [*sharing(mesh, False, True, first)] == [c for c in later if (c - first) % mesh.tp == 0]
+            assert [*sharing(mesh, False, False, first)] == [*later]
             if place % mesh.etp == 0:
                 same = [c for c in later if c % mesh.expert_group // mesh.etp == place // mesh.etp]
-                columns = mesh.sharing(True, False, first)
+                columns = sharing(mesh, True, False, first)
                 assert [*columns] == same == [c for c in every if c in columns], mesh
                 assert columns.start == first and columns[-1] == same[-1] and [*columns[1:]] == same[1:]
 
 
 def test_equal_holders_are_one_value() -> None:
     """Neighbours without a gap are those of a range, so their buckets and channels are found as its are."""
-    mesh = Mesh(1, 4, 1, etp=2)
-    assert mesh.sharing(True, False) == mesh.sharing(False, False) == range(4)
-    assert Mesh(1, 4, 2, etp=2).sharing(True, False) == range(2)
-    assert [*Holders((0, 2), Mesh(1, 8, 2, etp=2).sharing(True, False, 2), 8)] == [2, 3, 6, 7, 18, 19, 22, 23]
+    mesh = Mesh(1, 4, 1, 1, 1, etp=2)
+    assert sharing(mesh, True, False) == sharing(mesh, False, False) == range(4)
+    assert sharing(Mesh(1, 4, 2, 1, 1, etp=2), True, False) == range(2)
+    assert [*Holders((0, 2), sharing(Mesh(1, 8, 2, 1, 1, etp=2), True, False, 2), 8)] == [2, 3, 6, 7, 18, 19, 22, 23]

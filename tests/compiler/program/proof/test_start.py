@@ -18,7 +18,7 @@ from compiler.program.proof import ProofError
 from compiler.program.proof.start import check_lines, check_start, used
 from dsl.load import load
 from runtime.comm.transport import Wanted
-from runtime.contract import Mesh, Opening
+from runtime.contract import Opening
 from tests.compiler.program.proof.first_use import Machine, UnopenedError, run, starts, steps
 from tests.compiler.program.proof.programs import family_program
 from tests.specs.shipped import NAMES, path_of
@@ -32,11 +32,6 @@ def lowered(name: str) -> Lowered:
     return lower_spec(load(path_of(name)))
 
 
-def mesh_of(plan: Plan) -> Mesh:
-    mesh = plan.mesh
-    return Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp, mesh.node, mesh.etp, mesh.sq)
-
-
 def lines_of(openings: Sequence[Opening], num_ranks: int) -> Lines:
     return [[opening for opening in openings if rank in opening.ranks] for rank in range(num_ranks)]
 
@@ -45,7 +40,7 @@ def ends(program: Program, plan: Plan, lines: Lines, lazy: bool = False) -> bool
     """Whether the machine comes to the end of start-up and of a step; without `lazy` every channel must be open."""
     generator, num_ranks = random.Random(0), plan.mesh.pp
     try:
-        stuck = run(starts(lines, mesh_of(plan), Machine()), generator)
+        stuck = run(starts(lines, plan.mesh, Machine()), generator)
         return not stuck and not run(steps(program, plan, lines, Machine(lazy)), generator) and num_ranks > 0
     except UnopenedError:
         return False
@@ -57,7 +52,7 @@ def test_no_shipped_program_hangs(name: str) -> None:
     found = lowered(name)
     plan = found.plan
     lines = lines_of(found.openings, plan.mesh.pp)
-    assert run(starts(lines, mesh_of(plan), Machine()), random.Random(0)) == []
+    assert run(starts(lines, plan.mesh, Machine()), random.Random(0)) == []
     for program in found.programs.values():
         assert run(steps(program, plan, lines, Machine()), random.Random(1)) == [], program.name
 
@@ -82,7 +77,7 @@ def test_each_rank_makes_few_groups(name: str) -> None:
     """Its edges, its column and node, or its expert group, its tensor and context ranks, its buckets and the world: as
     many for thousands of ranks as for eight. Frozen buckets are never summed."""
     found = lowered(name)
-    mesh = mesh_of(found.plan)
+    mesh = found.plan.mesh
     wanted = Wanted(mesh, found.openings, {})
     channels = [wanted.channels(rank) for rank in range(mesh.world)]
     most = 11 + (mesh.tp > 1) + (mesh.cp > 1)
