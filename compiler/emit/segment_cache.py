@@ -114,6 +114,8 @@ SOURCES = (
     "dsl/facts/__init__.py",
     "dsl/facts/formats.py",
     "runtime/__init__.py",
+    "runtime/contract/actions.py",
+    "runtime/contract/mesh.py",
     "runtime/contract/names.py",
     "runtime/contract/weights.py",
     "runtime/contract/recipe.py",

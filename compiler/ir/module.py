@@ -46,6 +46,21 @@ class Node:
         return tuple(arg for arg in self.args if isinstance(arg, str))
 
     @property
+    def is_input_gradient(self) -> bool:
+        """Whether it is the op that ends the gradient of an input: linear_dgrad."""
+        return self.op.endswith("_dgrad")
+
+    @property
+    def is_weight_gradient(self) -> bool:
+        """Whether it is the op that ends the gradient of a weight, which it can add to an accumulator: linear_wgrad."""
+        return self.op.endswith("_wgrad")
+
+    @property
+    def forward_op(self) -> str:
+        """The op that it is of, where it is a gradient: linear of linear_wgrad."""
+        return self.op.removesuffix("_dgrad").removesuffix("_wgrad")
+
+    @property
     def stem(self) -> str:
         """What the names of its results begin with: mm of aten.mm.default."""
         return self.op.split(".")[1].lstrip("_") if self.call else self.op

@@ -9,6 +9,7 @@ from math import prod
 from typing import Literal
 
 from compiler.ir.holders import Holders
+from compiler.ir.names import accumulator_of
 from compiler.ir.segment import Buffer, Cut, Role, Segment
 from compiler.ir.stage_placement import StagePlacement
 from runtime.contract.mesh import Mesh
@@ -231,7 +232,7 @@ class Plan:
         divided = [local for local, tensor in use.params if tensor in here.tensors]
         calls = (cut.F, cut.I, cut.W, *((cut.F,) if use.again else ()))
         gathers = sum(not {*each.args}.isdisjoint(divided) for each in calls) if here.weights else 0
-        return gathers, int(any(f"g_{local}" in cut.W.args for local in divided))
+        return gathers, int(any(accumulator_of(local) in cut.W.args for local in divided))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages whose parameters a pipeline rank holds, ascending."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from compiler import ir
 from compiler.ir.dtypes import flat_tensors
+from compiler.ir.names import gradient_of
 from compiler.ir.segment import SUM
 from compiler.machine.rates import Rates
 from compiler.model.layers import LAYERS, Place, indexer, qk_clip
@@ -266,7 +267,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
         return (*_rows(f"{value}_rows", count, D, dtype), *gates) if order else ()
 
     stays = place.spec.parallel.expert_group == alignment == 1  # nothing moves: rows come as the tensors that were sent
-    counts, returns = ir.Buffer(values["counts"], (slices,), "int64"), f"d_{returned}"
+    counts, returns = ir.Buffer(values["counts"], (slices,), "int64"), gradient_of(returned)
     dispatch = ir.Communication(
         kind="dispatch",
         site=Site(name),
@@ -278,10 +279,10 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
             ir.Buffer(offsets, (place.experts_local,), "int32"),
         ),
         sizes=(*_rows(values["rows"], S, D, there), ir.Buffer(values["gate"], (S,), wide), counts),
-        arriving=(*_rows(f"d_{rows}", "R", D, here), ir.Buffer(f"d_{gate}", ("R",), wide)),
+        arriving=(*_rows(gradient_of(rows), "R", D, here), ir.Buffer(gradient_of(gate), ("R",), wide)),
         returned=(
-            *_rows(f"d_{values['rows']}", S, D, here, f"d_{rows}" if stays else ""),
-            ir.Buffer(f"d_{values['gate']}", (S,), wide, f"d_{gate}" if stays else ""),
+            *_rows(gradient_of(values["rows"]), S, D, here, gradient_of(rows) if stays else ""),
+            ir.Buffer(gradient_of(values["gate"]), (S,), wide, gradient_of(gate) if stays else ""),
         ),
         alignment=alignment,
         order=order,
@@ -297,7 +298,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
         outputs=_rows(returned, S, D, here, y if stays else ""),
         sizes=_rows(y, "R", D, here),
         arriving=_rows(returns, S, D, there),
-        returned=_rows(f"d_{y}", "R", D, there, returns if stays else ""),
+        returned=_rows(gradient_of(y), "R", D, there, returns if stays else ""),
         alignment=alignment,
         order=order,
         copies=copies,

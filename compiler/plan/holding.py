@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from compiler.ir import Buffer, Input, Use
+from compiler.ir.names import gradient_of, is_gradient
 from compiler.ir.stage_placement import StagePlacement
 from compiler.plan.actions.chains import Chains
 from compiler.plan.blocks import CutModel, Step
@@ -76,12 +77,12 @@ def kept_bytes(chains: Chains, kind: str) -> int:
     buffers = {buffer.name: buffer for each in kinds for node in chains.of(each) for buffer in node.writes}
     taken = _taken(chains)
     for name, buffer in (taken | buffers).items():  # of values that other blocks give a gradient for
-        buffers.setdefault(f"d_{name}", Buffer(f"d_{name}", buffer.shape, buffer.dtype))
+        buffers.setdefault(gradient_of(name), Buffer(gradient_of(name), buffer.shape, buffer.dtype))
     later = chains.of({"F": "B", "I": "W"}[kind])
     written = {buffer.name for node in later for buffer in node.writes}
     reads = {name for node in later for name in node.instruction.reads} - written
     if kind == "F":
-        reads = {name for name in reads if not name.startswith("d_")}
+        reads = {name for name in reads if not is_gradient(name)}
     sizes = taken | buffers
     roots = {_root(name, sizes) for name in reads if name in sizes}
     return sum(sizes[name].fixed_bytes + chains.rows * sizes[name].row_bytes for name in roots)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from compiler.ir import Buffer, Communication
 from compiler.ir.expert_placement import Received, even_rows, most_rows
+from compiler.ir.names import gradient_of
 from compiler.model.layers import Place
 from dsl.facts.devices import reached
 from dsl.schema import Moe, Spec
@@ -140,6 +141,6 @@ def _communication(
         inputs=(given.name,),
         outputs=(taken,),
         sizes=(given,),
-        arriving=(taken.named(f"d_{taken.name}"),) if grad else (),
-        returned=(given.named(f"d_{given.name}"),) if grad else (),
+        arriving=(taken.named(gradient_of(taken.name)),) if grad else (),
+        returned=(given.named(gradient_of(given.name)),) if grad else (),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from compiler.ir.names import gradient_of
 from compiler.machine.rates import Rates
 from compiler.plan.actions.chains import Node
 from compiler.plan.actions.order import jobs_of
@@ -46,7 +47,7 @@ def _works(rates: Rates, model: CutModel) -> Mapping[str, Sequence[Work]]:
     for block, shared in zip(model.blocks, chains_of(rates, model), strict=True):
         for kind, works in result.items():
             if (id(shared), kind) not in found:
-                ends = (before, block.output) if kind == "F" else (f"d_{block.output}", f"d_{before}")
+                ends = (before, block.output) if kind == "F" else (gradient_of(block.output), gradient_of(before))
                 found[id(shared), kind] = _work(shared.of(kind), *ends)
             works.append(found[id(shared), kind])
         before = block.output

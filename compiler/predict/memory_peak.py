@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from compiler.ir import Plan, Program
+from compiler.ir.names import is_gradient
 from compiler.predict.prediction import Held
 from compiler.program.proof.effects import STAGED, Memory, Storage
 from compiler.program.proof.lifetimes import RankValues
@@ -90,7 +91,7 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
             return "message"
         if storage.name.endswith(f"_{STAGED}") or (id(storage) not in before and storage.name in exchanged):
             return "buffer"
-        if storage.name.startswith("d_"):
+        if is_gradient(storage.name):
             return "deferred" if id(storage) in before else "gradient"
         return kinds.get(storage.name, "kept")
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from runtime.build.build import Build, BuildError
 from runtime.build.files import MANIFEST, read_file, versions
+from runtime.contract.names import WEIGHT, StoredName
 from runtime.system.outcome import printable
 from runtime.system.regular_files import read_bytes
 
@@ -118,7 +119,7 @@ def _checkpoint(path: Path) -> tuple[Facts, list[str]]:
         return none | {"loads": []}, str(error).splitlines()
     problems = [problem for shard in found.manifest.shards if (problem := _shard_problem(path, shard))]
     meta, plan = found.meta, _mapping(found.meta.get("plan"))
-    weights = {name: shape for name, shape in found.shapes.items() if name.startswith("weight/")}
+    weights = {name: shape for name, shape in found.shapes.items() if StoredName(name).kind == WEIGHT}
     facts = {
         "step": found.step,
         "tokens": _tokens(path, found.step, meta),

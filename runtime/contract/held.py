@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from runtime.contract.mesh import Rank
+from runtime.contract.names import BIAS, TABLE, StoredName
 from runtime.contract.recipe import Amount, Count, Dtype, Name, Shape
 from runtime.contract.slices import Slice, held_elements, held_shape
 from runtime.system.strict_json import Range
@@ -101,9 +102,9 @@ class Bias:
     holders: tuple[Rank, ...]
 
     @property
-    def stored(self) -> str:
+    def stored(self) -> StoredName:
         """Its name in a checkpoint."""
-        return f"bias/{self.name}"
+        return StoredName.of(BIAS, self.name)
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,9 @@ class Table:
     below: Count
 
     @property
-    def stored(self) -> str:
+    def stored(self) -> StoredName:
         """Its name in a checkpoint."""
-        return f"table/{self.name}"
+        return StoredName.of(TABLE, self.name)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ They are text in files, in emitted modules and as keys of mappings. Only the typ
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import ClassVar, Literal, cast, get_args
 
 from runtime.contract.actions import ActionKind
@@ -14,6 +15,7 @@ ProgramKind = Literal["train", "evaluate"]
 # loss, mtp_loss: of the head and of multi-token prediction · sequence_loss, index_loss: of a layer · load: tokens of
 # each expert of a layer · logits: the largest of each head of a block
 RecordKind = Literal["loss", "mtp_loss", "sequence_loss", "index_loss", "load", "logits"]
+WEIGHT, AVERAGE, BIAS, TABLE = "weight", "ema", "bias", "table"  # kinds of stored tensors
 BodyKind = Literal[ActionKind, "E"]  # E: a forward that keeps nothing for a backward
 
 
@@ -177,6 +179,36 @@ class Site(str):
     def predicts_ahead(self) -> bool:
         """Whether it is of multi-token prediction."""
         return self[0] == "M" and self.block[1:].isdecimal()
+
+
+class StoredName(str):
+    """A tensor of a checkpoint: `weight/layers.3.attention.out`, `ema/…` of the moving average of the weights,
+    `bias/…` and `table/…` of routers, and the name of each tensor of the optimizer's state, as in `m/…`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, kind: str, name: str) -> StoredName:
+        return cls(f"{kind}/{name}")
+
+    @property
+    def kind(self) -> str:
+        return self.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """The parameter, bias or table."""
+        return self.partition("/")[2]
+
+    @property
+    def averaged(self) -> StoredName:
+        """Of a weight its moving average; of anything else itself."""
+        return StoredName.of(AVERAGE, self.name) if self.kind == WEIGHT else self
+
+
+def has_average(names: Iterable[str]) -> bool:
+    """Whether there is a moving average of the weights among the tensors of a checkpoint."""
+    return any(StoredName(name).kind == AVERAGE for name in names)
 
 
 class DataName(str):

@@ -28,6 +28,7 @@ from runtime.checkpoint.loading import Checkpoint, load, with_base
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint
 from runtime.contract import EXTRA_TOKENS
+from runtime.contract.names import AVERAGE, WEIGHT
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.observe.device import BACKENDS, choose, divide, take
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXIT_USAGE
     assert rows.shape[1] == build.plan.train.sequence + EXTRA_TOKENS
-    kind = snapshot.AVERAGE if args.average else "weight"
+    kind = AVERAGE if args.average else WEIGHT
     job = Evaluation(build, checkpoint, kind, Rows(rows), device, args.out / LOSSES)
     outcome = launch(job.rank, build.plan.mesh.world, folder=args.out, backend=BACKENDS[device])
     if not outcome.ok:

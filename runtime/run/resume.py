@@ -27,6 +27,7 @@ from runtime.build.run_copy import program_digest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest, find_manifest
 from runtime.contract import MoeLayer, Plan, RatePhase
+from runtime.contract.names import AVERAGE, BIAS, TABLE, WEIGHT, StoredName, has_average
 from runtime.contract.rate import batch_at, learning_rate
 from runtime.data.files import where_paths_start
 from runtime.data.position import Position
@@ -35,7 +36,6 @@ from runtime.observe.health.judge import Recent
 from runtime.ops.native import library
 from runtime.run.phases import begins_with, check_is_not_over, going_back
 from runtime.run.starting_position import course, order_of, position_in
-from runtime.state.snapshot import AVERAGE
 from runtime.system.outcome import printable
 from runtime.system.strict_json import FormError, read, tree
 
@@ -107,10 +107,11 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     if build.plan.adapter and of_weights:
         raise CheckpointError(f"{checkpoint.path} is of adapters that fit other weights: {_listed(of_weights)}")
     held, expected = checkpoint.shapes, expected_shapes(build.plan)
-    averaged, averages = (any(name.startswith(f"{AVERAGE}/") for name in shapes) for shapes in (held, expected))
+    averaged, averages = has_average(held), has_average(expected)
     if averaged != averages:
         held, expected = (
-            {n: s for n, s in each.items() if not n.startswith(f"{AVERAGE}/")} for each in (held, expected)
+            {name: shape for name, shape in each.items() if StoredName(name).kind != AVERAGE}
+            for each in (held, expected)
         )
     if other := [text for _, text in _changes(held, expected)]:
         raise CheckpointError(f"{checkpoint.path} does not hold the parameters of this model: {_listed(other)}")
@@ -193,11 +194,11 @@ def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[s
     checkpoint = load(path)
     notes = [f"the weights begin with those of {path}"]
     rows = (each for bucket in (*plan.buckets, *plan.frozen) for each in bucket.parameters)
-    wanted = {f"weight/{each.name}" for each in rows} | {each.stored for each in plan.untrained}
-    held = [name for name in checkpoint.shapes if name.startswith(("weight/", "bias/", "table/"))]
-    if left := [name.partition("/")[2] for name in held if name not in wanted]:
+    wanted = {StoredName.of(WEIGHT, each.name) for each in rows} | {each.stored for each in plan.untrained}
+    held = [name for name in map(StoredName, checkpoint.shapes) if name.kind in (WEIGHT, BIAS, TABLE)]
+    if left := [name.name for name in held if name not in wanted]:
         notes.append(f"the model does not have, and leaves behind: {_listed(left)}")
-    if new := sorted(name.partition("/")[2] for name in wanted - {*held} if name.startswith("weight/")):
+    if new := sorted(name.name for name in wanted - {*held} if name.kind == WEIGHT):
         notes.append(f"what the checkpoint does not have begins at random: {_listed(new)}")
     return checkpoint, [printable(note) for note in notes]
 
@@ -252,9 +253,9 @@ def not_bit_for_bit(differs: list[str]) -> str:
 
 def expected_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     """Every tensor of a checkpoint of this plan: of its model, or of adapters alone."""
-    always = ("weight", *([AVERAGE] if plan.train.ema else []))
-    shapes = {
-        f"{kind}/{each.name}": each.shape
+    always = (WEIGHT, *([AVERAGE] if plan.train.ema else []))
+    shapes: dict[str, tuple[int, ...]] = {
+        StoredName.of(kind, each.name): each.shape
         for bucket in plan.buckets
         for kind in (*always, *(tensor.name for tensor in plan.optimizer.state_of(bucket)))
         for each in bucket.parameters

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from runtime.checkpoint.publish import Part, ShardData
 from runtime.contract import Plan
+from runtime.contract.names import AVERAGE, WEIGHT, StoredName
 from runtime.state.state import Bucket, Entry, State, host_zeros
 
-AVERAGE = "ema"
 Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
 
 
@@ -30,13 +30,13 @@ def take(state: State, plan: Plan, rank: int) -> dict[str, Tensor | Part]:
     for bucket, entry in state.entries():
         owned, answers = _owned(bucket, entry), bucket.holders[0] == rank
         if bucket.shares and (bucket.mixed or bucket.gathered):
-            tensors |= {name: part for name, part in owned.items() if name.startswith("weight/")}
+            tensors |= {name: part for name, part in owned.items() if name.kind == WEIGHT}
         elif answers:
-            name = f"weight/{entry.name}"
+            name = StoredName.of(WEIGHT, entry.name)
             whole = owned[name].values if bucket.mixed else bucket.parameters[entry.start : entry.end]
             tensors[name] = _part(entry, whole, 0)
         if bucket.shares or answers:
-            tensors |= {name: part for name, part in owned.items() if not name.startswith("weight/")}
+            tensors |= {name: part for name, part in owned.items() if name.kind != WEIGHT}
     first = {each.stored for each in plan.untrained if each.holders[0] == rank and not plan.frozen}
     return tensors | {name: each for name, each in state.untrained.items() if name in first}
 
@@ -84,25 +84,26 @@ def put(state: State, read: Read, averaged: bool = True) -> None:
     for bucket, entry in state.entries():
         owned = _owned(bucket, entry)
         if not averaged:
-            owned.pop(f"{AVERAGE}/{entry.name}", None)
-        tensors = read({f"weight/{entry.name}", *owned})
-        bucket.set_weight(entry, tensors[f"weight/{entry.name}"])
+            owned.pop(StoredName.of(AVERAGE, entry.name), None)
+        weight = StoredName.of(WEIGHT, entry.name)
+        tensors = read({weight, *owned})
+        bucket.set_weight(entry, tensors[weight])
         for name, mine in owned.items():
-            if not name.startswith("weight/"):
+            if name.kind != WEIGHT:
                 flat = entry.cut(tensors[name]).reshape(-1)
                 mine.values.copy_(flat[mine.start : mine.start + mine.values.numel()])
     for name, each in state.untrained.items() if not state.frozen else ():
         each.copy_(read([name])[name])
 
 
-def put_weights(state: State, read: Read, held: Container[str], kind: str = "weight") -> None:
+def put_weights(state: State, read: Read, held: Container[str], kind: str = WEIGHT) -> None:
     """Give this rank's parameters, balancing biases and tables their values from logical tensors, as far as these are
     `held`. What is not keeps its first values: indexers, as the compiler has seen to.
 
-    `kind`: which tensors the values are of what is trained, "weight" or AVERAGE.
+    `kind`: which tensors the values are of what is trained, WEIGHT or AVERAGE.
     """
     for bucket, entry in state.entries():
-        name = f"{kind}/{entry.name}"
+        name = StoredName.of(kind, entry.name)
         if name in held:
             bucket.set_weight(entry, read([name])[name])
     put_untrained(state, read, held)
@@ -112,20 +113,22 @@ def put_untrained(state: State, read: Read, held: Container[str]) -> None:
     """Give frozen weights, balancing biases and tables their values, the latter two where they are `held`."""
     for bucket in state.frozen:
         for entry in bucket.entries:
-            name = f"weight/{entry.name}"
+            name = StoredName.of(WEIGHT, entry.name)
             bucket.set_weight(entry, read([name])[name])
     for name, each in state.untrained.items():
         if name in held:
             each.copy_(read([name])[name])
 
 
-def _owned(bucket: Bucket, entry: Entry) -> dict[str, Part]:
+def _owned(bucket: Bucket, entry: Entry) -> dict[StoredName, Part]:
     """What is owned here of a parameter, by name: its master weight, and its optimizer state."""
     if (found := bucket.owned_of(entry)) is None:
         return {}
     of_entry, piece, of_piece = found
-    kinds = {"weight": piece.master, **piece.state} | ({AVERAGE: piece.average} if piece.average is not None else {})
-    return {f"{kind}/{entry.name}": _part(entry, flat[of_piece], of_entry.start) for kind, flat in kinds.items()}
+    kinds = {WEIGHT: piece.master, **piece.state} | ({AVERAGE: piece.average} if piece.average is not None else {})
+    return {
+        StoredName.of(kind, entry.name): _part(entry, flat[of_piece], of_entry.start) for kind, flat in kinds.items()
+    }
 
 
 def _part(entry: Entry, values: Tensor, start: int) -> Part:

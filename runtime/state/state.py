@@ -20,6 +20,7 @@ from torch import Tensor
 from runtime import contract
 from runtime.checkpoint.loading import cut
 from runtime.comm.transport import Channel, Shares
+from runtime.contract.names import BIAS, TABLE, StoredName
 
 # --- What parameters and tables are at first: a function of (seed, logical name) alone, the same on any ranks
 
@@ -198,10 +199,10 @@ class State:
         return self.held[0].parameters.device
 
     @property
-    def untrained(self) -> dict[str, Tensor]:
+    def untrained(self) -> dict[StoredName, Tensor]:
         """Balancing biases and tables, by their names in a checkpoint."""
-        biases = {f"bias/{name}": bias for name, bias in self.biases.items()}
-        return biases | {f"table/{name}": table for name, table in self.tables.items()}
+        biases = {StoredName.of(BIAS, name): bias for name, bias in self.biases.items()}
+        return biases | {StoredName.of(TABLE, name): table for name, table in self.tables.items()}
 
     @property
     def held(self) -> tuple[Bucket, ...]:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from runtime.checkpoint.loading import Checkpoint
 from runtime.contract import Plan
+from runtime.contract.names import has_average
 from runtime.data.position import Position
 from runtime.observe.health.judge import Recent
 from runtime.state import snapshot
-from runtime.state.snapshot import AVERAGE, Read
+from runtime.state.snapshot import Read
 from runtime.state.state import State
 from runtime.step.executor import Board
 
@@ -47,8 +48,7 @@ class Start:
         """Write everything that was saved into `state`."""
         if self.saved is not None:
             board.set_action("load checkpoint")
-            averaged = any(name.startswith(f"{AVERAGE}/") for name in self.saved.shapes)
-            snapshot.put(state, self.saved.read, averaged=averaged)
+            snapshot.put(state, self.saved.read, averaged=has_average(self.saved.shapes))
 
     def loads(self, plan: Plan) -> dict[str, Tensor]:
         """Tokens that each expert of each layer got in the steps before: int64 [experts]."""

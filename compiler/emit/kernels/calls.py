@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from compiler.ir import Buffer
+from compiler.ir.names import parameter_of
 from compiler.model.ops.rule import statistics_dtype
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def call_of(joint: Joint, node: Node) -> Call:
         if not isinstance(arg, str):
             arguments.append((arg, None))
         elif arg not in joint.tensors:  # the accumulator of a weight's gradient
-            tensor = joint.tensors[arg.removeprefix("g_")]
+            tensor = joint.tensors[parameter_of(arg)]
             arguments.append((Buffer(arg, tensor.shape, statistics_dtype(tensor.dtype)), None))
         else:
             tensor = joint.tensors[arg]

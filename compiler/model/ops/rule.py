@@ -14,6 +14,8 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any
 
+from compiler.ir.names import gradient_of
+
 Shape = tuple[Any, ...]  # of int, or "R" in dimension 0
 
 INDEX = "int64"  # tokens, chosen experts, orders, counts
@@ -98,7 +100,9 @@ class Rule:
         assert len(names) == len(self.args) + len(self.outputs), f"a name twice: {self.args}, {self.outputs}"
         for gradient in self.gradients:
             unread = {read.of if isinstance(read, Extent) else read for read in gradient.reads} - names
-            assert unread <= {f"d_{name}" for name in self.differentiable}, f"{gradient.op} reads {sorted(unread)}"
+            assert unread <= {gradient_of(name) for name in self.differentiable}, (
+                f"{gradient.op} reads {sorted(unread)}"
+            )
             assert {*gradient.gives} <= {*self.args}, f"{gradient.op} gives {gradient.gives}"
             assert self.args[len(self.args) - len(self.optional) :] == self.optional, f"not last: {self.optional}"
             assert {*self.differentiable} <= {*self.outputs}, f"no outputs: {self.differentiable}"

@@ -16,6 +16,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.ir.module import INPUT, TANGENT, Module
+from compiler.ir.names import gradient_of, is_gradient, value_of
 from compiler.model.ops import RULES, Extent, Gradient, Rule, Tensor
 from compiler.model.segments import storage
 from compiler.model.segments.fuse import fused
@@ -207,8 +208,8 @@ class _Backward:
             of = call.argument(read.of)
             assert isinstance(of, Value)
             return of.shape[read.dim]
-        if read.startswith("d_") and read[2:] in rule.outputs:
-            return self.total(call.output(read[2:]))
+        if is_gradient(read) and value_of(read) in rule.outputs:
+            return self.total(call.output(value_of(read)))
         value = call.argument(read) if read in rule.args else call.output(read)
         return value.name if isinstance(value, Value) else value
 
@@ -252,8 +253,8 @@ def base_graph(segment: ir.Segment) -> Joint:
     draft.tensors |= {name: value.tensor for name, value in (params | inputs).items()}
     for output, value in zip(segment.outputs, outputs, strict=True):
         if output.grad:
-            draft.tensors[f"d_{output.name}"] = value.tensor
-            graph.give(value, f"d_{output.name}")
+            draft.tensors[gradient_of(output.name)] = value.tensor
+            graph.give(value, gradient_of(output.name))
     for call in reversed(ops.calls):
         if any(value.name in graph.totals for value in call.outputs):
             graph.through(call) if isinstance(call, ModuleCall) else graph.backward(call)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from compiler.ir import Input, Param, Segment
 from compiler.ir.module import Constant as Constant
 from compiler.ir.module import Node as Node
+from compiler.ir.names import gradient_of
 from compiler.model.ops import Tensor
 
 COLUMNS = "columns"  # columns(x, low, high): the view x[:, low:high]
@@ -68,7 +69,7 @@ class Joint:
         """The tensors of the gradients of outputs."""
         if self.given:
             return self.given.tangents
-        return tuple(f"d_{output.name}" for output in self.segment.outputs if output.grad)
+        return tuple(gradient_of(output.name) for output in self.segment.outputs if output.grad)
 
     @property
     def needed(self) -> tuple[Node, ...]:
@@ -136,7 +137,7 @@ class Draft:
         inner = {value for node in self.nodes for value in node.outputs} - names.keys()
         for of, value in (*self.gradients, *self.totals.items()):
             if value in inner:
-                names[value] = f"d_{of}"  # of the last value whose gradient it is
+                names[value] = gradient_of(of)  # of the last value whose gradient it is
         taken = {*names.values(), *arguments}
         occurrence: Counter[str] = Counter()
         for node in self.nodes:

@@ -98,7 +98,7 @@ class _At:
             return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs)) + self._added(node)
         if node not in self.parts and (touched := _rule(node).touched):
             return touched(_extents(node, self.sized)) * ITEMSIZE[self.sized[node.outputs[0]].dtype]
-        twice = node.outputs if node.op.endswith("_wgrad") else ()  # the accumulator is read too
+        twice = node.outputs if node.is_weight_gradient else ()  # the accumulator is read too
         twice = node.reads if self._seeks_a_scale(node) else twice
         return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs, *twice))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from compiler.ir import Segment
+from compiler.ir.names import gradient_of
 from compiler.model.segments.joint import Node
 from compiler.model.segments.pass_facts import (
     activated_again,
@@ -60,7 +61,7 @@ def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
     """SwiGLU, plain or with the arguments of gated rows, and the quantisation around it."""
     gated, whole = bool(more), ("h", *more)
     activation = Node(op, whole, ("y",)), Node("quantise", ("y",), ("q",))
-    given = ("dh", *(f"d_{name}" for name in more))
+    given = ("dh", *(gradient_of(name) for name in more))
     return (
         Pass(
             find=(*activation, Node("requantise", ("q",), ("columns",))),

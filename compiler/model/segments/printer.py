@@ -14,6 +14,7 @@ from textwrap import wrap
 from compiler import ir
 from compiler.ir import Buffer, Inside
 from compiler.ir.module import DEVICE, TENSOR, Atom, Call
+from compiler.ir.names import gradient_of, parameter_of
 from compiler.model.ops import Tensor
 from compiler.model.ops.rule import statistics_dtype
 from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, Node
@@ -34,7 +35,7 @@ def inside(joint: Joint, parts: Split) -> Inside:
 
 def _names_returned(joint: Joint, parts: Split, name: str) -> set[str]:
     """The values a function returns, each by its own name."""
-    values = dict(joint.outputs) if name == "F" else {f"d_{given}": value for given, value in joint.gradients}
+    values = dict(joint.outputs) if name == "F" else {gradient_of(given): value for given, value in joint.gradients}
     return {values.get(returned, returned) for returned in getattr(parts.cut, name).returns}
 
 
@@ -240,7 +241,7 @@ def function(joint: Joint, parts: Split, name: str, nodes: tuple[Node, ...], ker
     def shape(value: str) -> str:
         if value in joint.tensors:
             return describe(joint.tensors[value], dtype)
-        parameter = joint.tensors[value.removeprefix("g_")]
+        parameter = joint.tensors[parameter_of(value)]
         return describe(Tensor(parameter.shape, statistics_dtype(parameter.dtype)), dtype)
 
     if not signature.args:
@@ -284,7 +285,7 @@ def _returned(values: tuple[str, ...]) -> list[str]:
 
 def returned_values(joint: Joint, parts: Split, name: str) -> tuple[str, ...]:
     """Values in the order of the signature's returns: an alias returns the value it is."""
-    values = dict(joint.outputs) if name == "F" else {f"d_{given}": value for given, value in joint.gradients}
+    values = dict(joint.outputs) if name == "F" else {gradient_of(given): value for given, value in joint.gradients}
     return tuple(values.get(returned, returned) for returned in getattr(parts.cut, name).returns)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from compiler import ir
+from compiler.ir.names import accumulator_of, gradient_of
 from compiler.model.ops.torch_calls import is_torch_view
 from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, Node
 
@@ -56,7 +57,9 @@ def phases(joint: Joint) -> dict[int, str]:
     gradients = [value for _, value in joint.gradients]
     forward = ancestors([*(value for _, value in joint.outputs), *joint.early])
     needed = ancestors([*gradients, *(value for _, value in joint.weights)])
-    ends = {value for _, value in joint.weights if value in producer and _adds(joint.nodes[producer[value]])}
+    ends = {
+        value for _, value in joint.weights if value in producer and joint.nodes[producer[value]].is_weight_gradient
+    }
     weighing = [
         node
         for index, node in enumerate(joint.nodes)
@@ -98,11 +101,6 @@ def base_of(views: Mapping[str, Node], value: str) -> str:
     return value
 
 
-def _adds(node: Node) -> bool:
-    """Whether a node ends a weight's gradient, and can add it to an accumulator itself."""
-    return node.op.endswith("_wgrad")
-
-
 def split(joint: Joint) -> Split:
     """The three functions of a joint graph, and the signatures and buffers of the cut between them."""
     views, apart, where = view_nodes(joint), taken_nodes(joint), phases(joint)
@@ -113,7 +111,7 @@ def split(joint: Joint) -> Split:
         name: {value for node in with_taken(nodes, apart) for value in node.reads} - apart.keys()
         for name, nodes in functions.items()
     }
-    gradients = tuple((f"d_{name}", value) for name, value in joint.gradients)
+    gradients = tuple((gradient_of(name), value) for name, value in joint.gradients)
     assert not any(value in views for _, value in (*joint.outputs, *gradients)), "a segment returns no views"
 
     params, inputs, tangents = joint.params, joint.inputs, joint.tangents
@@ -123,7 +121,7 @@ def split(joint: Joint) -> Split:
     saved = tuple(value for value in results["F"] if value in backward and value not in outputs)
     deferred = tuple(value for value in results["I"] if value in read["W"])
     arguments = (*inputs, *outputs, *saved, *tangents)
-    accumulators = tuple(f"g_{name}" for name, _ in joint.weights)
+    accumulators = tuple(accumulator_of(name) for name, _ in joint.weights)
     assert not set(deferred) & {value for _, value in gradients}, "W reads no input gradient"
     crossing = {*arguments, *deferred, *accumulators}
     assert read["W"] - set(results["W"]) <= crossing | set(params), "every value W reads crosses the cut"
@@ -177,12 +175,14 @@ def accumulating(nodes: list[Node], joint: Joint) -> list[Node]:
 
     for param, value in joint.weights:
         parts = summands(value)
-        if all(part in producer and _adds(producer[part]) for part in parts):
+        if all(part in producer and producer[part].is_weight_gradient for part in parts):
             for part in parts:
-                rewritten[producer[part]] = Node(f"{producer[part].op}_", (f"g_{param}", *producer[part].reads), ())
+                rewritten[producer[part]] = Node(
+                    f"{producer[part].op}_", (accumulator_of(param), *producer[part].reads), ()
+                )
             rewritten |= dict.fromkeys(_sums(value, producer))
         else:
-            added.append(Node(ADD_TO, (f"g_{param}", value), ()))
+            added.append(Node(ADD_TO, (accumulator_of(param), value), ()))
     result = [rewritten.get(node, node) for node in nodes]
     return [node for node in (*result, *added) if node is not None]
 

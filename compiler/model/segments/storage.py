@@ -58,7 +58,7 @@ def operand_weights(joint: Joint) -> tuple[str, ...]:
 def is_wide(joint: Joint, node: Node) -> bool:
     """Whether a product stays in the dtype of activations: those of adapters do, and weight gradients of products that
     are not in few bits in the forward, as those of an indexer."""
-    if node.op.endswith("_wgrad"):
+    if node.is_weight_gradient:
         narrow = {each.args[1] for each in joint.nodes if each.op in PRODUCTS}
         found = [name for name, value in joint.weights if value in node.outputs]
         return any(is_adapter(name) or name not in narrow for name in found)
@@ -114,7 +114,7 @@ def _wide_logits(joint: Joint, dtype: str) -> Joint:
         if wide not in tensors:
             nodes.append(Node("dequantise", (value,), (wide,)))
             tensors[wide] = replace(tensors[value], dtype=dtype)
-        if is_gradient := node.op.endswith("_dgrad"):
+        if is_gradient := node.is_input_gradient:
             gives = (f"{gives[0]}_wide",)
             tensors[gives[0]] = replace(tensors[node.outputs[0]], dtype=dtype)
         nodes.append(Node(node.op, tuple(wide if arg == value else arg for arg in node.args), gives))
@@ -153,9 +153,9 @@ class _Products:
         backward = [joint.nodes[index] for index, phase in where.items() if phase != "F"]
         self.forward = {index for index, phase in where.items() if phase == "F"}
         self.late = {value for node in backward for value in node.outputs}
-        self.narrow = {node for node in joint.nodes if _base(node) in PRODUCTS and not is_wide(joint, node)}
+        self.narrow = {node for node in joint.nodes if node.forward_op in PRODUCTS and not is_wide(joint, node)}
         self.wide = {value for node in backward for value in node.reads[self._operands(node) :]}
-        weighs = [node for node in self.narrow if node.op.endswith("_wgrad")]
+        weighs = [node for node in self.narrow if node.is_weight_gradient]
         self.by_columns = {node.reads[0] for node in weighs}
         self.gates = _kept_gates(backward) - self.late if self.form is None else set()
         self.exact = {value for node in joint.nodes if node.op in (*ATTENTION, "dequantise") for value in node.outputs}
@@ -166,14 +166,14 @@ class _Products:
 
     def _operands(self, node: Node) -> int:
         """How many of the values that a node reads first are in few bits."""
-        return (2 if node.op.endswith("_wgrad") else 1) if node in self.narrow else 0
+        return (2 if node.is_weight_gradient else 1) if node in self.narrow else 0
 
     def rewritten(self) -> Joint:
         for index, node in enumerate(self.joint.nodes):
             args = list(node.args)
             if node in self.narrow:
                 first, second = node.reads[:2]
-                weighs = node.op.endswith("_wgrad")
+                weighs = node.is_weight_gradient
                 args[0] = self._operand(first) if node.op in PRODUCTS else self._gradient(first, weighs)
                 args[1] = self._kept(second) if weighs else second
             elif index not in self.forward:
@@ -237,11 +237,7 @@ class _Products:
         return f"{value}_columns" if by_columns else rows
 
 
-def _base(node: Node) -> str:
-    return node.op.removesuffix("_dgrad").removesuffix("_wgrad")
-
-
 def _kept_gates(backward: Sequence[Node]) -> set[str]:
     """Inputs of a SwiGLU that is computed again, of which the backward needs nothing else."""
     repeated = {node.reads[0] for node in backward if node.op in GATES}
-    return repeated - {value for node in backward if _base(node) not in GATES for value in node.reads}
+    return repeated - {value for node in backward if node.forward_op not in GATES for value in node.reads}

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from compiler.ir.names import gradient_of
 from compiler.model.ops import RULES, Extent, Gradient, Rule, Tensor
 from runtime.ops import OPS
 
@@ -128,7 +129,7 @@ def autograd(rule: Rule) -> tuple[Callable[..., None], Callable[..., tuple[torch
         outputs = output if isinstance(output, tuple) else (output,)
         values = dict(zip((*rule.args, *rule.outputs), (*inputs, *outputs), strict=True))
         ctx.wanted = _wanted(rule, ctx.needs_input_grad[: len(inputs)])  # torch adds an argument of its own
-        ctx.tangents = {f"d_{name}": (values[name].shape, values[name].dtype) for name in rule.differentiable}
+        ctx.tangents = {gradient_of(name): (values[name].shape, values[name].dtype) for name in rule.differentiable}
         reads = {read for gradient in ctx.wanted for read in (*gradient.reads, *gradient.gives)} - ctx.tangents.keys()
         saved = {
             read: values[read.of].shape[read.dim] if isinstance(read, Extent) else values[read]
@@ -141,7 +142,7 @@ def autograd(rule: Rule) -> tuple[Callable[..., None], Callable[..., tuple[torch
         ctx.set_materialize_grads(False)
 
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        values = dict(zip((f"d_{name}" for name in rule.outputs), tangents, strict=True))
+        values = dict(zip((gradient_of(name) for name in rule.outputs), tangents, strict=True))
         arrived = [tangent for tangent in tangents if tangent is not None]
         if not arrived:
             return (None,) * len(rule.args)

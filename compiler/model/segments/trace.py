@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from compiler import ir
 from compiler.ir.module import INPUT, TANGENT, Module
+from compiler.ir.names import gradient_of
 from compiler.model.segments.convert import Label, convert
 from compiler.model.segments.joint import MODULE, Joint, arguments_of
 from compiler.model.segments.torch_calls import compute
@@ -90,7 +91,7 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
         leaves += [("weight", p.name) for p in segment.params if p.grad]
         between = [(key, tensor) for key, tensor in recorder.results if tensor.requires_grad]
         differentiable = [  # none, of an embedding that stays as it is
-            (tensor, by_name[f"d_{output.name}"])
+            (tensor, by_name[gradient_of(output.name)])
             for output, tensor in zip(segment.outputs, outputs, strict=True)
             if output.grad and tensor.requires_grad
         ]
@@ -109,7 +110,7 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
     with mode:
         outputs = run(segment, Recorder(ops), given)
         tangents = {
-            f"d_{output.name}": torch.empty_like(tensor)
+            gradient_of(output.name): torch.empty_like(tensor)
             for output, tensor in zip(segment.outputs, outputs, strict=True)
             if output.grad
         }

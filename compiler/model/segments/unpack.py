@@ -115,7 +115,7 @@ def _manner(joint: Joint, node: Node) -> tuple[bool | str, ...]:
     how = packed_of(joint.tensors[node.outputs[-1]].dtype).how
     if "stochastic" not in how:
         return ("hadamard" in how,)
-    (rows, _), reads = node.outputs, (each for each in joint.nodes if each.op.endswith("_dgrad"))
+    (rows, _), reads = node.outputs, (each for each in joint.nodes if each.is_input_gradient)
     found = [each.reads[1] for each in reads if each.reads[0] == rows]
     assert found, f"{rows} is read by no gradient of an input"  # next() would end the caller's map, without a word
     return "hadamard" in how, f"{found[0]}_key"

@@ -12,6 +12,7 @@ from functools import cached_property
 from compiler.ir import Buffer, Communication, Cut, Instruction, Sharded, Stage, Use
 from compiler.ir.dtypes import ITEMSIZE, SCALES
 from compiler.ir.expert_placement import Received, even_rows
+from compiler.ir.names import accumulator_of, gradient_of
 from compiler.ir.program import GATHERS
 from compiler.machine.rates import Rates
 from compiler.machine.topology.fabric import Reduction
@@ -179,7 +180,7 @@ class Names:
         outputs = {o.name: value for o, value in zip(use.segment.outputs, use.outputs, strict=True)}
         assert not inputs.keys() & outputs.keys(), (use.site, "an input and an output share a name")
         values = inputs | outputs
-        values |= {f"d_{local}": f"d_{value}" for local, value in values.items()}
+        values |= {gradient_of(local): gradient_of(value) for local, value in values.items()}
         values |= {f"{local}{SCALES}": f"{value}{SCALES}" for local, value in values.items()}
         written = (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)
         values |= {b.name: f"{prefix}_{b.name}" for b in (*cut.saved, *cut.deferred)}
@@ -270,7 +271,9 @@ class Chains:
             nodes.append(self._plain("receive", "I", writes=(self._gradient(stage.output),)))
         if "I" in kinds:
             nodes += [
-                self._plain("constant", "I", writes=(Buffer(f"d_{value}", (), self._dtype(value)),), site=constant)
+                self._plain(
+                    "constant", "I", writes=(Buffer(gradient_of(value), (), self._dtype(value)),), site=constant
+                )
                 for value, constant in stage.tangents
             ]
         for step in reversed(stage.steps):
@@ -281,7 +284,7 @@ class Chains:
                 continue
             nodes += [self._run(step, k) for k in kinds if self._signature(step, k) != ((), ())]
         if "I" in kinds and stage.input:
-            nodes.append(self._plain("send", "I", reads=(f"d_{stage.input.name}",)))
+            nodes.append(self._plain("send", "I", reads=(gradient_of(stage.input.name),)))
         return nodes
 
     def _forward_again(self, site: str, before: Sequence[Node]) -> list[Node]:
@@ -342,7 +345,7 @@ class Chains:
         cut, names = self.cuts[use.site], self._names[use.site]
         tensors = use.tensors(cut)
         args, returns = self._signature(use, phase)
-        accumulators = {f"g_{p.name}": tensors[p.name] for p in use.segment.params}
+        accumulators = {accumulator_of(p.name): tensors[p.name] for p in use.segment.params}
         added, read = (tuple(of[a] for a in args if a in of) for of in (accumulators, tensors))
         params, weights = (added, read) if phase == "W" else (read, ())
         reads = tuple(names.values[a] for a in args if a not in tensors and a not in accumulators)
@@ -416,7 +419,7 @@ class Chains:
         return [self._exchange(step.kind, "I", step.site, reads, step.returned, step.forwarded_back)]
 
     def _gradient(self, buffer: Buffer) -> Buffer:
-        return buffer.named(f"d_{buffer.name}")
+        return buffer.named(gradient_of(buffer.name))
 
     def _dtype(self, value: str) -> str:
         for step in self.stage.steps:

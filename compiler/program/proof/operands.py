@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compiler.ir import Buffer, Communication, Cut, Instruction, Plan, Sharded, Signature, Stage, Use
+from compiler.ir.names import accumulator_of, gradient_of
 from compiler.ir.program import GATHERS
 
 Cuts = Mapping[str, Cut]  # by site of use
@@ -48,7 +49,9 @@ def gathers(use: Use, phase: str, plan: Plan) -> bool:
 def scatters(use: Use, plan: Plan) -> bool:
     """Whether the W of the segment adds to gradients that its rank keeps a part of."""
     here, args = plan.sharded.get(use.site), signature_of(use, "W", plan.cuts).args
-    return here is not None and any(tensor in here.tensors for local, tensor in use.params if f"g_{local}" in args)
+    return here is not None and any(
+        tensor in here.tensors for local, tensor in use.params if accumulator_of(local) in args
+    )
 
 
 def operands(instruction: Instruction, stage: Stage, steps: Steps, plan: Plan) -> Operands:
@@ -111,7 +114,7 @@ def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) 
         return (), (), (), tuple(b for b in stage.loads if b.name == instruction.site)
     if kind == "constant":
         values = [value for value, constant in stage.tangents if constant == instruction.site]
-        return (), (), (), tuple(Buffer(f"d_{value}", (), _dtype(stage, value, cuts)) for value in values)
+        return (), (), (), tuple(Buffer(gradient_of(value), (), _dtype(stage, value, cuts)) for value in values)
     assert kind in ("record", "tell")
     given = stage.records if kind == "record" else stage.tells
     return tuple(value for name, value in given if name == instruction.site), (), (), ()
@@ -133,7 +136,7 @@ def _of_run(use: Use, phase: str, cuts: Cuts) -> Of:
     for each in cut.quantised:  # a parameter in eight bits has its name, and what follows it says which of its tensors
         tensors |= {t.name: tensors[each.param] + t.name[len(each.param) :] for t in each.tensors}
     buffers = {b.name: b for b in (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)}
-    accumulators = {f"g_{local}": tensor for local, tensor in use.params}
+    accumulators = {accumulator_of(local): tensor for local, tensor in use.params}
     params = tensors | accumulators
     added, read = (tuple(of[local] for local in signature.args if local in of) for of in (accumulators, tensors))
     writes = (buffers[local] for local in signature.returns)
@@ -150,7 +153,7 @@ def _values(use: Use, cut: Cut) -> dict[str, str]:
     outer |= zip((o.name for o in use.segment.outputs), use.outputs, strict=True)
     outer |= {f"{local}_scales": f"{value}_scales" for local, value in outer.items()}
     inner = {b.name: f"{use.site.replace('.', '_')}_{b.name}" for b in (*cut.saved, *cut.deferred)}
-    return outer | {f"d_{local}": f"d_{value}" for local, value in outer.items()} | inner
+    return outer | {gradient_of(local): gradient_of(value) for local, value in outer.items()} | inner
 
 
 def _of_exchange(step: Communication, kind: str, phase: str) -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
@@ -177,7 +180,7 @@ def _of_exchange(step: Communication, kind: str, phase: str) -> tuple[tuple[str,
 
 
 def _gradient(buffer: Buffer) -> Buffer:
-    return buffer.named(f"d_{buffer.name}")
+    return buffer.named(gradient_of(buffer.name))
 
 
 def _dtype(stage: Stage, value: str, cuts: Cuts) -> str:

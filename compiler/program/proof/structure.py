@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator
 from typing import TypeAlias
 
 from compiler.ir import Body, Buffer, Communication, Instruction, Plan, Program, Stage, Use
+from compiler.ir.names import gradient_of
 from compiler.program.proof.certificate import ProofError
 from compiler.program.proof.operands import Operands, gathers, operands, runs, scatters, steps_of
 from compiler.schedule.schedule import Schedule, ScheduleError
@@ -189,7 +190,7 @@ def _needs(stage: Stage, phases: str, plan: Plan) -> frozenset[Key]:
         once += [("record", "F", metric, value) for metric, value in stage.records]
         once += [("tell", "F", name, value) for name, value in stage.tells]
     if "I" in phases:
-        once += [("constant", "I", constant, f"d_{value}") for value, constant in stage.tangents]
+        once += [("constant", "I", constant, gradient_of(value)) for value, constant in stage.tangents]
     for phase, comes, goes in (("F", stage.input, stage.output), ("I", stage.output, stage.input)):
         if phase in phases:
             once += [("receive", phase, "", "")] if comes else []

@@ -17,6 +17,7 @@ from compiler.tools.inference.sources import InferenceError, Source
 from dsl.schema import Spec
 from runtime.checkpoint.loading import Checkpoint
 from runtime.checkpoint.shard_manifest import CheckpointError
+from runtime.contract.names import AVERAGE, BIAS, TABLE, WEIGHT, StoredName, has_average
 
 # --- The weights of a checkpoint, as the segments of a spec read them
 
@@ -39,15 +40,15 @@ def read_weights(
         for param, (_, name) in zip(step.segment.params, step.params, strict=True)
     }
     rows = tensors(spec, steps)
-    kind = "ema" if average else "weight"
-    if average and not any(name.startswith("ema/") for name in checkpoint.shapes):
+    kind = AVERAGE if average else WEIGHT
+    if average and not has_average(checkpoint.shapes):
         raise InferenceError(f"{checkpoint.path} has no moving average of the weights", "leave --average out")
-    kinds = {"bias": "bias", "frozen": "weight", "table": "table"}
-    names = {row.name: [f"{kinds.get(row.role, kind)}/{name}" for name in row.names()] for row in rows}
+    kinds = {"bias": BIAS, "frozen": WEIGHT, "table": TABLE}
+    names = {row.name: [StoredName.of(kinds.get(row.role, kind), name) for name in row.names()] for row in rows}
     wanted = {name: row.shape for row in rows for name in names[row.name]}
     held = {name: checkpoint.shapes.get(name) for name in wanted}
     # published models without a balancing bias have none, which is a bias of 0
-    wrong = [name for name, shape in held.items() if shape != wanted[name] and (shape or not name.startswith("bias/"))]
+    wrong = [name for name, shape in held.items() if shape != wanted[name] and (shape or name.kind != BIAS)]
     if wrong:
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise InferenceError(

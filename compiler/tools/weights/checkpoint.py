@@ -14,10 +14,10 @@ from compiler.emit import recipe
 from compiler.plan.parameters import model_parameters, stored
 from dsl.schema import Model
 from runtime.checkpoint.shard_manifest import Manifest
+from runtime.contract.names import StoredName, has_average
 from runtime.system.strict_json import tree
 
 MAX_SHOWN = 6
-AVERAGE = "ema"  # of the names of the moving average of the weights
 
 
 class ModelError(ValueError):
@@ -80,8 +80,8 @@ def check_tensors(manifest: Manifest, model: Model, *, average: bool, base: Mani
     wanted = {stored(each): each.shape for each in model_parameters(model)}
     if average:
         if base is None:
-            wanted = {name.replace("weight/", f"{AVERAGE}/", 1): shape for name, shape in wanted.items()}
-        if not any(entry.name.startswith(f"{AVERAGE}/") for shard in manifest.shards for entry in shard.entries):
+            wanted = {StoredName(name).averaged: shape for name, shape in wanted.items()}
+        if not has_average(entry.name for shard in manifest.shards for entry in shard.entries):
             raise ModelError("it has no moving average of the weights: `ema { … }` of a run keeps one")
     if wrong := [name for name, shape in wanted.items() if held.get(name) != shape]:
         more = f" and {len(wrong) - MAX_SHOWN:,} more" if len(wrong) > MAX_SHOWN else ""

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.checkpoint.loading import Checkpoint, load, with_base
+from runtime.contract.names import StoredName
 from runtime.contract.weights import INDEX, ONE, SCALE, A, B, Export, Format, Published, factor_of, is_adapter
 from runtime.ops.quantise import TILE
 from runtime.state.huggingface.convert import quantised, rows_of
 from runtime.state.huggingface.progress import reporting
-from runtime.state.snapshot import AVERAGE
 
 FILE_BYTES = 4 << 30  # of a file, unless it has one tensor
 KINDS = {"buffer": torch.float32, "table": torch.int64}  # dtypes that no format changes
@@ -105,7 +105,8 @@ class Tensors:
 
     def _averaged(self, name: str) -> str:
         """The name of a tensor, or that of its moving average where that is asked for."""
-        return name.replace("weight/", f"{AVERAGE}/", 1) if self._request.average else name
+        stored = StoredName(name)
+        return stored.averaged if self._request.average else stored
 
 
 def _files(tensors: Sequence[Published], format: Format) -> Iterator[list[Published]]:

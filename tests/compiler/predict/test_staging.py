@@ -171,7 +171,9 @@ def test_sums_over_gloo_stage_a_second_buffer(nodes: int) -> None:
     staging = staging_of(spec)
     assert staging
     flat = torch.ones(40)
-    planned = staging(Instruction("scatter", 0, ActionName(), "W", "L1"), [Buffer("sums", (40,), "float32")], [], Received(0))
+    planned = staging(
+        Instruction("scatter", 0, ActionName(), "W", "L1"), [Buffer("sums", (40,), "float32")], [], Received(0)
+    )
     with Live() as live:
         work = GlooParts(Nobody()).scatter("it", flat, flat)  # type: ignore[arg-type]
         assert planned == Staged(live.bytes if nodes > 1 else 0)
@@ -189,4 +191,6 @@ def test_nothing_is_staged_by_ranks_that_share_memory() -> None:
     spec = load(SPECS / "quickstart.dsc")
     staging = staging_of(spec)
     rows = buffers_of(tensors_of(True, True), "R")
-    assert staging and staging(Instruction("dispatch", 0, ActionName(), "F", "L1"), rows, rows, Received(20)) == Staged()
+    assert (
+        staging and staging(Instruction("dispatch", 0, ActionName(), "F", "L1"), rows, rows, Received(20)) == Staged()
+    )
