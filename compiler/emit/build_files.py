@@ -17,7 +17,7 @@ from compiler.model.layers.qk_clip import projections
 from compiler.plan.parameters import num_experts
 from compiler.plan.plan import HELD
 from compiler.plan.split_blocks import balanced_rows, sent_rows
-from compiler.plan.stages import attention_block, block_of, clips
+from compiler.plan.stages import block_of, clips
 from compiler.predict.memory_state import kept_elements
 from compiler.predict.planned_step import PURPOSES, Planned
 from compiler.predict.predict import devices_of
@@ -27,7 +27,7 @@ from dsl.closed_forms.memory import update_bytes
 from dsl.schema import Compressed, Gqa, Mla, Moe, Optimizer, Spec
 from runtime import contract
 from runtime.build.files import versions
-from runtime.contract.names import DataName, MessageName, ProgramName, RecordName, Site
+from runtime.contract.names import DataName, MessageName, ParameterName, ProgramName, RecordName, Site
 from runtime.system.strict_json import pretty
 
 # --- watch.json of a build: what is predicted of its step, for those who watch the run
@@ -199,9 +199,8 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
 
 def _clipped(spec: Spec, use: Use) -> contract.ClippedAttention:
     """The attention of a block whose logits are clipped, and which rows of weights make its queries and keys."""
-    name = attention_block(use)
-    model, (block, _, number) = spec.model, name.partition(".")
-    sizes = model.attention_of(int(number)) if block == "layers" else model.attention_of_mtp
+    name, model, layer = block_of(use), spec.model, use.site.layer
+    sizes = model.attention_of_mtp if layer is None else model.attention_of(layer)
     assert isinstance(sizes, Mla | Gqa), "no other attention gives logits"
     key_heads, found = projections(sizes)
     rows = tuple(
@@ -275,7 +274,7 @@ def plan_head(spec: Spec, lowered: Lowered) -> list[str]:
     held = [r for r in lowered.plan.replicas if r.role in HELD]
     trained = sum(r.num_elements for r in held if r.role == "parameter")
     total = sum(r.num_elements for r in held)
-    in_mtp = sum(r.num_elements for r in held if r.name.startswith("mtp."))
+    in_mtp = sum(r.num_elements for r in held if ParameterName(r.name).part == "mtp")
     with_mtp = f", {in_mtp:,} of them of MTP alone" if in_mtp else ""
     whose = "of adapters" if spec.adapter else "of indexers"
     of_adapters = f"; trained are {trained:,} {whose}" if trained < total else ""

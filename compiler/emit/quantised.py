@@ -28,9 +28,9 @@ def quantised(plan: Plan, num_sms: int) -> dict[str, Making]:
     for use in plan.uses:
         key, tensors = use.segment.key, dict(use.params)
         if key not in by_key:
-            held = {each.param: each.tensors for each in plan.cuts[use.site].quantised}
+            held = {each.param: each for each in plan.cuts[use.site].quantised}
             by_key[key] = {
-                param: _making(call, num_sms, tuple(tensor.name.removeprefix(param) for tensor in held[param]))
+                param: _making(call, num_sms, tuple(held[param].names_of("").values()))
                 for param, call in quantising(use.segment)
             }
         found |= {tensors[param]: making for param, making in by_key[key].items()}

@@ -29,13 +29,10 @@ class Use:
     again: bool = False  # whether the backward of its layer first runs its forward again: what it gives is not kept
 
     def tensors(self, cut: Cut) -> dict[str, str]:
-        """Tensor names by the names that its functions have for parameters; `layers.0.ffn.up_fp8` is of `up_fp8`."""
+        """Tensor names by the names that its functions have for parameters."""
         found = dict(self.params)
-        return found | {
-            tensor.name: found[each.param] + tensor.name.removeprefix(each.param)
-            for each in cut.quantised
-            for tensor in each.tensors
-        }
+        quantised = [each.names_of(found[each.param]) for each in cut.quantised]
+        return found | {local: name for names in quantised for local, name in names.items()}
 
 
 RowsKind = Literal["gather_rows", "scatter_rows", "gather_sequences", "scatter_sequences", "gather_choices"]

@@ -204,6 +204,11 @@ class Quantised:
         """Bytes of all of them."""
         return sum(tensor.fixed_bytes for tensor in self.tensors)
 
+    def names_of(self, parameter: str) -> dict[str, str]:
+        """The names of the tensors of a parameter, by their local names: of `layers.0.ffn.up`, up_fp8 →
+        layers.0.ffn.up_fp8."""
+        return {tensor.name: parameter + tensor.name.removeprefix(self.param) for tensor in self.tensors}
+
 
 Inside = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]  # by function: (bytes, bytes per received row)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from compiler.ir import Use
-from compiler.plan.plan import block_of, make_plan
+from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import parts_of_ranks
 from dsl.schema import Spec
+from runtime.contract.names import ParameterName
 
 
 def devices_of_nodes(spec: Spec) -> dict[str, int]:
@@ -19,5 +20,6 @@ def devices_of_nodes(spec: Spec) -> dict[str, int]:
         ranks = plan.ranks_of_stage(stage.index)
         size = min(spec.cluster.parts[parts[rank]][1].devices for rank in ranks)
         uses = (step for step in stage.steps if isinstance(step, Use))
-        found |= {block_of(tensor): size for use in uses for _, tensor in use.params if ".ffn.experts." in tensor}
+        names = [ParameterName(tensor) for use in uses for _, tensor in use.params]
+        found |= {name.block: size for name in names if name.is_of_experts}
     return found

@@ -12,6 +12,7 @@ from compiler.plan.blocks import Step, model_steps
 from dsl.closed_forms.counts import Parameters
 from dsl.schema import BUILT_IN, AdamW, Data, Model, Moe, Parallel, Spec, Train
 from dsl.schema.cluster import Cluster, Device, Machine
+from runtime.contract.names import BIAS, TABLE, WEIGHT, ParameterName, StoredName
 from runtime.contract.weights import is_adapter
 
 
@@ -94,26 +95,24 @@ def model_parameters(model: Model) -> tuple[Parameter, ...]:
     return parameters(outline)
 
 
-def stored(parameter: Parameter) -> str:
-    """The name of a tensor in a checkpoint: weight/layers.3.ffn.down."""
-    return f"{parameter.role if parameter.role in ('bias', 'table') else 'weight'}/{parameter.name}"
+def stored(parameter: Parameter) -> StoredName:
+    return StoredName.of(parameter.role if parameter.role in (BIAS, TABLE) else WEIGHT, parameter.name)
 
 
 def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:
     """How many parameters a model has: the sums over what its layers declare, without adapters. `steps`: those of the
     whole model."""
     sizes, idle = Counter[str](), 0
+    norms = [f"layers.0.attention.{name}" for name in ("norm", "post_norm")]
     for row in tensors(spec, steps):
         if row.role in ("slots", "table") or is_adapter(row.name):
             continue
-        size, block = prod(row.shape), _part_of(row.name)
-        sizes[block] += size * (row.num_experts or 1)
-        sizes["bias"] += size if row.role == "bias" and block != "mtp" else 0
-        around = ("layers.0.attention.norm", "layers.0.attention.post_norm")
-        inside = row.name.startswith("layers.0.attention.") and row.name not in around
-        sizes["attention"] += size if inside else 0
-        if row.num_experts is not None and block != "mtp":
-            ffn = spec.model.ffn(int(row.name.split(".")[1]))
+        size, name = prod(row.shape), ParameterName(row.name)
+        sizes[name.part] += size * (row.num_experts or 1)
+        sizes["bias"] += size if row.role == "bias" and name.part != "mtp" else 0
+        sizes["attention"] += size if name.layer == 0 and name.is_of_attention and name not in norms else 0
+        if row.num_experts is not None and name.layer is not None:
+            ffn = spec.model.ffn(name.layer)
             assert isinstance(ffn, Moe), row.name
             idle += size * (row.num_experts - ffn.top_k)
     total = sum(sizes[part] for part in ("embedding", "head", "layers", "final_hyper", "final_norm"))
@@ -127,11 +126,6 @@ def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:
         mtp=sizes["mtp"],
         bias=sizes["bias"],
     )
-
-
-def _part_of(tensor: str) -> str:
-    """The part of a model that a tensor belongs to: embedding, layers, final_hyper, final_norm, head or mtp."""
-    return tensor.partition(".")[0]
 
 
 def _tensor(spec: Spec, param: ir.Param, name: str) -> Tensor:

@@ -24,6 +24,7 @@ from compiler.plan.splitting import Splitting
 from compiler.plan.stages import stages_of
 from dsl.schema import Optimizer, Spec
 from runtime.contract.mesh import Mesh
+from runtime.contract.names import ParameterName
 
 WITH_STATE, WITHOUT = ("parameter", "still"), ("frozen",)  # roles of what lies in buckets: by state of the optimizer
 HELD = (*WITH_STATE, *WITHOUT)
@@ -110,11 +111,6 @@ def _assumptions(spec: Spec, num_stages: int, has_experts: bool) -> Iterator[str
         yield f"expert e of E lives on expert rank e // (E / expert){split}"
 
 
-def block_of(tensor: str) -> str:
-    """layers.3 of layers.3.ffn.router.slots."""
-    return tensor.partition(".ffn.")[0]
-
-
 def slots_of(owners: Sequence[int], slices: int = 1) -> tuple[int, ...]:
     """The place of each expert in its layer: ranks one after the other, the experts of a rank in their order. Of those
     that ranks split, of the first of so many slices: the next one is as many places further as a rank has experts."""
@@ -125,7 +121,7 @@ def slots_of(owners: Sequence[int], slices: int = 1) -> tuple[int, ...]:
 
 def _owners(tensor: Tensor, num_ranks: int, owners: Owners) -> tuple[int, ...]:
     """The expert rank of each expert of the layer of a tensor that is stacked by experts, or has a place for each."""
-    num_experts, given = tensor.num_experts or tensor.shape[0], owners.get(block_of(tensor.name))
+    num_experts, given = tensor.num_experts or tensor.shape[0], owners.get(ParameterName(tensor.name).block)
     return given or tuple(e // (num_experts // num_ranks) for e in range(num_experts))
 
 

@@ -10,6 +10,7 @@ from compiler.ir.holders import Holders
 from compiler.machine.rates.rates import Rates, filled
 from compiler.machine.rates.table import (
     FLOPS,
+    GROUPED,
     HOST,
     INSTEAD,
     LINKS,
@@ -155,7 +156,7 @@ def _dtypes(kind: str, spec: Spec) -> tuple[str, ...]:
     both = tuple(dict.fromkeys((precision.compute, precision.linear)))
     if kind in ("gemm", "wgrad"):
         return both
-    if kind.startswith("grouped"):
+    if kind in GROUPED:
         return both if precision.high or _has_other_groups(spec.model) else (precision.linear,)
     return (precision.compute,)
 

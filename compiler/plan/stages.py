@@ -15,7 +15,7 @@ from compiler.plan.blocks import CutModel, Step
 from compiler.plan.layer_runs import Runs
 from compiler.plan.splitting import Splitting
 from dsl.schema import Spec
-from runtime.contract.names import DataName, RecordKind, RecordName
+from runtime.contract.names import DataName, ParameterName, RecordKind, RecordName
 
 
 def build_stages(model: CutModel, num_stages: int, stage_placement: StagePlacement = ONE_STAGE) -> tuple[ir.Stage, ...]:
@@ -129,7 +129,7 @@ def _logits_of_heads(steps: tuple[Step, ...]) -> tuple[tuple[RecordName, str], .
     """(metric, value): the largest logit of each head, by the prefix of the layer's tensors, where it is clipped."""
     clipped = [use for use in steps if isinstance(use, ir.Use) and clips(use)]
     at = (use.outputs[_names(use).index(qk_clip.OUTPUT)] for use in clipped)
-    return tuple((RecordName.of("logits", attention_block(use)), value) for use, value in zip(clipped, at, strict=True))
+    return tuple((RecordName.of("logits", block_of(use)), value) for use, value in zip(clipped, at, strict=True))
 
 
 def clips(use: ir.Use) -> bool:
@@ -141,14 +141,9 @@ def _names(use: ir.Use) -> list[str]:
     return [output.name for output in use.segment.outputs]
 
 
-def attention_block(use: ir.Use) -> str:
-    """The prefix of the tensors of the block whose attention a segment is: layers.3, mtp.0."""
-    return dict(use.params)["out"].partition(".attention.")[0]
-
-
-def block_of(router: ir.Use) -> str:
-    """The prefix of the tensors of a router's block: layers.3, mtp.0."""
-    return dict(router.params)["weight"].removesuffix(".ffn.router.weight")
+def block_of(use: ir.Use) -> str:
+    """The prefix of the tensors of a segment's block: layers.3, mtp.0."""
+    return ParameterName(use.params[0][1]).block
 
 
 def _tangents(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from compiler.ir import Plan, Program
 from compiler.ir.names import is_gradient
 from compiler.predict.prediction import Held
-from compiler.program.proof.effects import STAGED, Memory, Storage
+from compiler.program.proof.effects import Memory, Storage, is_staged
 from compiler.program.proof.lifetimes import RankValues
 from compiler.program.proof.structure import EXCHANGES
 from compiler.schedule.schedule import Schedule
@@ -89,7 +89,7 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
     def kind(storage: Storage) -> str:
         if not storage.name:
             return "message"
-        if storage.name.endswith(f"_{STAGED}") or (id(storage) not in before and storage.name in exchanged):
+        if is_staged(storage.name) or (id(storage) not in before and storage.name in exchanged):
             return "buffer"
         if is_gradient(storage.name):
             return "deferred" if id(storage) in before else "gradient"

@@ -146,8 +146,9 @@ def network_of(found: Timed) -> Network:
     nodes: dict[int, list[int]] = {}
     for device in range(fabric.num_devices):
         nodes.setdefault(fabric.place(device)[0], []).append(device)
-    ends = [(_name(a), _name(b)) for a, b in graph.edges if "nvlink" not in (a[0], b[0])]
-    joints = tuple((b, a) if b.startswith("device") else (a, b) for a, b in ends if a != b)
+    edges = [(a, b) for a, b in graph.edges if "nvlink" not in (a[0], b[0])]
+    ends = [(_name(a), _name(b)) for a, b in ((b, a) if b[0] in OF_A_DEVICE else (a, b) for a, b in edges)]
+    joints = tuple((a, b) for a, b in ends if a != b)
     ranks = tuple(min(device // mesh.columns, mesh.pp - 1) for device in range(fabric.num_devices))
     return Network(
         fabric.num_nodes,
@@ -171,7 +172,10 @@ def _levels(fabric: Fabric, moved: Mapping[str, Mapping[str, int]]) -> tuple[Lev
     return tuple(found)
 
 
+OF_A_DEVICE = ("device", "nic")  # kinds of nodes
+
+
 def _name(node: tuple[object, ...]) -> str:
     """A device with its NIC is one; a switch is `leaf 3.0`: rail and number."""
     kind, *place = node
-    return f"device {place[0]}" if kind in ("device", "nic") else f"{kind} {'.'.join(map(str, place))}"
+    return f"device {place[0]}" if kind in OF_A_DEVICE else f"{kind} {'.'.join(map(str, place))}"

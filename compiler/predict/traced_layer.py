@@ -261,7 +261,7 @@ def _dtype_of(rates: Rates, kind: str) -> str:
     """The dtype of the kernels of a class in a layer."""
     if kind not in FLOPS:
         return "any"
-    return rates.plain if kind.startswith("attention") else rates.linear
+    return rates.plain if kind in ("attention", "attention_backward") else rates.linear
 
 
 def _of_classes(entry: ClassTime, trace: Trace, table: Table, times: LayerTimes) -> dict[str, float]:

@@ -181,6 +181,41 @@ class Site(str):
         return self[0] == "M" and self.block[1:].isdecimal()
 
 
+class ParameterName(str):
+    """A logical parameter, or a tensor that has several: `layers.3.ffn.experts.17.up`, `mtp.0.norm`, `embedding`."""
+
+    __slots__ = ()
+    _BLOCK: ClassVar[re.Pattern[str]] = re.compile(r"(layers|mtp)\.([0-9]+)\.([a-z_]+)")
+
+    @property
+    def part(self) -> str:
+        """The part of the model: embedding, layers, final_norm, head, mtp."""
+        return self.partition(".")[0]
+
+    @property
+    def block(self) -> str:
+        """What the names of all parameters of its block begin with: `layers.3`, `mtp.0`. Nothing outside of blocks."""
+        found = self._BLOCK.match(self)
+        return f"{found[1]}.{found[2]}" if found else ""
+
+    @property
+    def layer(self) -> int | None:
+        """The index of its layer; None outside of the layers."""
+        found = self._BLOCK.match(self)
+        return int(found[2]) if found and found[1] == "layers" else None
+
+    @property
+    def is_of_attention(self) -> bool:
+        """Whether it is of the attention of its block."""
+        found = self._BLOCK.match(self)
+        return found is not None and found[3] == "attention"
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it is of routed experts."""
+        return ".ffn.experts." in self
+
+
 class StoredName(str):
     """A tensor of a checkpoint: `weight/layers.3.attention.out`, `ema/…` of the moving average of the weights,
     `bias/…` and `table/…` of routers, and the name of each tensor of the optimizer's state, as in `m/…`."""

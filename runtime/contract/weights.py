@@ -126,3 +126,13 @@ def is_adapter(name: str) -> bool:
 def weight_of(name: str) -> str:
     """The name of the weight of an adapter's parameter; any other name as it is."""
     return name.removesuffix(A).removesuffix(B)
+
+
+def matrix_of(name: str) -> str:
+    """Which matrix of an adapter a parameter is: A, B, or "" of any other parameter."""
+    return name.removeprefix(weight_of(name))
+
+
+def adds_to(name: str) -> str:
+    """The weight to whose product the product with a parameter is added: matrix B is multiplied last."""
+    return weight_of(name) if matrix_of(name) == B else name

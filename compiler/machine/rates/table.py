@@ -38,6 +38,7 @@ from dsl.schema import Strict
 #     all others          (rows, columns) of the largest tensor that is read or written
 
 SEQUENCES = ("attention", "attention_backward", "delta_rule", "delta_rule_backward")  # of whole sequences
+GROUPED = ("grouped_gemm", "grouped_wgrad")  # of several groups of rows, by shape (groups, rows, …)
 FLOPS = ("gemm", "grouped_gemm", "wgrad", "grouped_wgrad", *SEQUENCES)  # rates in FLOP/s
 MEMORY = (
     *("rope", "norm", "swiglu", "add", "permute", "quantise", "cast", "cross_entropy", "router", "embedding", "copy"),
@@ -253,7 +254,7 @@ def _extents(kind: str) -> tuple[int, ...]:
     if kind in LINKS:
         return 0, 2
     if kind in FLOPS:
-        return 0, 5 if kind in SEQUENCES else 4 if kind.startswith("grouped") else 3
+        return 0, 5 if kind in SEQUENCES else 4 if kind in GROUPED else 3
     return 0, 2
 
 

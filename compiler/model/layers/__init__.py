@@ -13,7 +13,7 @@ from compiler.model.layers.adapter import adapted
 from compiler.model.layers.builder import Place
 from compiler.model.layers.value_dtypes import stored
 from dsl.schema.run import WIDEST_NORM_GRADIENT
-from runtime.contract.weights import weight_of
+from runtime.contract.weights import matrix_of, weight_of
 
 __all__ = ["LAYERS", "Layer", "Place"]
 
@@ -32,8 +32,7 @@ class Layer:
 
     def path(self, param: str) -> str:
         """The logical name of a parameter of its segment below its block; an adapter has that of its weight."""
-        weight = weight_of(param)
-        return self.parameters[weight] + param.removeprefix(weight)
+        return self.parameters[weight_of(param)] + matrix_of(param)
 
     def build(self, place: Place) -> ir.Segment:
         """The segment at a place, its backward as the run wants it. Made once for a place."""

@@ -19,7 +19,7 @@ from compiler.ir.segment import SUM, Segment
 from compiler.model.ops import RULES, Tensor
 from compiler.model.segments.joint import Joint, Node
 from compiler.model.segments.split import base_of, phases, view_nodes
-from runtime.contract.weights import B
+from runtime.contract.weights import adds_to
 
 ACTIVATIONS = (
     "swiglu",
@@ -50,7 +50,7 @@ def is_named(segment: Segment, node: Node) -> bool:
         return SUM in names
     ops = {op for name in names for op in OPS.get(name, ())}
     weights = {weight for name in names for weight in WEIGHTS.get(name, ())}
-    multiplied = node.reads[1].removesuffix(B) if node.op in PRODUCTS else ""
+    multiplied = adds_to(node.reads[1]) if node.op in PRODUCTS else ""
     return segment.repeats or node.op in ops or multiplied in weights
 
 

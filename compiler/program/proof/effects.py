@@ -17,9 +17,16 @@ from compiler.program.proof.structure import Bodies
 Name: TypeAlias = tuple[int, str]  # of a value: its stage, and its name there
 Rows: TypeAlias = Callable[[int, str, int], int | Received]  # (pipeline rank, layer, micro-batch) -> R, or with P and X
 Inside: TypeAlias = Callable[[str, str, int], int]  # (site, phase, R) -> bytes
+_STAGED = "_staged"
 
 
-STAGED = "staged"  # ends the name of what exchanges stage
+def staged_name(site: str) -> str:
+    """The name of what the exchanges of a layer stage."""
+    return f"{site}{_STAGED}"
+
+
+def is_staged(name: str) -> bool:
+    return name.endswith(_STAGED)
 
 
 class Staged(NamedTuple):

@@ -20,7 +20,7 @@ from compiler.ir import Body, Buffer, Instruction, Invocation, Message, Program
 from compiler.ir.expert_placement import Received
 from compiler.program.proof.certificate import ProofError
 from compiler.program.proof.channels import message_of
-from compiler.program.proof.effects import STAGED, Effects, Found, Memory, Namespace, Place, Rows, Storage
+from compiler.program.proof.effects import Effects, Found, Memory, Namespace, Place, Rows, Storage, staged_name
 from compiler.program.proof.structure import EXCHANGES, Waits
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import Action, Step, actions_of
@@ -208,7 +208,7 @@ class RankValues:
         assert self.effects.staging
         fixed = self.effects.staging(start, read, written, self.fixed_rows)
         here = self.effects.staging(start, read, written, self._rows(start.site, micro_batch))
-        name = f"{start.site}_{STAGED}"
+        name = staged_name(start.site)
         return Storage(fixed.held, here.held, name=name), Storage(fixed.at_wait, here.at_wait, name=name)
 
     def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:

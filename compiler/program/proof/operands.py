@@ -134,7 +134,7 @@ def _of_run(use: Use, phase: str, cuts: Cuts) -> Of:
     cut, signature = cuts[use.site], signature_of(use, phase, cuts)
     values, tensors = _values(use, cut), dict(use.params)
     for each in cut.quantised:  # a parameter in eight bits has its name, and what follows it says which of its tensors
-        tensors |= {t.name: tensors[each.param] + t.name[len(each.param) :] for t in each.tensors}
+        tensors |= each.names_of(tensors[each.param])
     buffers = {b.name: b for b in (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)}
     accumulators = {accumulator_of(local): tensor for local, tensor in use.params}
     params = tensors | accumulators

@@ -10,8 +10,9 @@ import pytest
 from compiler.cli.main import main
 from compiler.ir import Use
 from compiler.plan.expert_nodes import devices_of_nodes
-from compiler.plan.plan import block_of, make_plan
+from compiler.plan.plan import make_plan
 from dsl.load import load
+from runtime.contract.names import ParameterName
 
 UI = Path(__file__).parents[3] / "ui"
 RUN = """
@@ -46,7 +47,7 @@ def test_nodes_of_a_layer_are_those_that_run_it(spec, capsys: pytest.CaptureFixt
     plan = make_plan(chosen)
     tensors = [
         {
-            block_of(name)
+            ParameterName(name).block
             for step in stage.steps
             if isinstance(step, Use)
             for _, name in step.params
