@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -24,7 +26,7 @@ from runtime.contract.recipe import Checkpoints
 from runtime.data import __main__ as prepare
 from runtime.data.__main__ import data_of_checkpoints
 from runtime.data.order import Order
-from runtime.data.preparation import UsageError
+from runtime.data.preparation import Preparation, UsageError
 from runtime.observe.slots import Slots
 from runtime.rl.policy import Policy
 from runtime.run import begin, starting_position, train, witness
@@ -36,7 +38,7 @@ from runtime.state import optimizer
 from runtime.state.state import build_state
 from runtime.step.executor import Batch, Executor
 from runtime.step.trainer import Trainer
-from runtime.system.outcome import ReportedError
+from runtime.system.outcome import EXIT_RETRY, ReportedError
 from tests.runtime.plans import small_plan
 
 
@@ -295,6 +297,33 @@ def test_the_launcher_is_told_once_that_the_text_is_found(capsys: pytest.Capture
     notes.found()
     notes.found()
     assert capsys.readouterr().out == "\n"
+
+
+def test_what_is_noted_of_the_data_is_said_once_and_when_it_may_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the compilation says its own lines, nothing of the data is between them."""
+    readable = list[int]()
+    monkeypatch.setattr(prepare, "select", SimpleNamespace(select=lambda *_: (readable, [], [])))
+    notes = prepare.Notes()
+    for text in ("one", "two", "one"):
+        notes.note(text)
+    assert capsys.readouterr().err == ""
+    readable.append(0)
+    for text in ("two", "three", "one"):
+        notes.note(text)
+    assert capsys.readouterr().err == "data: one\ndata: two\ndata: three\n"
+
+
+def test_a_preparation_for_a_build_that_does_not_come_is_ended() -> None:
+    """Its launcher does not wait for it."""
+    piped: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    with subprocess.Popen(["sleep", "9"], **piped) as process:
+        preparation = Preparation(process)
+        preparation.kill()
+        with pytest.raises(UsageError, match="its process was killed") as raised:
+            preparation.corpus()
+    assert raised.value.code == EXIT_RETRY and process.returncode == -signal.SIGKILL
 
 
 def test_the_digest_of_a_program_does_not_depend_on_the_order_of_its_files() -> None:
