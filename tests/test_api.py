@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ def test_a_wrong_spec_is_raised(tmp_path: Path) -> None:
         assert raised.value.diagnostics and "steps" in str(raised.value)
     with pytest.raises(ValueError, match="changes to compile"):
         api.train(api.Compiled(tmp_path, "", "", ""), {"train.steps": 1})
+
+
+@pytest.mark.parametrize("act", [api.compile, api.train])
+def test_a_spec_that_does_not_train_is_refused_before_any_work(
+    act: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(api.SpecError, match="E1001"):
+        act(ROOT / "tests" / "ui" / "train_refuses.dsc")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_fails_is_raised(

@@ -286,7 +286,7 @@ def count(context: Context, scope: Scope, value: Value, key: str) -> int:
 
 
 def ranges_of(context: Context, scope: Scope, block: Block) -> list[Block]:
-    """The layer ranges of a model in the order of their first layers; one that cannot be read counts from 0."""
+    """The layer ranges of a model in the order of their first layers; one that cannot be read is before them."""
     ranges = [each for each in block.body if isinstance(each, Block) and key_of(each) == "layers"]
     if block.head in context.active:  # the end of a range refers to a range
         return ranges
@@ -299,7 +299,7 @@ def ranges_of(context: Context, scope: Scope, block: Block) -> list[Block]:
             place = tuple(count(silent, scope, end, "layers") for end in ends)
         except RejectedError:
             place = ()
-        found.append((place or (0, 0), each))
+        found.append((place, each))
     return [each for _, each in sorted(found, key=lambda item: item[0])]
 
 

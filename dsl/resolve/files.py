@@ -116,8 +116,6 @@ def _parsed(found: Definitions, source: Source) -> Document:
         return Document(source, ())
     if parsed.broken:
         return Document(source, ())
-    if all(each.key.text in KINDS for each in blocks):
-        return parsed.document
     return Document(source, tuple(_meant(found, each) for each in parsed.document.body))
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from compiler import pipeline
 from compiler.cli.commands import compile as compile_
 from compiler.cli.main import main
+from compiler.pipeline import Build
 from dsl.schema import Spec
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +107,24 @@ def test_a_run_on_other_devices_says_what_becomes_of_its_plan(
     assert main(["compile", str(TINY), "--on", devices]) == code
     assert capsys.readouterr().err == said
     assert [(each.cluster.world, each.parallel.data) for each in compiled] == ([(2, 2)] if code == 0 else [])
+
+
+def test_a_build_is_said_with_its_digest_and_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest goes to the process that asks for it, or to the user."""
+    build = Build((("manifest.json", '{"files": {}}'),), "what it is\n", "it is too large")
+    monkeypatch.setattr(pipeline, "compile_spec", lambda *_: build)
+    one, other, said = (tmp_path / name for name in ("one", "other", "said"))
+    assert main(["compile", str(TINY), "-o", str(one)]) == 0
+    assert capsys.readouterr() == (
+        f"what it is\ndigest: {build.digest}\nbuild: {one}\n",
+        "warning: it is too large\n",
+    )
+    with said.open("wb") as file:
+        assert main(["compile", str(TINY), "-o", str(other), "--digest-to", str(file.fileno())]) == 0
+    assert capsys.readouterr().out == f"what it is\nbuild: {other}\n"
+    assert said.read_text() == build.digest
 
 
 def test_a_place_that_cannot_be_is_said_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,21 @@ def test_alternatives_are_what_keeps_the_rules(file: str, opened: tuple[str, ...
     assert load(SPECS / file, overrides=auto) == legal[0][1]
 
 
+@pytest.mark.parametrize(
+    ("file", "ops"),
+    [
+        ("llama3-8b.dsc", ("rmsnorm", "swiglu", "attention")),
+        ("quickstart.dsc", ("rmsnorm", "swiglu", "mla_up", "experts", "attention")),
+        ("laptop-v4.dsc", ("rmsnorm", "swiglu", "hyper", "mla_up", "experts", "attention")),
+    ],
+)
+def test_what_is_computed_again_is_tried_from_most_to_nothing(file: str, ops: tuple[str, ...]) -> None:
+    found = choices.values(load(SPECS / file), "recompute")
+    assert found == (("layer",), *(ops[:count] for count in range(len(ops), -1, -1)))
+    for each in found:
+        assert not check(SPECS / file, overrides=[f"recompute=[{', '.join(each)}]"])
+
+
 def test_no_choice_keeps_the_rules() -> None:
     """The message is about the choice with the fewest mistakes; it has the number of choices, and edits."""
     auto = [f"{path}=auto" for path in OPENED]

@@ -50,6 +50,14 @@ def test_layer_ranges_are_counted_in_the_order_of_their_layers(tmp_path: Path) -
     assert [span.ffn.inner for span in spec.model.layers] == [64, 32]
 
 
+def test_a_layer_range_that_cannot_be_read_is_the_first_one(tmp_path: Path) -> None:
+    text = "model base {\n  layers 0..0 { ffn dense { inner = 64 } }\n  layers 1..many { ffn moe { top_k = 2 } }\n}\n"
+    with pytest.raises(SpecError, match="many"):
+        read(tmp_path, text=text)
+    mended = read(tmp_path, "model.layers.0=1..3", text=text)
+    assert [(span.first, span.last) for span in mended.model.layers] == [(0, 0), (1, 3)]
+
+
 @pytest.mark.parametrize("key", ["layers.2.ffn.inner", "layers.0", "layers.ffn.inner", "layers.99999.ffn.inner"])
 def test_a_range_that_is_not_there(key: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from collections.abc import Iterator
@@ -87,6 +88,7 @@ def test_every_command_is_in_the_table() -> None:
     page = commands_page()
     rows = re.findall(r"^\| \[(\w+)\]\(#\1\) \| `dsc (\w+)", page, re.MULTILINE)
     assert rows == [(name, name) for name in COMMANDS]
+    assert argparse.SUPPRESS not in page, "what commands tell each other is no option of a user"
     assert "\n\n```sh\ndsc calibrate -o rates.json  " in page, "lines of a terminal are as they are"
     assert "\n\nExit codes: 0 done · 2 the spec, the trace or the command line is wrong · others: " in page
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -18,16 +20,19 @@ from torch import Tensor
 
 from runtime.build import files as build_files
 from runtime.build import run_copy
+from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.contract import NodeKind
 from runtime.contract.programs import Collective
-from runtime.contract.recipe import Checkpoints
+from runtime.contract.recipe import Adapter, Checkpoints
 from runtime.data import __main__ as prepare
 from runtime.data.__main__ import data_of_checkpoints
 from runtime.data.order import Order
-from runtime.data.preparation import UsageError
+from runtime.data.preparation import Preparation, UsageError
+from runtime.launch.torchrun_meet import Place
+from runtime.observe import device
 from runtime.observe.slots import Slots
 from runtime.rl.policy import Policy
-from runtime.run import begin, starting_position, train, witness
+from runtime.run import begin, resume, starting_position, starts, train, witness
 from runtime.run import loop as loop_of_ranks
 from runtime.run.begin import Options
 from runtime.run.loop import Loop, Ranks
@@ -36,7 +41,7 @@ from runtime.state import optimizer
 from runtime.state.state import build_state
 from runtime.step.executor import Batch, Executor
 from runtime.step.trainer import Trainer
-from runtime.system.outcome import ReportedError
+from runtime.system.outcome import EXIT_RETRY, ReportedError
 from tests.runtime.plans import small_plan
 
 
@@ -297,6 +302,33 @@ def test_the_launcher_is_told_once_that_the_text_is_found(capsys: pytest.Capture
     assert capsys.readouterr().out == "\n"
 
 
+def test_what_is_noted_of_the_data_is_said_once_and_when_it_may_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the compilation says its own lines, nothing of the data is between them."""
+    readable = list[int]()
+    monkeypatch.setattr(prepare, "select", SimpleNamespace(select=lambda *_: (readable, [], [])))
+    notes = prepare.Notes()
+    for text in ("one", "two", "one"):
+        notes.note(text)
+    assert capsys.readouterr().err == ""
+    readable.append(0)
+    for text in ("two", "three", "one"):
+        notes.note(text)
+    assert capsys.readouterr().err == "data: one\ndata: two\ndata: three\n"
+
+
+def test_a_preparation_for_a_build_that_does_not_come_is_ended() -> None:
+    """Its launcher does not wait for it."""
+    piped: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    with subprocess.Popen(["sleep", "9"], **piped) as process:
+        preparation = Preparation(process)
+        preparation.kill()
+        with pytest.raises(UsageError, match="its process was killed") as raised:
+            preparation.corpus()
+    assert raised.value.code == EXIT_RETRY and process.returncode == -signal.SIGKILL
+
+
 def test_the_digest_of_a_program_does_not_depend_on_the_order_of_its_files() -> None:
     files = {"segments/a.py": b"1", "stages/rank_0.py": b"2", "plan.json": b"3"}
     found = run_copy.program_digest(files)
@@ -325,6 +357,44 @@ def test_a_run_copies_checkpoints_unless_it_is_told_not_to(
     assert [(each.text, each.path) for each in places] == [("copies", tmp_path / "copies")] * copies
     for other in (replace(loop, profile=3), replace(loop, ranks=replace(loop.ranks, debugged=True))):
         assert other._places() == ()
+
+
+def test_a_place_that_holds_an_earlier_run_is_refused_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starts, "loop_of", lambda *_: pytest.fail("the ranks start"))
+    (tmp_path / "copies" / "step-00000007").mkdir(parents=True)
+    saved = Checkpoints(1, 1, 0, None, "stop", to=("local", "copies"))
+    build: Any = SimpleNamespace(plan=small_plan(train=replace(small_plan().train, checkpoint=saved)), files={})
+    with pytest.raises(UsageError, match="holds step-00000007 of an earlier run: go on with --resume"):
+        starts.train(build, replace(OPTIONS, run=tmp_path / "run", data=tmp_path), tmp_path / "corpus")
+
+
+def test_a_node_that_starts_other_ranks_than_the_plans_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under torchrun, whose user says how many."""
+    monkeypatch.setattr(device, "choose", lambda *_: "cuda")
+    build: Any = SimpleNamespace(plan=small_plan(cluster=(NodeKind(1, 8, "h100", 132, 1 << 36),)))
+    here = Place(0, 4, 0, local_world=4, agent=0, restarts=0, host="first", port=1, agent_has_store=True)
+    with pytest.raises(UsageError, match="this node starts 4 ranks, and the build is for nodes of 8: torchrun --nproc"):
+        begin.loop_of(build, OPTIONS, tmp_path, lambda text: None, here)
+
+
+def test_adapters_go_on_as_those_that_were_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another factor they would be other weights; a run without any says nothing of them."""
+    (tmp_path / "meta.json").write_text(json.dumps({"sha256": "d", "tokenizer": {"sha256": "t"}}), "utf-8")
+
+    def build(adapter: Adapter | None) -> Any:
+        return SimpleNamespace(plan=small_plan(adapter=adapter), digest="b", files={})
+
+    lora = Adapter("lora", 2, 1.0, ("weight",))
+    meta = json.loads(json.dumps(resume.origin(build(lora), tmp_path, "cpu")))
+    saved = SimpleNamespace(meta=meta, path="step-00000007", shapes={}, step=7)
+    monkeypatch.setattr(resume, "load", lambda folder: saved)
+    with pytest.raises(CheckpointError, match=r"of adapters that fit other weights: adapter\.factor 1\.0 → 2\.5"):
+        resume.find(tmp_path, build(replace(lora, factor=2.5)), tmp_path, "cpu")
+    assert "adapter" not in resume.origin(build(None), tmp_path, "cpu")["plan"]
 
 
 # ---------------------------------------------------------------- files of a build

@@ -228,11 +228,15 @@ def test_the_average_is_that_of_its_definition(there: str, precision: str) -> No
         for mean, piece in zip(expected, _pieces(state), strict=True):
             assert piece.average is not None and torch.equal(mean, piece.average)
         before = [_number(bucket.parameters).clone() for bucket in state.buckets]
-        with average.as_weights(lambda: None):
-            for bucket, mean in zip(state.buckets, expected, strict=True):
-                assert torch.equal(_number(bucket.parameters), mean.to(bucket.parameters.dtype))
-        for bucket, values in zip(state.buckets, before, strict=True):
-            assert torch.equal(_number(bucket.parameters), values)
+        means = [mean.to(bucket.parameters.dtype) for bucket, mean in zip(state.buckets, expected, strict=True)]
+        gathered = list[bool]()
+
+        def holds(values: list[Tensor]) -> bool:
+            return all(torch.equal(_number(b.parameters), each) for b, each in zip(state.buckets, values, strict=True))
+
+        with average.as_weights(lambda: gathered.append(holds(means))):
+            assert holds(means) and gathered == [True], "other ranks get the average too"
+        assert holds(before) and gathered == [True, False], "and then the weights"
 
 
 def _pieces(state: State) -> list[Any]:

@@ -70,7 +70,8 @@ def _but_peer(rank: int, instruction: Instruction) -> Hashable:
     i = instruction
     if i.peer < 0:
         return id(i)
-    return i.kind, i.slot, i.action, i.phase, i.site, i.wait, i.reads, i.writes, i.params, i.weights, i.peer == rank
+    said = i.kind, i.slot, i.action, i.phase, i.site, i.wait, i.reads, i.writes
+    return *said, i.params, i.weights, i.params_in, i.weights_in, i.peer == rank
 
 
 class Structure:

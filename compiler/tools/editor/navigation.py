@@ -54,7 +54,7 @@ def references(documents: Iterator[Document] | list[Document], at: Span) -> tupl
                 named = item.name.span if isinstance(item, Let) else item.key.span
                 if _key(named) == _key(at):
                     found.setdefault(_key(used), used)
-        for source in document.analysis.definitions.sources or [document.source]:
+        for source in document.analysis.definitions.sources:
             for used, name in _names(source):
                 where = document.names.get(name)
                 if where is not None and _key(where) == _key(at):

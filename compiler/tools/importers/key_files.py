@@ -130,8 +130,8 @@ class _Yaml:
             self.walk(value, depth + 1)
             if not isinstance(value, yaml.MappingNode):
                 name = str(key.value).removeprefix("--").replace("-", "_")
-                end = value.end_mark.index if value.start_mark.index >= key.end_mark.index else key.end_mark.index
-                self._put(name, Span(self.source, key.start_mark.index, max(end, key.end_mark.index)), value)
+                end = max(key.end_mark.index, value.end_mark.index)  # the value of an alias is before its key
+                self._put(name, Span(self.source, key.start_mark.index, end), value)
 
     def _put(self, name: str, place: Span, node: Any) -> None:
         value = self._value(node, 0)

@@ -102,10 +102,11 @@ def _settings(keys: Keys, of: str) -> dict[str, float]:
     """lr, beta1, beta2, eps and weight_decay, of keys below `of`."""
     lr = keys.take(f"{of}.lr", "train.rate", 8e-4)
     if f"{of}.betas" in keys.members:
-        betas = keys.take(f"{of}.betas", "train.optimizer.beta1, beta2", [0.9, 0.95], list)
+        usual = [value for *_, value in _BETAS]
+        betas = keys.take(f"{of}.betas", "train.optimizer.beta1, beta2", usual, list)
         if len(betas) != 2 or any(type(each) not in (int, float) for each in betas):
             keys.mistakes.append(Diagnostic("I0203", f"`betas` are two numbers, {shown(betas)} are not", None))
-            betas = [0.9, 0.95]
+            betas = usual
     else:
         betas = [keys.take(f"{of}.beta{n}", path, value) for n, path, value in _BETAS]
     eps = keys.take(f"{of}.eps", "train.optimizer.eps", 1e-8)

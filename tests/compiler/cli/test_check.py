@@ -45,6 +45,25 @@ def test_a_library_names_its_models(capsys: Captured) -> None:
     assert {"name": "deepseek_v3", "parameters": 671_026_419_200}.items() <= spec["models"][0].items()
 
 
+def test_a_run_may_begin_with_one_of_its_file_that_is_not_trained_yet(folder: Path, capsys: Captured) -> None:
+    """It can be checked before that one is trained. Once there is a folder, it must have its weights."""
+    spec, more = folder / "right.dsc", 'run more extends tiny {{ train {{ initial = "runs/{}" }} }}\n'
+    text = TINY.read_text("utf-8")
+    spec.write_text(text + more.format("other"), "utf-8")
+    assert main(["check", "right.dsc"]) == 2
+    assert "error[W0101]: there is no folder runs/other" in capsys.readouterr().err
+    spec.write_text(text + more.format("tiny"), "utf-8")
+    assert main(["check", "right.dsc"]) == 0
+    assert "right.dsc: right: runs tiny, more;" in capsys.readouterr().out
+    assert main(["compile", "right.dsc:more"]) == 2
+    said = capsys.readouterr().err
+    assert "error[W0101]: there is no folder runs/tiny yet\n" in said
+    assert " = hint: train run `tiny` of this file first\n" in said
+    (folder / "runs" / "tiny").mkdir(parents=True)
+    assert main(["check", "right.dsc"]) == 2
+    assert "error[W0101]: " in capsys.readouterr().err
+
+
 def test_several_files_are_counted(folder: Path, capsys: Captured) -> None:
     assert main(["check", "right.dsc", "wrong.dsc", "right.dsc"]) == 2
     out, err = capsys.readouterr()

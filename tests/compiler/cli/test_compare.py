@@ -95,6 +95,15 @@ def test_the_page_has_a_curve_of_each_run_and_no_text_of_theirs_as_code(make_run
     assert page.read_text("utf-8") == text
 
 
+def test_the_page_marks_what_differs_from_the_first_run(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("a"), make_run("b", "train.seed=7"), make_run("c")]
+    page = tmp_path / "page.html"
+    assert main(["compare", *map(str, runs), "--format", "html", "-o", str(page)]) == 0
+    cells = re.findall("<tr><th>train.seed</th>(.*)</tr>", page.read_text("utf-8"))
+    assert [re.findall(">(.*?)</td>", each) for each in cells] == [["1", "7", "1"]]
+    assert re.findall('class="(.*?)"', cells[0]) == ["number", "number total", "number"]
+
+
 def test_axes_of_a_curve_suit_what_is_on_them() -> None:
     """Losses are far from 0, and parts of a thousand tokens are marked."""
     runs = [Run(name, Path(name), tuple(rows_of(40, 64, 0.01)), 0, None, None) for name in "ab"]

@@ -90,6 +90,9 @@ def test_keys_and_codes(complete) -> None:  # type: ignore[no-untyped-def]
     assert complete("check", "-s", "schedule.name", "=", "zb") == ["zb1p", "zbh2", "zbv"]
     assert complete("check", "-s", "precision", "=") == ["fp64", "fp32", "bf16", "fp8_block", "mxfp8", "nvfp4"]
     assert complete("show", "one.dsc", "parallel.d") == ["parallel.data"]
+    tiles = ["precision.activation_tile=", "precision.weight_tile="]
+    assert [complete("check", "-s", key[:-2]) for key in tiles] == [[key] for key in tiles], "1x128 is one value"
+    assert complete("show", "one.dsc", "data.tok") == ["data.tokenizer"]
     assert complete("explain", "E080") == [code for code in CODES if code.startswith("E080")]
 
 

@@ -215,6 +215,28 @@ def test_json_has_every_row_and_event(run: Run, capsys: pytest.CaptureFixture[st
         assert not faults(item, FORMS["watch"])
 
 
+@pytest.mark.parametrize(("form", "said"), [("json", '"step": 2'), ("text", "step 2/9")])
+def test_what_a_run_wrote_is_shown_while_it_goes_on(
+    run: Run, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, said: str
+) -> None:
+    """Also where the output is a file, which Python buffers."""
+    shown, before_the_end = tmp_path / "shown", list[str]()
+
+    def go_on() -> None:
+        before_the_end.append(shown.read_text())
+        run.end()
+
+    run.steps(1, 2)
+    clock.later = [go_on]
+    lock = lock_folder(run.folder)
+    with shown.open("w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["watch", str(run.folder), "--format", form]) == 0
+        monkeypatch.undo()
+    os.close(lock)
+    assert said in before_the_end[0]
+
+
 def test_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, said in ((tmp_path / "no", "is not there"), (tmp_path, "has no run")):
         assert main(["watch", str(folder)]) == 2

@@ -14,6 +14,7 @@ from compiler.cli.main import main
 from compiler.predict.json import document, document_of_phases
 from compiler.predict.predict import predict
 from compiler.predict.prediction import Prediction
+from compiler.predict.search import Candidate, Ranking
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.report.prediction_text import count, ranges, seconds, size, span, text, text_of_phases
 from dsl.load import load, resolve
@@ -77,6 +78,19 @@ def test_colours_and_ascii_change_nothing_but_the_looks() -> None:
     coloured = text(prediction, Screen(100, colours=True))
     assert "\x1b[" in coloured and re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
     assert text(prediction, Screen(100, ascii=True)).isascii()
+
+
+@pytest.mark.parametrize(
+    ("num_plans", "head"), [(1, "no other plan keeps the rules"), (2, "among 2 plans that keep the rules")]
+)
+def test_what_was_chosen_stands_out_of_what_was_tried(num_plans: int, head: str) -> None:
+    spec = resolve(QUICK).spec
+    tried = [Candidate({"parallel.pipeline": 2 - n}, spec, seconds=1.0 + n, missing_bytes=0) for n in range(num_plans)]
+    lines = text(predict(spec), Screen(100, colours=True), Ranking(tuple(tried))).splitlines()
+    title = next(at for at, line in enumerate(lines) if head in line)
+    table = lines[title + 1 : lines.index("", title)]
+    assert [line.startswith("\x1b[1m") for line in table] == [at == 1 for at in range(num_plans + 1)]
+    assert "the fastest that fits" in table[1]
 
 
 @pytest.mark.parametrize(("spec", "memory"), [(SINGLE, 8), (V3, 60)])

@@ -144,6 +144,7 @@ def test_bytes_become_caps_by_rank() -> None:
     assert one_for_all.bytes.caps(Fraction(2**31), 3) == (2, 2, 2)
     with pytest.raises(ValueError, match="rank 0 holds 34GB beside activations, which take 2GB each: use 36GB or more"):
         costs.bytes.caps(Fraction(35 * 10**9), 4)
+    assert min(costs.bytes.caps(Fraction(36 * 10**9), 4)) == 1
     with pytest.raises(ValueError, match="the costs have weights of 4 ranks beside activations, the schedule has 2"):
         costs.check(2, 2)
 

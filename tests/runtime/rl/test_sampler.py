@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,15 @@ def test_a_number_has_its_place(seed: int, sequence: int, position: int) -> None
     others = Sampler(seed + 1), Sampler(seed)
     assert number not in (others[0].uniform(sequence, position), others[1].uniform(sequence + 1, position))
     assert number != others[1].uniform(sequence, position + 1)
+
+
+@pytest.mark.parametrize(
+    ("seed", "sequence", "position", "number"),
+    [(0, 0, 0, 0.011546754286331562), (1, 2, 3, 0.9337443921724664), (2**63 - 1, 2**62, 2**24, 0.7759274188893206)],
+)
+def test_numbers_stay_what_they_are(seed: int, sequence: int, position: int, number: float) -> None:
+    """A run that goes on under a later version draws what it would have drawn."""
+    assert Sampler(seed).uniform(sequence, position) == number
 
 
 def test_what_cannot_be_is_not_drawn() -> None:

@@ -19,13 +19,16 @@ from compiler.pipeline import compile_spec
 from dsl.load import load
 from runtime.build import run_copy
 from runtime.build.build import Build, BuildError, OtherBuildError
+from runtime.build.files import read
 from runtime.launch.room import lack
 from runtime.run.resume import _flat
 from runtime.system.strict_json import tree
+from tests import copies
 from tests.runtime.run.place import ONE_RANK, Place, rows, spec_text
 
 RATES = ("1e-3", "4e-3")
 ROUNDS = 3
+TINY_BUILD = Path(__file__).parents[2] / "golden" / "tiny"
 
 
 # ---------------------------------------------------------------- two runs of one name
@@ -259,6 +262,23 @@ def test_what_python_and_compile_keep_is_no_part_of_a_build(whole: Place, tmp_pa
     (folder / "cache" / "notes").touch()
     with pytest.raises(BuildError, match="cache/notes is not in its manifest"):
         Build.open(folder, digest)
+
+
+def test_differences_are_told_in_the_order_of_names(tmp_path: Path) -> None:
+    """All of them where they are asked for, and the first of them where a build is refused."""
+    folder = tmp_path / "b"
+    copies.copytree(TINY_BUILD, folder)
+    (folder / "plan.txt").unlink()
+    (folder / "notes.txt").write_text("mine", "utf-8")
+    for path in (folder / "segments").iterdir():
+        path.write_text("# edited\n", "utf-8")
+    names = ["notes.txt", "plan.txt", *sorted(f"segments/{path.name}" for path in (folder / "segments").iterdir())]
+    told = read(folder, edited=True).edits
+    assert [text.partition(" is not ")[0] for text in told] == [str(folder / name) for name in names]
+    assert "in its manifest: remove it" in told[0] and "the file that was compiled (No such file" in told[1]
+    with pytest.raises(BuildError) as refused:
+        read(folder)
+    assert str(refused.value) == told[0]
 
 
 @pytest.mark.parametrize("fits", [False, True])

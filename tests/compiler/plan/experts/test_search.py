@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.plan.experts import pack
-from compiler.plan.experts.layer_search import Placed, place_layer
+from compiler.plan.experts.layer_search import Placed, apart, place_layer
 from compiler.plan.experts.layout import (
     Layout,
     PlaceError,
@@ -137,6 +137,25 @@ def test_replicas_of_an_expert_are_apart_where_that_costs_nothing() -> None:
     layout = Layout(6, 8, 1, 1, 2)
     placed = place_layer(np.array([8.0, 8.0, 1.0, 1.0, 1.0, 1.0]), layout)
     assert placed.balance.device == 1 and duplicates(placed.physical, layout) == 0
+
+
+def test_replicas_that_go_apart_make_neither_a_device_nor_a_node_heavier() -> None:
+    """Several exchanges after each other, between two nodes of two devices."""
+    layout, went_apart = Layout(8, 16, 1, 2, 4), 0
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        expert = np.concatenate([np.arange(8), random.integers(0, 8, 8)])
+        share = (random.integers(1, 20, 8) / np.bincount(expert))[expert]
+        before = random.permutation(16).reshape(4, 4)
+        after = apart(expert, share, before, layout)
+        assert sorted(after.flat) == list(range(16))
+        for devices in (1, 2):  # of a device, and of a node
+            loads = [share[each].reshape(-1, devices * 4).sum(axis=1).max() for each in (before, after)]
+            assert loads[1] <= loads[0] * (1 + NEAR)
+        together = [duplicates(expert[each].reshape(-1), layout) for each in (before, after)]
+        assert together[1] <= together[0]
+        went_apart += together[0] - together[1]
+    assert went_apart > 60
 
 
 def test_an_expert_without_tokens_keeps_a_replica() -> None:

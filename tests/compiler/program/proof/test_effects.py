@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields, replace
 from functools import cache
 
 import pytest
 
-from compiler.ir import Program
+from compiler.ir import Body, Instruction, Program
 from compiler.ir.stage_placement import BIDIRECTIONAL
 from compiler.program.lower import Lowering
 from compiler.program.proof import ProofError, Prover, prove
+from compiler.program.proof.structure import Bodies
 from compiler.schedule.dualpipe import dualpipe
 from compiler.schedule.one_f_one_b import forward_only, one_f_one_b
 from tests.compiler.program.proof.mutants import MUTATIONS, NothingToEditError
@@ -32,6 +34,22 @@ def together() -> list[Program]:
 
 def test_bodies_made_for_another_program() -> None:
     assert together() == [lowered(schedule) for schedule in SCHEDULES]
+
+
+def test_bodies_that_differ_in_whom_they_talk_to_alone_are_proven_once() -> None:
+    """As long as that is not the own rank. All else that an instruction says tells them apart."""
+    bodies, rank = Bodies(), 2
+    send = Instruction("send", 0, "F1", "F", reads=("a",), peer=1)
+
+    def number(instruction: Instruction) -> int:
+        return bodies.number(rank, Body("F1", ("F1",), (instruction,)))
+
+    assert number(send) == number(replace(send, peer=0)) == number(replace(send, peer=3))
+    assert number(send) != number(replace(send, peer=rank))
+    for each in fields(Instruction):
+        if each.name != "peer":
+            value = getattr(send, each.name)
+            assert number(send) != number(replace(send, **{each.name: value * 2 if value else 1})), each.name
 
 
 def test_certificates_are_those_of_lone_proofs() -> None:

@@ -61,6 +61,16 @@ def test_pauses_are_filled() -> None:
     assert all(row.count(W) == 48 for row in slots)
 
 
+def test_a_short_walk_is_nearly_as_good_as_a_long_search() -> None:
+    """It begins with 380; a search of seconds ends with 310."""
+    problem = make_problem(ONE_STAGE, 4, 8, TENS, 3)
+    start = next(iter(_named_starts(problem, False, 1.0)))
+    before = filled(problem, start.slots)
+    assert before is not None and makespan_of(problem, before) == 380
+    found = [anneal_filled(problem, start.slots, 20_000, (0.4, 0.04), seed, 0).makespan for seed in range(4)]
+    assert min(found) == 310 and max(found) <= 320
+
+
 @pytest.mark.parametrize("text", ["F=1,I=1,W=1,FB=1.8", "FI=1.5", "WW=1.5"])
 def test_where_a_pair_gains_w_are_searched_like_all_else(text: str) -> None:
     assert fills_pauses(make_problem(V, 2, 4, Costs(), 4))

@@ -117,6 +117,14 @@ def test_any_number_of_ranks_has_a_wave_under_the_cap_of_1f1b(num_ranks: int) ->
     assert fits(problem, period) and cycle_time(problem, period) == Fraction("4.8") / problem.unit
 
 
+@pytest.mark.parametrize(("num_ranks", "cap"), [(1, 6), (2, 11), (4, 22)])
+def test_ranks_of_three_stages_have_a_wave_of_pairs_alone(num_ranks: int, cap: int) -> None:
+    """Their orders are drawn, for there are too many to try all."""
+    problem = make_problem(loop(3), num_ranks, 24, PAIRED, cap)
+    period = next(waves(problem))
+    assert fits(problem, period) and cycle_time(problem, period) == 3 * PAIRED.two("BF") / problem.unit
+
+
 # ---------------------------------------------------------------- the shortest one
 
 

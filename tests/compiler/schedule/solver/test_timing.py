@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -19,6 +20,7 @@ from compiler.schedule.simulate import peak_activations, simulate
 from compiler.schedule.solver.cycle import makespan_of, stretched, with_periods
 from compiler.schedule.solver.moves import change
 from compiler.schedule.solver.problem import (
+    B,
     F,
     I,
     Problem,
@@ -29,6 +31,7 @@ from compiler.schedule.solver.problem import (
     resized,
     schedule_of_slots,
     slots_of_schedule,
+    tokens_of,
 )
 from compiler.schedule.solver.seeds import greedy
 from compiler.schedule.solver.timing import Line, Timing, changed, is_longer, line_of, retimed, starts_of, timing_of
@@ -95,6 +98,27 @@ def test_a_walk_is_timed_as_the_judge_does(case: tuple[Problem, Costs], seed: in
         if timed is not None:
             lines, timing = candidate, timed
     assert timing.makespan == judged(problem, tuple(tuple(line.slots) for line in lines), table)
+
+
+def test_changes_to_a_row_keep_what_it_does() -> None:
+    """Tokens move, and a B becomes an I and a later W or the other way round; each kind of change is drawn."""
+    row, draw = [F, F + 1, pair(F, B), I + 1, W, pair(F + 1, I), W, B + 1], random.Random(0).random
+    offered = frozenset([*range(W + 1), *(pair(F + a, back + b) for back in (B, I) for a in (0, 1) for b in (0, 1))])
+
+    def does(slots: list[int]) -> Counter[int]:
+        return Counter(token for slot in slots for token in tokens_of(slot))
+
+    def halves(done: Counter[int]) -> Counter[int]:
+        return sum((Counter([I + at - B, W] if B <= at < I else [at]) for at in done.elements()), Counter())
+
+    made = set[int]()
+    for _ in range(1000):
+        found = change(row, int(draw() * len(row)), draw, offered)
+        if found is not None:
+            done = does(found[0])
+            assert halves(done) == halves(does(row)) and offered.issuperset(found[0])
+            made.add(done[W] - 2)
+    assert made == {-1, 0, 1}
 
 
 @pytest.mark.parametrize("placement", [ONE_STAGE, loop(2)], ids=str)

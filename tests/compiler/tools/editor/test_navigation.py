@@ -56,11 +56,11 @@ def test_a_reference_through_the_run_to_an_imported_model() -> None:
 
 def test_references_in_the_file_and_its_imports() -> None:
     text = 'import "lib.dsc"\nrun a { model = deep }\nmodel b extends deep { vocab = base, hidden = base }\n'
-    found = documented(text, lib=LIBRARY)
+    found = documented(text, lib=f"{LIBRARY}model deeper extends deep {{ }}\n")
     deep = definition(found, text.index("deep"))
     assert deep is not None
-    assert [(Path(each.source.name).name, each.line) for each in references([found], deep)] == [
-        ("lib.dsc", 3), ("spec.dsc", 2), ("spec.dsc", 3)
+    assert sorted((Path(each.source.name).name, each.line) for each in references([found], deep)) == [
+        ("lib.dsc", 3), ("lib.dsc", 6), ("spec.dsc", 2), ("spec.dsc", 3)
     ]  # fmt: skip
 
 

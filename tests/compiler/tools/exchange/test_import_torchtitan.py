@@ -106,6 +106,12 @@ def read(files: dict[str, str], config: str | None = None, devices: int | None =
     return imported(members, name, devices, Beside(files.get))
 
 
+def exported_files(*changes: str) -> dict[str, str]:
+    """What the quickstart is exported to, in memory."""
+    exported = exporter.export(_planned(run_of(load(QUICK, overrides=["schedule.name=1f1b", *changes]))))
+    return {name: content.decode() for name, content in exported.files.items()}
+
+
 @settings(max_examples=25, derandomize=True, deadline=None, phases=[Phase.generate])
 @given(exportable())
 def test_what_was_exported_comes_back(case: tuple[str, list[str]]) -> None:
@@ -132,8 +138,7 @@ def test_what_was_exported_comes_back(case: tuple[str, list[str]]) -> None:
     ],
 )
 def test_a_rotation_has_the_defaults_of_torchtitan(given: str, scaling: YarnScaling | None) -> None:
-    exported = exporter.export(_planned(run_of(load(QUICK, overrides=["schedule.name=1f1b"]))))
-    files = {name: content.decode() for name, content in exported.files.items()}
+    files = exported_files()
     text = files["config_registry.py"]
     assert text.count("theta=10000.0") == 1
     found = read(files | {"config_registry.py": text.replace("theta=10000.0", f"theta=10000.0{given}")})
@@ -229,6 +234,21 @@ def test_betas_are_two_numbers(betas: str) -> None:
     assert mistake.code == "I0203" and mistake.message.startswith("`betas` are two numbers, ")
     right = job(JOB.replace("lr = 2.2e-4\n", "lr = 2.2e-4\nbetas = [0.8, 0.9]\n"), devices=64)
     assert not right.mistakes and "beta1 = 0.8, beta2 = 0.9" in right.text
+
+
+@pytest.mark.parametrize("written", ["", "beta2 = 0.95\n"])
+def test_betas_that_a_job_does_not_say_are_those_of_torchtitan(written: str) -> None:
+    found = job(JOB.replace("lr = 2.2e-4\n", f"lr = 2.2e-4\n{written}"), devices=64)
+    assert not found.mistakes and "beta1 = 0.9, beta2 = 0.95" in found.text
+    assert ("default", "optimizer.beta1") in {(entry.kind, entry.key) for entry in found.ledger}
+
+
+def test_betas_of_none_are_those_of_torchtitan() -> None:
+    files = exported_files("train.optimizer.beta1=0.8")
+    text = files["config_registry.py"]
+    assert text.count("'betas': (0.8, 0.95)") == 2
+    found = read(files | {"config_registry.py": text.replace("(0.8, 0.95)", "None")})
+    assert not found.mistakes and "beta1 = 0.9, beta2 = 0.95" in found.text
 
 
 def test_an_unknown_flavour_is_a_missing_model() -> None:

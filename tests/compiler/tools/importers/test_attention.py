@@ -149,3 +149,13 @@ def test_layers_are_as_they_are_listed(tmp_path: Path) -> None:
     still = model_of(tmp_path, "smollm3", no_rope_layers=[1, 0, 1, 1, 0])
     attention = [still.attention_of(layer) for layer in range(5)]
     assert [isinstance(each, Gqa) and each.rope is not None for each in attention] == [True, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"num_hash_layers": 1}, {"num_hash_layers": 0}, {"mlp_layer_types": ["moe", "hash_moe"] * 2 + ["moe"]}]
+)
+def test_a_table_chooses_experts_in_the_layers_of_the_config(keys: dict[str, Any], tmp_path: Path) -> None:
+    model = model_of(tmp_path, "deepseek_v4", **keys)
+    parts = [model.layers[model.range_of(layer)].ffn for layer in range(5)]
+    kinds = CONFIG_MAPPING["deepseek_v4"](**SIZES_OF["deepseek_v4"], **keys).mlp_layer_types
+    assert ["hash_moe" if isinstance(each, Moe) and each.choice == "table" else "moe" for each in parts] == kinds

@@ -70,6 +70,8 @@ CASES = {
     "a test": 'N=4\nif [ "$N" = 4 ]; then\n  A="--x 1"\nfi\ntorchrun $A',
     "a function": 'f() { torchrun --x "$1"; }\ntorchrun --y 2',
     "a command in a string": 'sh() { eval "$2"; }\nsh -c "torchrun pretrain_gpt.py --x 1 --y \\"a b\\""',
+    "a command in two strings": 'sh() { eval "$2"; }\nsh -c \'torchrun pretrain_gpt.py \'"--x 1 --y 2"',
+    "a value in two strings": "torchrun pretrain_gpt.py --x 'a --b'\" c\" --y 1",
     "a text with quotes before": "cat <<END >/dev/null\nit's a \"note\nEND\ntorchrun pretrain_gpt.py --x 'a b' \"c\"",
     "a script in a script": "bash <<-'END'\n\ttrue --x 1\n\tEND\ntorchrun --y 2; torchrun --x 1",
     "quotes of two kinds": "A='--x 1'\" --y 2\"\ntorchrun pretrain_gpt.py $A",

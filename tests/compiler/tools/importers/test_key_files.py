@@ -69,6 +69,13 @@ def test_what_has_several_names_is_read_once() -> None:
         assert item.code == "I0103" and item.span is not None
 
 
+def test_places_are_from_keys_to_the_ends_of_their_values() -> None:
+    text = "a: &one 12\n--b:  'x y'\nc: *one\nd:\ne: {f: [1, 2], g}\n"
+    found, _ = yaml_keys(Source("a.yaml", text), {})
+    places = {name: values[0].span.text for name, values in found.items()}
+    assert places == {"a": "a: &one 12", "b": "--b:  'x y'", "c": "c", "d": "d:", "f": "f: [1, 2]", "g": "g"}
+
+
 def test_a_number_of_too_many_digits_is_refused() -> None:
     for text in ("steps = " + "9" * 6_000, "x = 0x" + "f" * 100_000):
         with pytest.raises(SpecError, match="too large to be a configuration"):

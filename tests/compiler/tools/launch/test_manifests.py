@@ -112,6 +112,12 @@ def test_devices_of_another_maker(words: tuple[str, ...], gpu_nodes: Path, tmp_p
     assert ("securityContext" in container) == ("rdma/ib" in wanted)
 
 
+def test_a_train_job_is_of_the_runtime_that_is_named(two_nodes: Path, tmp_path: Path) -> None:
+    for words, runtime in (((), "torch-distributed"), (("--runtime", "mine"), "mine")):
+        _, job = launch("trainjob", two_nodes, tmp_path, *words).documents()
+        assert job["spec"]["runtimeRef"] == {"name": runtime}
+
+
 def test_a_task_of_skypilot(gpu_nodes: Path, two_nodes: Path, tmp_path: Path) -> None:
     (task,) = launch("skypilot", gpu_nodes, tmp_path, "--restarts", "3", "--infra", "k8s").documents()
     assert task["num_nodes"] == 2 and task["volumes"] == {"/mnt/dsc": "shared"}

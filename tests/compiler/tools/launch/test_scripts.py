@@ -165,6 +165,15 @@ def test_one_node_needs_no_host(one_node: Path, tmp_path: Path) -> None:
     assert "--standalone" in told(tmp_path / "told")["words"]
 
 
+def test_the_command_to_start_has_a_host_for_several_nodes_alone(
+    one_node: Path, two_nodes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = " HOST NODE  # on every node: HOST is the first of them, NODE is 0 there and up to 1 on the others"
+    for build, words in ((one_node, ""), (two_nodes, where)):
+        launch("torchrun", build, tmp_path)
+        assert capsys.readouterr().out.endswith(f"start:\n  {tmp_path / 'node.sh'}{words}\n")
+
+
 def test_the_network_of_the_options(gpu_nodes: Path, tmp_path: Path) -> None:
     python = fake_python(tmp_path / "python")
     words = ("--interface", "=ib0", "--hca", "mlx5_0,mlx5_1", "--python", str(python))

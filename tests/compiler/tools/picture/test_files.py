@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from PIL import Image, ImageColor
 from rich.cells import cell_len
@@ -126,6 +127,28 @@ def test_png_has_the_colours_of_the_boxes_where_they_are() -> None:
         for box in figure.boxes:
             place = (round(2 * (left + box.x)) + 2, round(2 * (top + box.y)) + 2)
             assert image.getpixel(place) == ImageColor.getrgb(theme.tints[box.css.replace(" d", "")]), box.title
+
+
+def test_png_has_strokes_on_bubbles_and_at_ticks() -> None:
+    picture = make_picture(("1f1b", 4, 6))
+    ((left, top, figure),) = sheet_of(picture).figures
+    pixels = np.asarray(Image.open(io.BytesIO(png(picture))).convert("RGB"))
+
+    def found(x: float, y: float, width: float, height: float, colour: str) -> np.ndarray:
+        """Which pixels of a part of the sheet, and two around it, have a colour."""
+        first, last = (2 * (left + x), 2 * (top + y)), (2 * (left + x + width), 2 * (top + y + height))
+        part = pixels[
+            max(0, round(first[1]) - 2) : round(last[1]) + 3, max(0, round(first[0]) - 2) : round(last[0]) + 3
+        ]
+        return np.asarray((part == ImageColor.getrgb(colour)).all(axis=-1))
+
+    for x1, y1, x2, y2 in figure.hatch:
+        assert found((x1 + x2) / 2, (y1 + y2) / 2, 0, 0, LIGHT.hatch).any()
+    on_bubbles = sum(found(each.x, each.y, each.width, each.height, LIGHT.hatch).sum() for each in figure.bubbles)
+    assert on_bubbles == found(0, 0, figure.width, figure.height, LIGHT.hatch).sum() > 0
+    for x, _ in figure.ticks:
+        (row,) = found(x, 3, 0, 0, LIGHT.rule)[2:3]
+        assert row.sum() == 2, "a pixel of the sheet is two of the file"
 
 
 def test_a_large_png_stays_within_its_pixels() -> None:

@@ -96,6 +96,18 @@ def test_completions_are_a_part_of_the_planned_step(quickstart_plan: Planned) ->
     assert view.generation_s == "3.000 s" and json.loads(told)["step_s"] == pytest.approx(planned.seconds, rel=1e-5)
 
 
+def test_what_is_foretold_of_a_step_is_of_the_whole_step(quickstart_plan: Planned) -> None:
+    """The bubble and the MFU that a watched run is compared with are shares of a step with its completions."""
+    step = quickstart_plan.step
+    writing = Generation(seconds=3 * step.seconds, rounds=1, round_s=1.0, slots=1, tokens=1, cache_bytes=1, fits=True)
+    idle = replace(step, mean=replace(step.mean, bubble_s=step.seconds / 2))
+    alone = replace(quickstart_plan, step=idle, mfu=Flops(causal=0.4, full=0.5))
+    for planned, share in ((alone, 1.0), (replace(alone, generation=writing), 0.25)):
+        told = json.loads(watch_json(load(SPECS / "quickstart.dsc"), planned))
+        shares = {"bubble": 0.5 * share, "mfu": 0.4 * share, "step_s": step.seconds / share}
+        assert {name: told[name] for name in shares} == pytest.approx(shares, rel=1e-5)
+
+
 def summarised(report: Report, planned: Planned) -> Report:
     assert report.run is not None
     lost = LostTime(10.0, 8.0, 0.0, 1.5, 0.5)

@@ -17,7 +17,7 @@ import pytest
 from runtime.contract import Reward
 from runtime.data.rewards import scoring, worker
 from runtime.data.rewards.scoring import Case, RewardError, Rewards
-from runtime.system.limited import FaultError
+from runtime.system.limited import DeadError, FaultError, Limited
 from tests.progress import PATIENCE_S
 from tests.runtime.processes import is_gone, wait_for
 
@@ -321,6 +321,14 @@ def test_what_a_function_has_started_ends_with_it() -> None:
         assert not any(map(is_gone, pids))
     all_end(pids)
     rewards.close()  # once more
+
+
+def test_a_process_that_has_ended_leaves_nothing_open() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    process = Limited("runtime.none", 1 << 30)
+    with pytest.raises(DeadError, match=r"^its process ended with code 1: .*No module named runtime\.none$"):
+        process.answer({}, PATIENCE_S)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_it_ends_with_a_trainer_that_is_killed() -> None:
