@@ -131,3 +131,60 @@ def test_functions_take_at_most_eight_parameters() -> None:
             if sum(each.arg not in ("self", "cls") for each in own) > MOST:
                 long.add(f"{path.relative_to(ROOT).as_posix()}:{node.name}")
     assert not {name for name in long if not name.startswith(NUMERICS)}, "make it a method of a value that owns them"
+
+
+# Where text may be taken apart: modules that define names, and those that read what people or other programs write.
+OF_NAMES = {
+    "compiler/ir/dtypes.py",
+    "compiler/ir/module.py",
+    "compiler/ir/names.py",
+    "compiler/ir/segment.py",
+    "compiler/model/ops/torch_calls.py",
+    "compiler/plan/parameters.py",
+    "compiler/program/proof/effects.py",
+    "runtime/contract/actions.py",
+    "runtime/contract/names.py",
+    "runtime/contract/options.py",
+    "runtime/contract/weights.py",
+}
+OF_TEXT = {
+    "compiler/emit/build_summary.py": "plurals",
+    "compiler/emit/kernels/__init__.py": "paths",
+    "compiler/emit/segment_cache.py": "names of Python modules",
+    "compiler/emit/stage_modules.py": "emitted Python, and the spec that it is from",
+    "compiler/model/modules/named.py": "what a spec names: a file and a function",
+    "compiler/model/modules/tracing.py": "names of PyTorch",
+    "compiler/model/segments/convert.py": "names of PyTorch",
+    "compiler/model/segments/printer.py": "emitted Python",
+    "compiler/model/segments/torch_calls.py": "names of PyTorch",
+    "compiler/model/segments/torch_ops.py": "names of PyTorch",
+    "compiler/predict/search.py": "keys of a spec",
+    "compiler/predict/why_shown.py": "keys of a spec",
+    "compiler/schedule/costs.py": "what a user gives",
+    "compiler/schedule/schedule.py": "a file",
+    "runtime/build/build.py": "paths",
+    "runtime/build/certificate.py": "paths",
+    "runtime/build/files.py": "paths and versions",
+    "runtime/build/modules.py": "names of Python modules",
+    "runtime/build/run_copy.py": "paths",
+    "runtime/run/profile.py": "names of Python modules",
+    "runtime/run/resume.py": "keys of a spec, and versions",
+    "runtime/run/train.py": "what a user gives",
+}
+CORE = (
+    *(f"compiler/{room}" for room in ("ir", "model", "plan", "program", "schedule", "emit", "predict")),
+    *(f"runtime/{room}" for room in ("contract", "build", "comm", "state", "step", "rl", "run")),
+)
+APART = {"startswith", "endswith", "partition", "rpartition", "removeprefix", "removesuffix"}
+
+
+def test_only_names_know_their_parts() -> None:
+    """What a name means is a property of its type, wherever it is asked for (runtime/contract/names.py)."""
+    paths = [path for folder in CORE for path in sorted((ROOT / folder).rglob("*.py"))]
+    taking = {
+        path.relative_to(ROOT).as_posix()
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in APART
+    }
+    assert taking == OF_NAMES | OF_TEXT.keys()

@@ -28,6 +28,7 @@ from dsl.schema import Compressed, Gqa, Mla, Moe, Optimizer, Spec
 from runtime import contract
 from runtime.build.files import versions
 from runtime.contract.names import DataName, MessageName, ParameterName, ProgramName, RecordName, Site
+from runtime.contract.options import run_name
 from runtime.system.strict_json import pretty
 
 # --- watch.json of a build: what is predicted of its step, for those who watch the run
@@ -45,7 +46,7 @@ def watch_json(spec: Spec, planned: Planned) -> str:
         if moved
     )
     return contract.Watch(
-        run=spec.name.partition(".")[0],
+        run=run_name(spec.name),
         model=spec.model.name,
         cluster=spec.cluster.name,
         devices=planned.network.num_devices,

@@ -69,6 +69,11 @@ class Packed:
         return "columns" in self.how or (self.columns == 1 and self.rows > 1)
 
 
+def data_of(value: str) -> str:
+    """The value whose scales a name is of; the name of anything else stays."""
+    return value.removesuffix(SCALES)
+
+
 def is_packed(dtype: str) -> bool:
     """Whether a tensor of this dtype has scales."""
     return dtype.endswith("]")

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from compiler import ir
-from compiler.ir.dtypes import SCALES
+from compiler.ir.dtypes import data_of
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from compiler.model.segments.interpret import cut
 from compiler.plan.actions.chains import Names
@@ -312,4 +312,4 @@ def _read_back(use: ir.Use, cut_of: CutOf) -> set[str]:
 
 def _bases(names: Iterable[str]) -> set[str]:
     """Names of values; of eight bits, of their data."""
-    return {name.removesuffix(SCALES) for name in names}
+    return set(map(data_of, names))

@@ -23,6 +23,7 @@ from dsl.messages.diagnostics import Diagnostic, Span, SpecError
 from dsl.schema import Spec
 from runtime.checkpoint.shard_manifest import BASE, CheckpointError, digest, find_manifest
 from runtime.contract import Initial
+from runtime.contract.names import StoredName
 from runtime.contract.options import run_name
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ def initial_weights_for(spec: Spec, path: Path) -> Initial:
     wanted = {stored(each): each.shape for each in model_parameters(spec.model)}
     if spec.adapter is None and not any(INDEXER in name for name in held):
         wanted = {name: shape for name, shape in wanted.items() if INDEXER not in name}
-    wrong = [f"{_plain(name)} is missing" for name in wanted if name not in held]
+    wrong = [f"{StoredName(name).name} is missing" for name in wanted if name not in held]
     wrong += [
-        f"{_plain(name)} is {_extents(held[name])}, in the model {_extents(shape)}"
+        f"{StoredName(name).name} is {_extents(held[name])}, in the model {_extents(shape)}"
         for name, shape in wanted.items()
         if name in held and held[name] != shape
     ]
@@ -91,10 +92,6 @@ def once_published(meta: Mapping[str, Any]) -> tuple[str, int]:
         model_type if isinstance(model_type, str) and model_type.replace("_", "").isalnum() else "",
         context if type(context) is int and 0 <= context <= MAX_CONTEXT else 0,
     )
-
-
-def _plain(name: str) -> str:
-    return name.partition("/")[2]
 
 
 def _extents(shape: tuple[int, ...]) -> str:

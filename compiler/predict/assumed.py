@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from compiler.ir import Plan
 from compiler.machine.rates import Rates
-from compiler.machine.rates.table import HOST, LINKS
+from compiler.machine.rates.table import HOST
 from compiler.machine.topology.traffic import messages_of
 from compiler.plan.sharding import Crossing, crossing_of
 from compiler.plan.split_blocks import balanced_rows
@@ -140,7 +140,7 @@ def _classes(spec: Spec, plan: Plan, rates: Rates) -> set[tuple[str, str]]:
     rows, p = balanced_rows(spec), spec.parallel
     several = p.expert_group > 1
     links = {"message": p.pipeline > 1, "all_reduce": p.columns > 1, "dispatch": several, "combine": several}
-    found = {(kind, "any") for kind in LINKS if links[kind.rpartition("_")[0]]}
+    found = {(f"{kind}_{level}", "any") for kind, used in links.items() for level in LEVELS if used}
     found |= {("optimizer", "any"), ("copy", "any")} | (
         {(HOST, "any")} if offloaded_bytes(spec, spec.train.optimizer) else set()
     )

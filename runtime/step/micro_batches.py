@@ -20,6 +20,7 @@ from runtime.data.order import PADDING, put_by_cost
 NO_TARGET = -1
 REAL = {"real": 0, "mtp_real": 1}  # which rows of routers are tokens, and not padding
 AHEAD = {"tokens": 0, "targets": 1, "mtp_tokens": 1, "mtp_targets": 2}
+TARGETS = ("targets", "mtp_targets")
 PLACES = ("starts", "positions")
 Indices = npt.NDArray[np.int64]
 
@@ -155,10 +156,10 @@ class MicroBatches(dict[str, Tensor]):
         mesh, vocab = self._plan.mesh, self._plan.model.vocab
         z = self._there(self._tokens)
         views = {name: self._ahead(z, skip) for name, skip in AHEAD.items()}
-        data = {name: v if name.endswith("targets") else v ^ (v >> 63) for name, v in views.items()}
+        data = {name: v if name in TARGETS else v ^ (v >> 63) for name, v in views.items()}
         if self._plan.data.masks_documents:
             position = torch.arange(self._sequence, device=self._device).repeat(self._shape[1])
-            for name in ("targets", "mtp_targets"):
+            for name in TARGETS:
                 outside = self._ahead(self._starts, AHEAD[name]) > position
                 data[name] = data[name].masked_fill(outside, NO_TARGET)
         data = self._mine(data)
@@ -221,7 +222,7 @@ def _of_part(data: dict[str, Tensor], vocab: int, rank: int, ranks: int) -> dict
     first, size = rank * vocab // ranks, vocab // ranks
     elsewhere = {name: (v < first) | (v >= first + size) & (v < vocab) for name, v in data.items()}
     local = {name: (v - first).masked_fill_(elsewhere[name], NO_TARGET) for name, v in data.items()}
-    found = {f"part_{name}" if name.endswith("targets") else name: v for name, v in local.items()}
+    found = {f"part_{name}" if name in TARGETS else name: v for name, v in local.items()}
     like = data["tokens"]
     return found | {"tensor_rank": like.new_full((like.shape[0], 1), rank)}
 

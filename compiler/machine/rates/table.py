@@ -43,6 +43,7 @@ FLOPS = ("gemm", "grouped_gemm", "wgrad", "grouped_wgrad", *SEQUENCES)  # rates 
 MEMORY = (
     *("rope", "norm", "swiglu", "add", "permute", "quantise", "cast", "cross_entropy", "router", "embedding", "copy"),
 )
+LEVELS = ("node", "network")
 LINKS = (  # rates in byte/s; shape (ranks, bytes a rank sends)
     *("dispatch_node", "combine_node", "dispatch_network", "combine_network"),
     *("message_node", "message_network", "all_reduce_node", "all_reduce_network"),
