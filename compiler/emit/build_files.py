@@ -240,9 +240,8 @@ def program_json(program: Program, order: tuple[int, ...] = ()) -> str:
         tuple(contract.Collective(each.kind, each.name) for each in listed)
         for listed in (program.prologue, program.epilogue, program.update)
     )
-    reductions = tuple(tuple(contract.Reduction(*each) for each in row) for row in program.reductions)
     count = program.num_micro_batches
-    lists = prologue, epilogue, update, reductions, order
+    lists = prologue, epilogue, update, program.reductions, order
     return contract.Program(program.name, count, placement, ranks, *lists).to_json()
 
 

@@ -25,7 +25,6 @@ from compiler.ir.program import (
     Kind,
     Message,
     Program,
-    Reduction,
 )
 from compiler.ir.segment import (
     Buffer,
@@ -64,7 +63,6 @@ __all__ = [
     "Plan",
     "Program",
     "Quantised",
-    "Reduction",
     "Remade",
     "Replica",
     "Role",

@@ -10,6 +10,7 @@ from compiler.ir.plan import Bucket
 from compiler.ir.segment import Buffer
 from compiler.ir.stage_placement import StagePlacement
 from runtime.contract.names import ActionName, BodyName
+from runtime.contract.programs import Reduction
 
 Kind = Literal[
     "load", "receive", "run", "counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather_sequences",
@@ -106,17 +107,6 @@ class Invocation(NamedTuple):
     micro_batches: tuple[int, ...]
     posts: tuple[tuple[int, Message], ...] = ()
     releases: tuple[tuple[int, Message], ...] = ()
-
-
-class Reduction(NamedTuple):
-    """Behind its invocation `after` a rank starts to sum the gradients of the buckets of exactly these stages that it
-    holds, and goes on: the `reduce` of a program's epilogue waits for the sums."""
-
-    after: int
-    stages: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"reduction of stage{'s' * (len(self.stages) > 1)} {', '.join(map(str, self.stages))}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from compiler.ir import Plan
 from compiler.machine.rates import Rates
-from compiler.machine.rates.table import HOST
+from compiler.machine.rates.table import HOST, LEVELS
 from compiler.machine.topology.traffic import messages_of
 from compiler.plan.sharding import Crossing, crossing_of
 from compiler.plan.split_blocks import balanced_rows

@@ -14,7 +14,7 @@ from math import prod
 from compiler.ir import Param, Plan, Use
 from compiler.ir.holders import Columns, Holders, sharing
 from compiler.machine.rates.rates import Rates
-from compiler.machine.topology.fabric import Reduction
+from compiler.machine.topology.fabric import ReductionKind
 from compiler.plan.sharding import flops_of
 from compiler.predict.memory_state import kept_elements, owned_at_most
 from compiler.predict.prediction import Tail
@@ -22,7 +22,7 @@ from dsl.closed_forms.memory import HOST_PART, ITEMSIZE, average_dtype, offloade
 from dsl.schema import Optimizer, Spec
 from runtime.contract.mesh import Mesh
 
-Reduce = Callable[[float, Holders, Reduction], float]  # bytes of a device, who holds them, how → seconds
+Reduce = Callable[[float, Holders, ReductionKind], float]  # bytes of a device, who holds them, how → seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def reduce_seconds(
     return found
 
 
-def reduction_of(spec: Spec) -> Reduction:
+def reduction_of(spec: Spec) -> ReductionKind:
     """How gradients are summed. Gloo, which serves devices without peaks, has no reduce-scatter."""
     return "reduce_scatter" if spec.parallel.zero and spec.cluster.node.device.bf16 else "all_reduce"
 

@@ -32,10 +32,14 @@ class Collective(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """Behind its call of this number a rank starts to sum the gradients of the buckets of exactly these stages."""
+    """Behind its call of this number a rank starts to sum the gradients of the buckets of exactly these stages that it
+    holds, and goes on: the `reduce` of a program's epilogue waits for the sums."""
 
     after: Amount
     stages: tuple[Amount, ...]
+
+    def __str__(self) -> str:
+        return f"reduction of stage{'s' * (len(self.stages) > 1)} {', '.join(map(str, self.stages))}"
 
 
 class Call(NamedTuple):

@@ -99,7 +99,7 @@ def _between(points: Sequence[tuple[int, float]], at: float) -> float:
 
 # --- fabric
 
-Reduction = Literal["all_reduce", "reduce_scatter", "all_gather"]
+ReductionKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Fabric:
         starts = [0, *accumulate(nodes.count for nodes in self.nodes)]
         return tuple(nodes.links for nodes in self.nodes[bisect_right(starts, a) - 1 : bisect_right(starts, b)])
 
-    def reduce_s(self, num_bytes: float, holders: Sequence[int], kind: Reduction = "all_reduce") -> float:
+    def reduce_s(self, num_bytes: float, holders: Sequence[int], kind: ReductionKind = "all_reduce") -> float:
         """Seconds to sum a buffer of `num_bytes` over its holders, or to gather it from them; 0 of one holder.
 
         kind: `reduce_scatter` leaves each holder its part of the sum, `all_gather` gives each all parts, `all_reduce`

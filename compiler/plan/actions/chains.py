@@ -15,7 +15,7 @@ from compiler.ir.expert_placement import Received, even_rows
 from compiler.ir.names import accumulator_of, gradient_of
 from compiler.ir.program import GATHERS
 from compiler.machine.rates import Rates
-from compiler.machine.topology.fabric import Reduction
+from compiler.machine.topology.fabric import ReductionKind
 from runtime.contract.names import ActionName
 
 # --- An instruction of a chain before it is ordered: how long it holds its lane, and what must go before it
@@ -125,7 +125,7 @@ def weights_name(weights: Buffer, phase: str) -> str:
     return f"{weights.name}_{phase}"
 
 
-def moved_s(sharded: Sharded, kind: Reduction, dtype: str, rates: Rates) -> float:
+def moved_s(sharded: Sharded, kind: ReductionKind, dtype: str, rates: Rates) -> float:
     """Seconds of a gather, or a scatter, of the tensors of a segment."""
     size = ITEMSIZE[dtype]
     return sum(rates.fabric.reduce_s(elements * size, holders, kind) for holders, elements in sharded.buckets)
@@ -380,7 +380,7 @@ class Chains:
         reads, writes = (step.sizes, step.outputs) if phase == "F" else (step.arriving, step.returned)
         kind = step.rows_kind(phase)
         whole = max(buffer.fixed_bytes for buffer in (*reads, *writes))
-        how: Reduction = "all_gather" if kind in GATHERS else "reduce_scatter"
+        how: ReductionKind = "all_gather" if kind in GATHERS else "reduce_scatter"
         among = self.rates.sharing[step.axis]
         time_s = self.rates.fabric.reduce_s(whole, among, how)
         start = Instruction(kind, 0, UNPLACED, phase, step.site, reads=tuple(buffer.name for buffer in reads))

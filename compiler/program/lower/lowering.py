@@ -13,11 +13,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from compiler.ir import Body, Buffer, Collective, Instruction, Invocation, Kind, Message, Plan, Program, Reduction
+from compiler.ir import Body, Buffer, Collective, Instruction, Invocation, Kind, Message, Plan, Program
 from compiler.plan.actions.chains import Chains
 from compiler.plan.actions.order import Orders, finish, interleave
 from compiler.plan.spec_rates import OnRanks, core_rates, kinds_of, on_ranks
 from compiler.schedule.schedule import Schedule
+from runtime.contract import Reduction
 from runtime.contract.actions import Action, Step, actions_of, is_copy
 from runtime.contract.names import ActionName, BodyKind, BodyName
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from compiler.ir import Collective, Plan, Program, Reduction
+from compiler.ir import Collective, Plan, Program
 from compiler.program.lower.lowering import LOGITS, NORM, RECORDS, TARGETS
 from compiler.program.proof.certificate import ProofError
+from runtime.contract import Reduction
 
 
 def check_collectives(program: Program, plan: Plan, trains: bool) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from compiler.ir import Body, Instruction, Invocation, Message, Program, Reduction
+from compiler.ir import Body, Instruction, Invocation, Message, Program
 from compiler.plan.actions.chains import EXCHANGES
+from runtime.contract import Reduction
 
 T = TypeVar("T")
 Posting = tuple[int, Message]

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.ir import Body, Buffer, Collective, Instruction, Invocation, Message, Plan, Program, Reduction, Replica
+from compiler.ir import Body, Buffer, Collective, Instruction, Invocation, Message, Plan, Program, Replica
 from compiler.ir.stage_placement import ONE_STAGE
 from compiler.program.proof import Effects, ProofError, prove
 from compiler.program.proof.lifetimes import check_values
 from compiler.program.proof.structure import Structure
 from compiler.schedule.one_f_one_b import one_f_one_b
+from runtime.contract import Reduction
 from tests.compiler.program.proof.programs import dualpipe_program, lowered, small_plan
 
 Edit = Callable[[list[Instruction]], list[Instruction]]
