@@ -197,9 +197,8 @@ def _goodput(p: Prediction, found: Goodput) -> Text:
     """What is left of the time beside failures, and which checkpoints leave most."""
     run = span(p.whole.seconds / found.share) if found.share else "no end"
     best = f"a checkpoint every {plural(found.best_steps, 'step')}"
-    if found.of_spec is not None:
-        best = f"{found.best:.1%} with one every {plural(found.best_steps, 'step')}"
-    return _fact("goodput", f"{found.share:.1%}, {run}", f"a failure every {span(found.mtbf_s)}; {best}")
+    best = f"{best} is assumed" if found.of_spec is None else f"{found.best:.1%} with {best}"
+    return _fact("goodput", f"{found.share:.1%}, {run}", f"one failure every {span(found.mtbf_s)}; {best}")
 
 
 def _fact(name: str, value: str, note: str) -> Text:
