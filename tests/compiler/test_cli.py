@@ -71,7 +71,7 @@ def test_what_trains_opens_an_input_that_is_closed(words: tuple[str, ...]) -> No
     os.close(0)
     try:
         assert main(words) == 2
-        assert os.path.samestat(os.fstat(0), os.stat(os.devnull)) and os.get_inheritable(0)
+        assert os.path.samestat(os.fstat(0), Path(os.devnull).stat()) and os.get_inheritable(0)
     finally:
         os.dup2(kept, 0)
         os.close(kept)
