@@ -34,6 +34,6 @@ def test_a_batch_that_grows_has_a_program_of_each_size_that_is_trained(steps: in
     assert lowered.batches == tuple(enumerate(sizes))
     programs = {*(f"train_{size}" for size in sizes), f"evaluate_{sizes[-1]}"}
     assert lowered.schedules.keys() == lowered.programs.keys() == programs
-    turned = replace(lowered, schedules=dict(reversed(lowered.schedules.items())))
+    turned = replace(lowered, schedules=dict([*lowered.schedules.items()][::-1]))
     for each in (lowered, turned):
         assert each.main_schedule is lowered.schedules[ProgramName.of("train", sizes[-1])]

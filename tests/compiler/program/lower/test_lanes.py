@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations_with_replacement, pairwise, permutations
@@ -10,6 +11,7 @@ from random import Random
 
 import pytest
 
+from compiler.plan.actions import lanes
 from compiler.plan.actions.lanes import Jobs, Run, best_order, end_of, least_end, run_of
 from compiler.plan.actions.order import jobs_of
 from dsl.load import resolve
@@ -109,6 +111,21 @@ def test_an_order_is_the_same_each_time() -> None:
     first = best_order(jobs)
     best_order.cache_clear()
     assert best_order(jobs) == first
+
+
+@pytest.mark.parametrize("seed", [3, 4, 17])
+def test_a_search_ends_with_an_order_at_the_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, tried = random_jobs(seed, (4, 3)), list[int]()
+
+    def counted(jobs: Jobs, order: Sequence[int]) -> int:
+        tried.append(end_of(jobs, order))
+        return tried[-1]
+
+    monkeypatch.setattr(lanes, "end_of", counted)
+    order = best_order.__wrapped__(jobs)  # whether or not it is remembered
+    least = least_end(jobs)
+    assert end_of(jobs, order) == least < tried[0]
+    assert len(tried) < lanes.STEPS / 10
 
 
 def test_a_lone_backward_fills_its_exchanges() -> None:
