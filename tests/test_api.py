@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler import api
+from compiler import api, pipeline
 from compiler.cli.main import main
+from compiler.pipeline import Build
 from tests import copies, progress
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +64,18 @@ def test_a_spec_that_does_not_train_is_refused_before_any_work(
     with pytest.raises(api.SpecError, match="E1001"):
         act(ROOT / "tests" / "ui" / "train_refuses.dsc")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_goes_where_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default to build/RUN, as that of `dsc compile`."""
+    monkeypatch.chdir(tmp_path)
+    build = Build((("manifest.json", '{"files": {}}'),), "what it is\n", "", (("segments/one", "traced"),))
+    monkeypatch.setattr(pipeline, "compile_spec", lambda *_, **__: build)
+    for wanted, found in (("build/tiny", api.compile(TINY)), ("a/mine", api.compile(TINY, out="a/mine"))):
+        assert found == api.Compiled(Path(wanted), build.digest, build.summary, "")
+        assert (tmp_path / wanted / "manifest.json").is_file()
+        assert (tmp_path / wanted / "cache" / "segments" / "one").read_text() == "traced"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "build"]
 
 
 def test_a_run_that_fails_is_raised(

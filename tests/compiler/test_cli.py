@@ -64,6 +64,19 @@ def test_processes_of_a_command_have_a_stdout_though_it_is_closed() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("words", [("train", "no.dsc"), ("sweep", "no.dsc", "-s", "train.seed=1,2")])
+def test_what_trains_opens_an_input_that_is_closed(words: tuple[str, ...]) -> None:
+    """Its processes inherit it, so that no file of theirs takes the place of a standard stream."""
+    kept = os.dup(0)
+    os.close(0)
+    try:
+        assert main(words) == 2
+        assert os.path.samestat(os.fstat(0), Path(os.devnull).stat()) and os.get_inheritable(0)
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
 @pytest.mark.parametrize(
     ("streams", "code"), [("2>&-", 0), ("2>/dev/full", 0), (">/dev/full", 75), (">&-", 141), ("2>&1 | true", 141)]
 )

@@ -11,21 +11,26 @@ from compiler.emit.kernels.kernel import FUSION, Choice, power_of_two
 def routing(
     experts: int, softmax: bool, groups: int, top_groups: int, top_k: int, normalize: bool
 ) -> tuple[tuple[str, Any], ...]:
-    """What route.py.j2 leaves open, but for the tokens of a program and its warps. Groups that drop nothing are one."""
-    groups, top_groups = (groups, top_groups) if top_groups < groups else (1, 1)
+    """What route.py.j2 leaves open, but for the tokens of a program and its warps."""
+    groups = _groups(groups, top_groups)
     return (
         ("E", experts),
         ("K", top_k),
         ("GROUPS", groups),
-        ("TOP_GROUPS", top_groups),
+        ("TOP_GROUPS", min(top_groups, groups)),
         ("SOFTMAX", softmax),
         ("NORMALIZE", normalize),
     )
 
 
+def _groups(groups: int, top_groups: int) -> int:
+    """The groups of experts; those that drop nothing are one."""
+    return groups if top_groups < groups else 1
+
+
 def lanes(experts: int, groups: int, top_groups: int, top_k: int) -> dict[str, int]:
     """Powers of two that hold the groups, the experts of one, and the choices."""
-    groups = groups if top_groups < groups else 1
+    groups = _groups(groups, top_groups)
     return {"BLOCK_G": power_of_two(groups), "BLOCK_M": power_of_two(experts // groups), "BLOCK_K": power_of_two(top_k)}
 
 

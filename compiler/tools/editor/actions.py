@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from compiler.tools.editor.outline import Document
 from dsl.load import analyse
-from dsl.messages.diagnostics import OVERRIDE, Diagnostic, Edit, Source, Span, giver
+from dsl.messages.diagnostics import Diagnostic, Edit, Source, Span, giver
 from dsl.text.edits import apply, corrects_spelling, edit_of, is_mended
 
 
@@ -39,7 +39,7 @@ def _mending(document: Document, item: Diagnostic, source: Source) -> Iterator[A
     ways: list[tuple[Edit, ...]] = [(edit,)] if edit is not None else []
     ways += item.conflict.resolutions if item.conflict is not None else ()
     for way in ways:
-        if way not in seen and not any(each.span.source.name == OVERRIDE for each in way):
+        if way not in seen:
             seen.add(way)
             preferred = len(seen) == 1 and edit is not None and _is_sure(document, item, edit)
             yield Action(_title(way, source), way, item, preferred)

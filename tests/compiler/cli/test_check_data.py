@@ -86,6 +86,17 @@ def test_files_that_are_not_read_or_too_short_are_warned_of(folder: Path, capsys
     assert f"data: warning: 10 of 12 files of 'text' are not read: {told}\n" in capsys.readouterr().err
 
 
+def test_text_is_too_short_where_no_sample_can_be_made_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sample is a sequence of 16 tokens and the two behind it; a byte is a token at most, and so is the end."""
+    spec(folder, "short.txt")
+    said = "'short.txt': its files have at most 17 tokens, and a sample takes 18"
+    for size, warning in ((16, f"warning[D0106]: {said}"), (17, "")):
+        (folder / "short.txt").write_text("a" * size, "utf-8")
+        assert main(["check", str(folder / "mine.dsc")]) == 0
+        shown = capsys.readouterr().out
+        assert warning in shown and ("warning" in shown) == bool(warning)
+
+
 def test_a_file_in_two_sources_is_warned_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "long.txt").write_text("word " * 100, "utf-8")
     sources = """sources {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +13,18 @@ from types import SimpleNamespace
 import pytest
 
 from compiler.ir.stage_placement import BIDIRECTIONAL
+from compiler.machine.rates import Rates
+from compiler.machine.rates.table import HOST
 from compiler.plan.plan import make_plan
+from compiler.plan.sharding import crossing_of
+from compiler.plan.spec_rates import rank_rates
+from compiler.predict.assumed import assumptions
+from compiler.predict.memory_why import gib
 from compiler.predict.predict import predict, shared_by
 from compiler.predict.prediction import Prediction
 from compiler.predict.tail import groups_of, tensors_of
 from dsl.closed_forms.counts import parameters
+from dsl.closed_forms.ramp import micro_batches
 from dsl.load import resolve
 from dsl.schema import Spec
 from tests.specs.shipped import NAMES, path_of
@@ -34,6 +43,31 @@ def spec_of(name: str, *overrides: str) -> Spec:
 @cache
 def plan_of(name: str, *overrides: str) -> Prediction:
     return predict(spec_of(name, *overrides))
+
+
+def said(spec: Spec, rates: Sequence[Rates]) -> tuple[str, ...]:
+    """What a prediction assumes of the plan of a spec and of rates."""
+    return assumptions(spec, make_plan(spec), rates, 1.0, (), 0.0, None)
+
+
+def test_what_a_device_sends_is_said_of_that_which_sends_most() -> None:
+    spec = spec_of("quickstart", "parallel.zero=3", "schedule.name=zb1p")
+    sent = [crossing_of(make_plan(spec), rank, micro_batches(spec)[-1]) for rank in range(2)]
+    assert sent[0].gradients < sent[1].gradients and sent[0].weights < sent[1].weights
+    found = said(spec, rank_rates(spec))
+    assert any(each.endswith(f"a device sends up to {gib(sent[1].gradients)} a step") for each in found)
+    assert f"weights are gathered one segment ahead: a device sends up to {gib(sent[1].weights)} a step" in found
+
+
+def test_the_slowest_host_is_said() -> None:
+    spec = spec_of("single-gpu", "train.ema.decay=0.99")
+    (rates,) = rank_rates(spec)
+    kinds = [
+        replace(rates, points={**rates.points, (HOST, "any"): (((), rate),)}, _rates_at={})
+        for rate in (4e10, 2e10, 3e10)
+    ]
+    found = [each for each in said(spec, kinds) if each.startswith("host and device exchange")]
+    assert found == ["host and device exchange 20 GB/s a direction, all devices and both directions at once"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from compiler.cli.main import main
+from compiler.ir.stage_placement import ONE_STAGE, StagePlacement, V
 from compiler.plan.blocks import cut_model
-from compiler.plan.layer_runs import stage_placement_of_spec
+from compiler.plan.layer_runs import Holding, stage_placement_of_spec
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates
 from compiler.plan.split_blocks import balanced_rows
@@ -171,3 +172,24 @@ def test_layers_go_to_the_cell_that_then_holds_least() -> None:
     assert _fullest([*cells, _Cell(9.0, cells[0].adds)], large, kinds) == 9, "one that is full already"
     alike = [_Cell(0.0, {small: 1, wide: 1, large: 3})] * 2
     assert _fullest(alike, small, kinds) == _fullest(alike, wide, kinds) == 3
+
+
+@pytest.mark.parametrize(
+    ("placement", "room", "first", "missing"),
+    [
+        (ONE_STAGE, (100, 100, 100), 5, 50 - 100),  # the last rank has the head: layers go to the others
+        (ONE_STAGE, (100, 100, 45), 5, 105 - 100),  # and less room
+        (ONE_STAGE, (100, 100, 100), 70, 70 - 100),
+        (V, (100, 100), 5, 52 - 100),  # the first rank has both ends, and what they share once
+        (V, (100, 100), 0, 47 - 100),
+        (V, (100, 80), 0, 57 - 100),  # the other has 20 less room: a fourth layer is better here
+    ],
+)
+def test_what_is_missing_on_the_best_split_by_hand(
+    placement: StagePlacement, room: tuple[int, ...], first: int, missing: int
+) -> None:
+    """Four layers of 10 bytes, a head of 50; the ends share 3. What is held is held all the time."""
+    stages_of_rank = placement.num_stages(len(room)) // len(room)
+    moments = (((1, 0, 0),) * stages_of_rank,)
+    holding = Holding(((10, 0, 0),) * 4, (first, 0, 0), (50, 0, 0), 3, (moments,) * len(room), room)
+    assert missing_anywhere(holding, placement) == missing

@@ -174,6 +174,9 @@ def test_the_slowest_kind_prices_a_reduction() -> None:
     fast, across = mixed.reduce_s(1e9, (0, 4)), mixed.reduce_s(1e9, (0, 8))
     assert across == pytest.approx(2 * (LEAF_S + 0.5e9 / 20e9)) and fast < across
     assert mixed.reduce_s(1e9, (8, 12)) == across
+    late = Fabric((Nodes(2, 4, H800), Nodes(2, 4, links_of(160e9, 40e9, leaf_s=5 * LEAF_S))))
+    assert late.reduce_s(1e9, (0, 8)) == late.reduce_s(1e9, (8, 12)) > late.reduce_s(1e9, (0, 4))
+    assert late.reduce_s(0, (0, 8)) == pytest.approx(2 * 5 * LEAF_S)
 
 
 def test_a_sum_of_two_ranks_holds_for_many() -> None:

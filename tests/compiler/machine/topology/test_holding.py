@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from compiler.plan.blocks import chains_of, cut_model
+from compiler.plan.blocks import blocks_of, chains_of, cut_model
 from compiler.plan.holding import kept_bytes, schedule_on
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of
@@ -47,6 +47,18 @@ def test_what_a_micro_batch_keeps_is_what_its_actions_leave_behind(of: str) -> N
     backwards = {after - before for before, after in pairwise(ends[5:12])}
     assert forwards == {kept}
     assert backwards == {late - kept}
+
+
+def test_what_blocks_cost_where_exchanges_have_a_lane_and_where_they_wait() -> None:
+    """Compute and exchanges each by itself under pairs; elsewhere they are in turn, but for what an action hides."""
+    spec = small_spec(2, 2, 2, 4)
+    chains = chains_of(rates_of(spec), cut_model(spec))
+    pairs, alone = (blocks_of(chains, overlaps) for overlaps in (True, False))
+    for lanes, (whole,) in zip(pairs.layers, alone.layers, strict=True):
+        compute, exchanges = lanes
+        assert max(compute, exchanges) <= whole <= compute + exchanges
+    dense, *with_experts = (exchanges for _, exchanges in pairs.layers)
+    assert dense == 0 and all(with_experts)
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2", "llama3-8b", "qwen3-30b-a3b"])

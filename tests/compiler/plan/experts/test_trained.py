@@ -17,7 +17,7 @@ from compiler.ir.expert_placement import ExpertPlacement
 from compiler.pipeline import lower_spec
 from compiler.plan.experts.placement_file import layer_placement
 from compiler.plan.experts.spec_placement import layers_with_experts, layout_of
-from compiler.plan.plan import make_plan
+from compiler.plan.plan import make_plan, slots_of
 from compiler.plan.read_files import with_files
 from compiler.plan.spec_files import with_expert_placement
 from dsl.load import load as load_spec
@@ -67,6 +67,18 @@ def test_experts_are_held_where_the_placement_says() -> None:
         assert sorted(slots) == list(range(len(slots)))
         assert [slot // (len(slots) // 2) for slot in slots] == list(owners)
     lower_spec(chosen)  # and the proof has nothing against it
+
+
+@pytest.mark.parametrize("slices", [1, 2, 4])
+def test_each_slice_of_an_expert_has_a_place_of_its_own(slices: int) -> None:
+    """On the ranks of its owner, one after the other, each of which has as many places as others."""
+    owners = (2, 0, 1, 0, 2, 1)
+    first, local = slots_of(owners, slices), len(owners) // 3
+    places = [[place + local * each for each in range(slices)] for place in first]
+    assert sorted(place for own in places for place in own) == list(range(len(owners) * slices))
+    for owner, own in zip(owners, places, strict=True):
+        assert [place // local for place in own] == [owner * slices + each for each in range(slices)]
+    assert first[1] < first[3] and first[2] < first[5] and first[0] < first[4], "in their order on a rank"
 
 
 def test_an_expert_rank_may_be_several_devices() -> None:

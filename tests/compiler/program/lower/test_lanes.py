@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations_with_replacement, permutations
+from itertools import combinations_with_replacement, pairwise, permutations
 from random import Random
 
 import pytest
 
+from compiler.plan.actions import lanes
 from compiler.plan.actions.lanes import Jobs, Run, best_order, end_of, least_end, run_of
 from compiler.plan.actions.order import jobs_of
-from tests.compiler.program.lower.stages import chain, deepseek_v3, small
+from dsl.load import resolve
+from tests.compiler.program.lower.stages import chain, deepseek_v3, lowering_of, small
+from tests.specs.shipped import path_of
 
 PAIRS = ["".join(pair) for pair in combinations_with_replacement("FBIW", 2)]
 
@@ -108,6 +113,21 @@ def test_an_order_is_the_same_each_time() -> None:
     assert best_order(jobs) == first
 
 
+@pytest.mark.parametrize("seed", [3, 4, 17])
+def test_a_search_ends_with_an_order_at_the_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, tried = random_jobs(seed, (4, 3)), list[int]()
+
+    def counted(jobs: Jobs, order: Sequence[int]) -> int:
+        tried.append(end_of(jobs, order))
+        return tried[-1]
+
+    monkeypatch.setattr(lanes, "end_of", counted)
+    order = best_order.__wrapped__(jobs)  # whether or not it is remembered
+    least = least_end(jobs)
+    assert end_of(jobs, order) == least < tried[0]
+    assert len(tried) < lanes.STEPS / 10
+
+
 def test_a_lone_backward_fills_its_exchanges() -> None:
     """A lone B hides its exchanges behind weight gradients and the shared expert: it takes hardly more than I."""
     planned = deepseek_v3()
@@ -118,17 +138,28 @@ def test_a_lone_backward_fills_its_exchanges() -> None:
     assert 1 - (end - B.total(exchange=False)) / B.total(exchange=True) > 0.6  # of the exchanges is hidden
 
 
-def test_gradients_are_added_in_base_order_whatever_the_rates() -> None:
-    """Two weight gradients of one stage add to one buffer: slot 0 first, each in its chain's order."""
-    chains = [chain(small(), 0, "B"), chain(small(), 0, "B")]
+@pytest.mark.parametrize(("stage", "zero"), [(0, 0), (1, 0), (1, 2)])
+def test_gradients_are_added_in_base_order_whatever_the_rates(stage: int, zero: int) -> None:
+    """Two weight gradients of one stage add to one buffer: slot 0 first, each in its chain's order. So do the scatters
+    of what they make, where devices divide it; and two segments that have a tensor in common, such as the head."""
+    lowering = lowering_of(resolve(path_of("quickstart"), overrides=[f"parallel.zero={zero}"]).spec)
+    chains = [chain(lowering, stage, "B"), chain(lowering, stage, "B")]
     jobs = jobs_of(chains)
-    held = [node for nodes in chains for node in nodes if node.ordered]
-    for tensor in {p for node in held if node.instruction.phase == "W" for p in node.instruction.params}:
-        adding = [
-            j for j in best_order(jobs) if held[j].instruction.phase == "W" and tensor in held[j].instruction.params
-        ]
-        assert adding == sorted(adding)
-        assert {jobs.slot[job] for job in adding} == {0, 1}
+    held = [node.instruction for nodes in chains for node in nodes if node.ordered]
+    behind: list[set[int]] = []
+    for earlier in jobs.after:
+        behind.append({*earlier}.union(*(behind[job] for job in earlier)))
+    order, adding = best_order(jobs), defaultdict[str, list[int]](list)
+    for job in order:
+        for what in held[job].params if held[job].phase == "W" else ():
+            adding[what].append(job)
+        if held[job].kind == "scatter":
+            adding[f"scatter {held[job].site}"].append(job)
+    for what, found in adding.items():
+        assert found == sorted(found) and {jobs.slot[job] for job in found} == {0, 1}, what
+        assert all(first in behind[second] for first, second in pairwise(found)), what
+    assert any(what.startswith("scatter ") for what in adding) == (zero > 0)
+    assert (len(adding.get("head", ())) == 4) == (stage == 1), "of the model and of MTP, twice"
 
 
 def with_paces(jobs: Jobs, seed: int) -> Jobs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 
 import pytest
@@ -77,6 +77,22 @@ def test_they_hold_the_communication_lane() -> None:
     for kind, reduction, phase in (("gather", "all_gather", "F"), ("scatter", "reduce_scatter", "W")):
         expected = fabric.reduce_s(8 * elements, holders, reduction)  # type: ignore[arg-type]
         assert times[kind, phase, "L1.experts"].time_ns == round(1e9 * expected) > 0
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("schedule", ["zb1p", "dualpipe"])
+def test_a_micro_batch_moves_as_often_as_its_use_says(schedule: str, zero: int) -> None:
+    """Also where a segment has weights whose gradients another one sums, as that of a norm that is computed again."""
+    chosen = spec(2, 2, 4, 4, zero=zero, schedule=schedule)
+    chosen = chosen.model_copy(update={"recompute": ("rmsnorm",)})
+    lowering = lowering_of(chosen)
+    plan, found = lowering.plan, Counter[tuple[str, str]]()
+    for stage in range(len(plan.stages)):
+        chains = lowering.chains(stage, plan.ranks_of_stage(stage)[0])
+        found += Counter((i.kind, i.site) for kind in "FIW" for i in (node.instruction for node in chains.of(kind)))
+    moves = {use.site: plan.moves_of(use) for use in plan.uses}
+    assert moves == {site: (found["gather", site], found["scatter", site]) for site in moves}
+    assert {scatters for _, scatters in moves.values()} == {0, 1}
 
 
 def test_nothing_is_divided_among_one() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from compiler.ir import Body, Plan, Program, Use
+from compiler.ir.program import Message
 from compiler.ir.stage_placement import BIDIRECTIONAL
 from compiler.program.proof import Certificate, ProofError, prove
 from compiler.schedule.dualpipe import dualpipe
@@ -18,6 +20,7 @@ from tests.compiler.program.proof.programs import (
     REWARDED,
     dualpipe_program,
     family_program,
+    from_text,
     lowered,
     small_plan,
 )
@@ -65,6 +68,51 @@ def test_the_family(name: str, ranks: int, micro_batches: int) -> None:
     assert certificate.num_messages == 2 * hops
     assert (hops == 0) == (ranks == 1)
     assert prove(evaluation(plan, micro_batches), plan).num_messages == hops
+
+
+Points = dict[Message, tuple[int, int]]  # invocation, and instruction of its body
+
+
+def points_of(program: Program, kind: str) -> dict[tuple[int, int], Points]:
+    """Where the messages from a rank to another are sent, or received."""
+    found: dict[tuple[int, int], Points] = defaultdict(dict)
+    for rank, invocations in enumerate(program.invocations):
+        bodies = {body.name: body for body in program.bodies[rank]}
+        for index, invocation in enumerate(invocations):
+            for place, i in bodies[invocation.body].messages:
+                if i.kind == kind and i.peer != rank:
+                    way = (rank, i.peer) if kind == "send" else (i.peer, rank)
+                    found[way][Message(i.producer, invocation.micro_batches[i.slot])] = index, place
+    return found
+
+
+def assert_released_at_once(program: Program) -> None:
+    """A message is released behind the first invocation, later than its own, that received a reply which the other rank
+    sent behind its receipt."""
+    sent, received = points_of(program, "send"), points_of(program, "receive")
+    wanted = []
+    for (rank, peer), messages in sent.items():
+        for message, (index, _) in messages.items():
+            replies = [each for each, at in sent[peer, rank].items() if at > received[rank, peer][message]]
+            known = [at for at, _ in (received[peer, rank][each] for each in replies) if at > index]
+            wanted += [(rank, min(known), peer, message)] if known else []
+    calls = [(rank, *each) for rank, row in enumerate(program.invocations) for each in enumerate(row)]
+    found = [(rank, index, *each) for rank, index, call in calls for each in call.releases]
+    assert sorted(found) == sorted(wanted)
+    assert bool(found) == (len(program.invocations) > 1)
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_batches"), FAMILY)
+def test_messages_are_released_once_a_reply_says_that_they_arrived(name: str, ranks: int, micro_batches: int) -> None:
+    assert_released_at_once(family_program(name, ranks, micro_batches)[0])
+
+
+def test_messages_of_one_micro_batch_at_a_time_are_released_at_once() -> None:
+    """Each reply is to the last message."""
+    rows = "\n".join(" ".join(f"F{rank}.{m} B{rank}.{m}" for m in range(4)) for rank in range(2))
+    program, _ = from_text(f"# mine ranks=2 micro_batches=4 placement=loop(1)\n{rows}\n")
+    assert_released_at_once(program)
+    assert all(call.releases for call in program.invocations[0][1::2])
 
 
 def evaluation(plan: Plan, micro_batches: int) -> Program:

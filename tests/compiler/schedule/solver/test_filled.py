@@ -15,7 +15,7 @@ from compiler.schedule.simulate import simulate
 from compiler.schedule.solver.core import _named_starts
 from compiler.schedule.solver.cycle import makespan_of
 from compiler.schedule.solver.filled import anneal_filled, filled, fills_pauses
-from compiler.schedule.solver.problem import W, make_problem, schedule_of_slots
+from compiler.schedule.solver.problem import B, I, W, make_problem, schedule_of_slots
 from compiler.schedule.solver.timing import FIXED
 from tests.compiler.schedule.solver.cases import costs
 
@@ -59,6 +59,22 @@ def test_pauses_are_filled() -> None:
     slots = filled(problem, start.slots)
     assert slots is not None and [makespan_of(problem, each) for each in (start.slots, slots)] == [840, 815]
     assert all(row.count(W) == 48 for row in slots)
+
+
+def early(slots: tuple[int, ...]) -> int:
+    """The W that run before the first marked slot, alone or in a B."""
+    row = slots[: next(at for at, slot in enumerate(slots) if slot >= FIXED)]
+    return row.count(W) + sum(B <= slot < I for slot in row)
+
+
+def test_before_a_period_as_many_w_run_as_did() -> None:
+    """Its slots are marked; each copy of it begins with the activations that the one before leaves."""
+    problem = make_problem(V, 4, 24, TENS.recut(4, 8), 7)
+    cores = [core for core in _named_starts(problem, True, 1.0) if all(max(row) >= FIXED for row in core.slots)]
+    found = [(core.slots, slots) for core in cores if (slots := filled(core.problem, core.slots))]
+    assert any(early(row) for slots, _ in found for row in slots)
+    for before, after in found:
+        assert [*map(early, after)] == [*map(early, before)]
 
 
 def test_a_short_walk_is_nearly_as_good_as_a_long_search() -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -76,6 +77,8 @@ def test_a_walk_is_timed_as_the_judge_does(case: tuple[Problem, Costs], seed: in
     lines = [line for row, slots in enumerate(start) if (line := line_of(problem, row, slots))]
     timing = timing_of(problem, lines)
     assert timing is not None and timing.makespan == judged(problem, start, table)
+    starts = [iter(row) for row in starts_of(problem, timing, lines)]
+    assert all(a <= b for a, b in pairwise([next(starts[row]) for row in timing.order])), "in the order of their starts"
     draw = random.Random(seed).random
     for _ in range(60):
         row = int(draw() * problem.num_rows)

@@ -14,7 +14,7 @@ from compiler.tools.editor import outline
 from compiler.tools.editor.completion import complete
 from compiler.tools.editor.hover import hover
 from compiler.tools.editor.navigation import definition, symbols
-from compiler.tools.editor.protocol import Lines
+from compiler.tools.editor.protocol import Client, Lines, replaced
 from dsl.messages.diagnostics import Source
 from dsl.text.parser import parse
 from dsl.text.syntax import Attribute, Block, Import, Let, Line, Statement
@@ -142,3 +142,19 @@ def test_files_that_a_spec_names_are_read_as_dsc_check_reads_them(tmp_path: Path
     assert found.span is not None and found.span.text == '"mine.schedule"'
     (tmp_path / "mine.schedule").write_text(SCHEDULES["dualpipe"].generate(2, 4).to_text(), "utf-8")
     assert documented(text, str(path)).diagnostics == ()
+
+
+LINES = st.lists(st.sampled_from(["a\n", "b 😀\n", "\n", "c"]), max_size=6).map("".join)
+
+
+@given(old=LINES, new=LINES, before=LINES, behind=LINES)
+def test_a_text_is_replaced_where_it_differs(old: str, new: str, before: str, behind: str) -> None:
+    client, texts = Client(), [f"{before}\nfirst\n{each}\nlast\n{behind}" for each in (old, new)]
+    source, text = Source("spec.dsc", texts[0]), texts[1]
+    edits = replaced(client, source, text)
+    assert bool(edits) == (source.text != text)
+    for edit in edits:
+        start, end = (client.offset(source, place) for place in (edit.range.start, edit.range.end))
+        assert f"{source.text[:start]}{edit.new_text}{source.text[end:]}" == text
+        first, last = (source.text.index(each) for each in ("first", "last"))
+        assert first < start <= end <= last, "lines around keep their marks"

@@ -53,6 +53,17 @@ def test_what_cannot_be_read_is_said_as_json(system: str, tmp_path: Path, capsys
         assert item["message"] in said
 
 
+def test_a_value_given_for_a_variable_may_hold_an_equals_sign(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "pretrain.sh"
+    file.write_text(SCRIPT.replace("--num-experts", "$EXTRA --num-experts"))
+    command = ["import", "megatron-bridge", str(file), "--devices", "2", "-D", "PP=1", "--format", "json", "--lossy"]
+    assert main([*command, "-D", "EXTRA=--some-other=3"]) == 0
+    keys = {each["key"]: each["value"] for each in parsed(capsys.readouterr().out, "import")["keys"]}
+    assert keys["some_other"] == "3"
+    assert main([*command, "-D", "EXTRA"]) == 2
+    assert "-D takes NAME=VALUE" in capsys.readouterr().err
+
+
 def test_only_modules_have_functions_to_choose(tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "pretrain.sh"
     file.write_text(SCRIPT)

@@ -15,10 +15,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from compiler.files.text import TextFileError, read_form
 from compiler.predict.planned_step import Planned
 from compiler.schedule import SCHEDULES
 from compiler.tools.report import ExpertRow, RankRow, Report, StageRow, report_html
 from compiler.tools.report.page import measured_step
+from compiler.tools.report.run_page import LoadForm
 from runtime.contract.actions import actions_of
 from tests.compiler.tools.report.conftest import make_report, make_run
 
@@ -233,3 +235,20 @@ def test_same_values_same_bytes_in_any_process(report_of_run: Report, tmp_path: 
         command = [sys.executable, "-c", SCRIPT]
         found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
         assert found.stdout.split() == [wanted, "False"]  # the same bytes, and torch was not needed
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"load": [[1, -1], ["x"]]}', "`load.0.1`: Input should be greater than or equal to 0"),
+        ('{"load": 1}', "`load`: Input should be a valid list"),
+        ("[]", "Input should be a valid dictionary or instance of LoadForm"),
+        ('{"load": [NaN]}', "NaN is no number of JSON"),
+    ],
+)
+def test_a_file_of_a_run_is_refused_by_the_first_place_that_is_wrong(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "load.json"
+    file.write_text(text)
+    with pytest.raises(TextFileError) as raised:
+        read_form(file, 1000, LoadForm)
+    assert str(raised.value).startswith(f"{file}:") and str(raised.value).endswith(said)
