@@ -223,9 +223,10 @@ def probe(folder: Path, tier: str, mutants: Sequence[Mutant]) -> None:
 
 
 class Verdict(NamedTuple):
-    """The result for one mutant. `noticed_by`: the test that failed, or None. `executing`: the number of tests that
-    execute its place. `ran`: the number of those that were run."""
+    """The result for one mutant. `digest`: of its line. `noticed_by`: the test that failed, or None. `executing`: the
+    number of tests that execute its place. `ran`: the number of those that were run."""
 
+    digest: str
     mutant: str
     package: str
     tier: str
@@ -249,15 +250,14 @@ def judge(
     for test in tests.values():
         for file in {probed[number].file for number in test.executed}:
             of_file[file].append(test)
-    known = {each.mutant for each in read_verdicts(kept) if each.tier == tier}
+    known = {each.digest for each in read_verdicts(kept) if each.tier == tier}
     places: SimpleQueue[Place] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary, ThreadPoolExecutor(WORKERS) as pool:
         for number in range(WORKERS):
             places.put(Place(Path(temporary, str(number))))
 
         def one(number: int, mutant: Mutant) -> None:
-            title = title_of(mutant)
-            if title in known:
+            if mutant.digest in known:
                 return
             executing = [test for test in tests.values() if number in test.executed] or of_file[mutant.file]
             noticed_by, ran, place = None, 0, places.get()
@@ -269,7 +269,8 @@ def judge(
                         break
             finally:
                 places.put(place)
-            verdict = Verdict(title, mutant.package, tier, noticed_by, len(executing), ran)
+            title = title_of(mutant)
+            verdict = Verdict(mutant.digest, title, mutant.package, tier, noticed_by, len(executing), ran)
             with kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(verdict._asdict()) + "\n")
             print(f"{title}: {noticed_by or f'NOT NOTICED by {ran} of {len(executing)} tests'}", flush=True)
@@ -298,10 +299,11 @@ def main() -> None:
         executed = asked.folder / tier
         if not executed.exists():
             probe(executed, tier, probed)
-        noticed = {each.mutant for each in read_verdicts(kept) if each.noticed_by}
-        todo = [each for each in numbered if title_of(each[1]) not in noticed]
+        noticed = {each.digest for each in read_verdicts(kept) if each.noticed_by}
+        todo = [each for each in numbered if each[1].digest not in noticed]
         judge(kept, tier, read_tests(executed), todo, probed)
-    verdicts = read_verdicts(kept)
+    chosen = {mutant.digest for _, mutant in numbered}
+    verdicts = [each for each in read_verdicts(kept) if each.digest in chosen]
     for tier in asked.tiers:
         found = [each for each in verdicts if each.tier == tier]
         print(f"{tier}: {sum(each.noticed_by is not None for each in found)} of {len(found)} noticed")

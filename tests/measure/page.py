@@ -13,7 +13,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from tests.measure.mutants import read_rows, read_verdicts
+from tests.measure.mutants import COUNT, SEED, read_rows, read_verdicts, title_of
+from tests.measure.sites import choose
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results/tests.json"
@@ -35,16 +36,16 @@ def results(folder: Path) -> dict[str, Any]:
     notice: dict[str, Counter[str]] = defaultdict(Counter)
     by: Counter[str] = Counter()
     missed = []
-    verdicts = {(each.mutant, each.tier): each for each in read_verdicts(folder / "verdicts.jsonl")}
-    for mutant in dict.fromkeys(mutant for mutant, _ in verdicts):
-        found = [verdicts[mutant, tier] for tier in TIERS if (mutant, tier) in verdicts]
-        notice[found[0].package]["mutants"] += 1
+    verdicts = {(each.digest, each.tier): each for each in read_verdicts(folder / "verdicts.jsonl")}
+    for mutant in choose(ROOT, COUNT, SEED):
+        found = [verdicts[mutant.digest, tier] for tier in TIERS if (mutant.digest, tier) in verdicts]
+        notice[mutant.package]["mutants"] += bool(found)
         first = next((each for each in found if each.noticed_by), None)
-        if first is None:
-            missed.append(mutant)
-        elif first.noticed_by:
-            notice[first.package][first.tier] += 1
+        if first is not None and first.noticed_by:
+            notice[mutant.package][first.tier] += 1
             by[folder_of(first.noticed_by)] += 1
+        elif found:
+            missed.append(title_of(mutant))
     return {"costs": costs, "packages": notice, "noticed first by": by, "not noticed": missed}
 
 

@@ -47,7 +47,8 @@ FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "
 class Mutant(NamedTuple):
     """Replace bytes `begin` to `end` of `file` by `text`. `line`: where that begins. `is_statement`: no expression.
 
-    `function`: the outermost function around it, behind the names of its classes.
+    `function`: the outermost function around it, behind the names of its classes. `digest`: of its line, as long as the
+    line has this text in this function; empty until the line is chosen.
     """
 
     file: str
@@ -57,6 +58,7 @@ class Mutant(NamedTuple):
     end: int
     text: str
     is_statement: bool
+    digest: str = ""
 
     @property
     def package(self) -> str:
@@ -76,16 +78,17 @@ def choose(root: Path, count: int, seed: int = 0) -> list[Mutant]:
     """About `count` mutants of the product, at most one a line: by packages' lines that can be changed, LEAST at least.
 
     A line is chosen by its text and the function it is in, and not by the path of its file: most of the mutants stay
-    when the product changes, and when modules move. Of each package, the first ones are the same for any count.
+    when the product changes, and when modules move. Of equal lines one is chosen. Of each package, the first ones are
+    the same for any count.
     """
     packages = lines_of_packages(root, seed)
     total = sum(map(len, packages.values()))
-    chosen = []
+    chosen: dict[str, Mutant] = {}
     for _, found in sorted(packages.items()):
         share = max(LEAST, round(count * len(found) / total))
         for digest, mutants in found[:share]:
-            chosen.append(mutants[int(digest, 16) % len(mutants)])
-    return chosen
+            chosen.setdefault(digest, mutants[int(digest, 16) % len(mutants)]._replace(digest=digest))
+    return [*chosen.values()]
 
 
 @cache
