@@ -133,7 +133,7 @@ def _of_rows(spec: Spec, memories: Sequence[RankMemory]) -> list[str]:
     ways = comb(moe.experts - local, moe.top_k - local) if moe.top_k >= local else comb(local, moe.top_k)
     chance = tokens * (log10(ways) - log10(comb(moe.experts, moe.top_k))) + log10(ranks)
     return [
-        f"memory: if all {tokens:,} tokens of an expert group went to one rank in every layer, {worst_rows(spec):,} rows, "
-        f"it would hold {gib(worst)}; with even and independent choices of experts, this happens in a layer with "
-        f"probability 10^{chance:,.0f}"
+        f"memory: if all {tokens:,} tokens of an expert group went to one rank in each layer ({worst_rows(spec):,} "
+        f"rows), it would hold {gib(worst)}; with even and independent choices of experts, this happens in a layer "
+        f"with probability 10^{chance:,.0f}"
     ]
