@@ -61,9 +61,11 @@ def test_a_path_that_the_schema_has_not_is_refused() -> None:
         "model.layers.3.last",
         "train.batch.to",
         "cluster.more",
+        "data.sources.web.weight",
     ):
         assert checked_path(right) == right
-    for wrong in ("parallel.zeros", "model.layers.*.experts", "train.batch.until", "x", "data.tokenizer.vocabulary"):
+    wrong_ones = ("parallel.zeros", "model.layers.*.experts", "train.batch.until", "x", "data.tokenizer.vocabulary")
+    for wrong in (*wrong_ones, "data.sources.web.wait"):
         with pytest.raises(LookupError, match="the schema has no"):
             checked_path(wrong)
     with pytest.raises(LookupError, match="Moe has no field `n_experts`"):

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.closed_forms.ramp import num_sizes, ramp
-from dsl.load import check
+from dsl.closed_forms.ramp import MAX_SIZES, num_sizes, quantum_of, ramp
+from dsl.load import check, load
+from dsl.rules.phases import batch_grows
 from dsl.schema import Batch
 from tests import copies
 
@@ -48,6 +49,16 @@ def test_steps_one_by_one(start: int, growth: int, over: int, sequence: int, qua
     assert [size for size, count in phases for _ in range(count)] == [size for size, _ in steps[:-1]]
     ends = (found.phases(size.first_token) for size in found.sizes[1:])
     assert all(count > 0 for phases in ends for _, count in phases), "a size that begins at the end has no step"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_batch_has_as_many_sizes_as_the_bound_and_not_one_more(more: int) -> None:
+    spec = load(SPECS / "tiny.dsc")
+    quantum = quantum_of(spec.parallel, spec.train.micro_batch)
+    batch = Batch(start=quantum, end=(MAX_SIZES + more) * quantum, over_tokens=10**6)
+    assert num_sizes(batch, quantum) == MAX_SIZES + more
+    found = list(batch_grows(spec.model_copy(update={"train": spec.train.model_copy(update={"batch": batch})})))
+    assert [item.code for item in found] == ["E0706"] * more
 
 
 @pytest.mark.parametrize(("sequence", "near"), [(48, 32), (33, 32), (63, 32), (31, 16), (3, 2)])

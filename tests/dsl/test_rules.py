@@ -14,12 +14,32 @@ from dsl import schema
 from dsl.load import check, load
 from dsl.rules import JOINT, JOINT_CODES, RULES
 from dsl.rules.finding import Rule, nearest_divisor
-from dsl.rules.parallel import stages_have_layers
+from dsl.rules.parallel import stages_have_layers, world_is_used
 from dsl.rules.rewards import _unreadable
 from dsl.schema import Node, Schedule, Spec
 from dsl.schema.base import fields_of
 
 SPECS = Path(__file__).parents[2] / "specs"
+
+
+@pytest.mark.parametrize(
+    ("degrees", "hint"),
+    [
+        ({"pipeline": 4, "data": 3}, "write `data = auto`"),
+        ({"pipeline": 3, "data": 2}, "write `pipeline = 2` and `data = auto`"),
+        ({"pipeline": 4, "tensor": 2}, "write `pipeline = 2` and `data = auto`"),
+        ({"pipeline": 1, "tensor": 4, "data": 2}, "write `data = auto`"),
+        ({"tensor": 3}, "write `tensor = 1` and `data = auto`"),
+        ({"context": 3}, "write `tensor = 1`, `context = 1` and `data = auto`"),
+    ],
+)
+def test_degrees_that_do_not_make_the_world_are_told_the_nearest_that_do(degrees: dict[str, int], hint: str) -> None:
+    """On four devices."""
+    spec = load(SPECS / "quickstart.dsc")
+    one = dict.fromkeys(("pipeline", "data", "tensor", "context"), 1)
+    parallel = spec.parallel.model_copy(update=one | degrees)
+    (found,) = world_is_used(spec.model_copy(update={"parallel": parallel}))
+    assert (found.at, found.hint) == ("parallel.data", hint)
 
 
 class Recorder:

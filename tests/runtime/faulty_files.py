@@ -177,7 +177,7 @@ def crash_states(changes: list[Change], root: int) -> Iterator[tuple[int, str, d
     seen, choose = set(), random.Random(0)
     for done in range(len(changes) + 1):
         happened = changes[:done]
-        open_changes = [i for i, c in enumerate(happened) if c.folder and not _synced(happened, i, c.folder)]
+        open_changes = [i for i, c in enumerate(happened) if c.folder and not synced(happened, i, c.folder)]
         few = len(open_changes) <= 7
         for draw in range(2 ** len(open_changes) if few else 128):
             bits = draw if few else choose.getrandbits(len(open_changes))
@@ -189,7 +189,8 @@ def crash_states(changes: list[Change], root: int) -> Iterator[tuple[int, str, d
                     yield done, f"{done} calls, without {sorted(lost)}, {share:.0%} of unsynced data", tree
 
 
-def _synced(changes: list[Change], index: int, node: int) -> bool:
+def synced(changes: list[Change], index: int, node: int) -> bool:
+    """Whether a later sync of a file or folder covers a change."""
     return any(c.kind == "sync" and c.file == node for c in changes[index + 1 :])
 
 
@@ -198,7 +199,7 @@ def _replay(changes: list[Change], lost: set[int], root: int, share: float) -> d
     data: dict[int, bytes] = {}
     for i, c in enumerate(changes):
         if c.kind == "write":
-            kept = len(c.data) if _synced(changes, i, c.file) else int(len(c.data) * share)
+            kept = len(c.data) if synced(changes, i, c.file) else int(len(c.data) * share)
             data[c.file] = data.get(c.file, b"") + c.data[:kept]
         if c.kind == "mkdir":
             folders[c.file] = {}

@@ -30,6 +30,7 @@ from tests.runtime.faulty_files import (
     kill_at,
     lay_out,
     save_all,
+    synced,
 )
 
 WORLD = 2
@@ -193,6 +194,17 @@ def test_a_loss_of_power_at_any_point_leaves_a_checkpoint(
     assert [state for state in found if state[1]] == []
     assert len(found) >= 1000, len(found)
     record_property("states", len(found))
+
+
+def test_all_that_a_checkpoint_holds_is_on_the_disk_before_it_gets_its_name(recording: Recording) -> None:
+    changes, published = recording.recorder.changes, 0
+    for at, change in enumerate(changes):
+        if change.kind == "rename" and change.name.startswith(".tmp-"):
+            made = next(c.file for c in changes[:at] if c.kind == "mkdir" and c.name == change.name)
+            entries = [index for index, c in enumerate(changes[:at]) if c.folder == made]
+            assert len(entries) > WORLD and all(synced(changes[:at], index, made) for index in entries)
+            published += 1
+    assert published == len(recording.promised)
 
 
 @pytest.mark.parametrize("forgotten", ["files", "the checkpoint", "the folder of checkpoints"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from compiler.plan.split_blocks import balanced_rows
 from compiler.program.lowered import Lowered
 from compiler.program.proof import prove
 from dsl.closed_forms.memory import ITEMSIZE, lower_bound
-from dsl.schema import Spec
+from dsl.schema import Lora, Spec
 from runtime.build.build import Build
 from runtime.state.state import build_state
 from tests.runtime.step.specs import spec as small_spec
@@ -54,6 +55,14 @@ def fullest(spec: Spec, lowered: Lowered) -> int:
 @given(specs())
 def test_never_above_a_plan(spec: Spec) -> None:
     assert lower_bound(spec).total <= fullest(spec, lower_spec(spec))
+
+
+def test_weights_beside_adapters_have_no_gradients_and_no_state() -> None:
+    spec = small_spec(2, 2, 2, 4)
+    adapted = lower_bound(spec.model_copy(update={"adapter": Lora(rank=2, on=("out",))}))
+    whole = lower_bound(spec)
+    assert whole.gradients > 0 and whole.optimizer > 0
+    assert adapted == replace(whole, gradients=0, optimizer=0)
 
 
 @pytest.mark.parametrize(("file", "run"), RUNS)

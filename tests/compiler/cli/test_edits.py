@@ -141,6 +141,16 @@ def test_every_word_in_every_block_is_told_what_it_is(place: int) -> None:
             assert edit is None, "a key that is near no other has no edit"
 
 
+def test_keys_that_are_missing_come_on_lines_of_their_own() -> None:
+    """Below the line that opens the block, whatever stands behind its brace."""
+    text = 'import "lib/base.dsc"\nrun a extends base { train { validate {  # how well\n    batches = 2 } } }\n'
+    (item,) = said("all", (), {"all.dsc": text})
+    edit = edit_of(item)
+    assert edit is not None and edit.text.strip() == "every = 1000 steps"
+    before, behind = text.split("    batches", 1)
+    assert apply(text, [edit]) == f"{before}{edit.text}    batches{behind}" and edit.text.endswith("\n")
+
+
 def test_edits_that_overlap_are_made_once() -> None:
     from dsl.messages.diagnostics import Edit, Span
 

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from runtime.checkpoint.verify import verify
+from runtime.ops.native import library
 from tests.compiler.cli.forms import parsed
+from tests.runtime.faulty_files import save_all
 from tests.runtime.run.place import DSC, FOUR_RANKS, Place, saved
 
 STEP = "step-00000003"
@@ -114,6 +118,18 @@ def test_damaged_runs(copy: Place) -> None:
         " the next run",
     ]
     assert found["run"]["steps"] == 2, "the last line is still being written"
+
+
+def test_other_versions_that_saved_a_checkpoint_are_named(tmp_path: Path) -> None:
+    here = {"torch": torch.__version__.partition("+")[0], "ops": library.identity()}
+    for step, torch_then, words in (
+        (1, here["torch"], ""),
+        (2, "1.13.1", f" (saved by torch 1.13.1, here {here['torch']})"),
+    ):
+        assert save_all(tmp_path, step, [{"weight/head": torch.ones(2)}], meta=here | {"torch": torch_then}) == [None]
+        found = verify(tmp_path / f"step-{step:08}")["checkpoint"]
+        assert found["saved_by"]["torch"] == torch_then
+        assert found["loads"][-1] == f"bit for bit as without a break: the same build, text, torch and ops{words}"
 
 
 @pytest.mark.parametrize("name", ["empty", "file", "absent", "a\x1b[2Jb"])

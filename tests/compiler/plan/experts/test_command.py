@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,31 @@ def test_text(tmp_path: Path, capsys: Shown) -> None:
         assert words in shown.out
     assert "→" in shown.out and "--group-rule auto" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 100
+
+
+def test_text_without_groups_says_none(tmp_path: Path, capsys: Shown) -> None:
+    assert main(["place", str(load_file(tmp_path, load_of("hot", 8))), "--devices", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 layer  8 experts on 4 devices, 2 on each" in shown and "group" not in shown
+
+
+def test_text_says_the_bytes_of_the_document(tmp_path: Path, capsys: Shown) -> None:
+    degrees = ("cluster.nodes=2", "cluster.node.devices=2", "parallel.expert=4", "parallel.pipeline=1")
+    changes = [word for each in (*degrees, "schedule.name=1f1b") for word in ("-s", each)]
+    loads = load_file(tmp_path, *(load_of("zipf", 16, seed) for seed in range(4)))
+    links = [layer["links"] for layer in placed(capsys, QUICKSTART, "--load", loads, *changes)["layers"]]
+    assert main(["place", str(QUICKSTART), "--load", str(loads), *changes]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    for label, key in (
+        ("between nodes", "between_nodes_bytes"),
+        ("busiest node", "busiest_node_bytes"),
+        ("to devices", "to_devices_bytes"),
+        ("busiest device", "busiest_device_bytes"),
+    ):
+        (line,) = (line for line in shown if line.startswith(f"{label}  "))
+        said = [float(number) * {"B": 1, "KB": 1000}[unit] for number, unit in re.findall(r"([\d.]+) (K?B)", line)[:2]]
+        means = [sum(each[when][key] for each in links) / len(links) for when in ("before", "after")]
+        assert " → " in line and said == pytest.approx(means, rel=0.04)
 
 
 def test_one_token_is_as_uneven_as_can_be(tmp_path: Path, capsys: Shown) -> None:

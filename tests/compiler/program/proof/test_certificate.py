@@ -88,6 +88,14 @@ def test_what_was_proven_opens(tmp_path: Path, name: str, ranks: int, micro_batc
     assert "\n".join(labels) + "\n" == schedule.to_text().partition("\n")[2]
 
 
+def test_what_one_rank_has_alone_is_gathered_by_none(tmp_path: Path) -> None:
+    """Data ranks divide the optimizer's state, and of some experts there is one holder."""
+    program, plan = family_program("zbv", 2, 5, 1)
+    alone = {each.name for each in plan.buckets if len(each.holders) == 1}
+    assert alone and program.update and alone.isdisjoint(each.name for each in program.update)
+    Build.open(written(tmp_path, emitted(program, plan, Structure(plan).schedule_of(program))))
+
+
 EDITED = "was changed after program train_4 was proven: certificate/train_4.json is of another"
 EDITS: list[tuple[str, Callable[[str], str], str]] = [
     ("program/train_4.json", lambda text: text.replace("[0, ", "[1, ", 1), f"program/train_4.json {EDITED} program"),

@@ -240,6 +240,18 @@ def test_what_the_other_system_has_is_no_loss(system: str, more: set[str], tmp_p
     assert {loss["path"] for loss in losses} == data | more and not any(loss["changes"] for loss in losses)
 
 
+@pytest.mark.parametrize("system", ["torchtitan", "megatron-bridge"])
+def test_how_checkpoints_are_kept_is_a_loss_that_changes_no_training(
+    system: str, tmp_path: Path, capsys: Capture
+) -> None:
+    checkpoint = "train.checkpoint { every = 5 steps, keep = 2, keep_every = 10 steps }"
+    assert main(["export", system, BENCH, "-s", checkpoint, "-o", str(tmp_path / "out"), "--format", "json"]) == 0
+    losses = parsed(capsys.readouterr().out, "export")["losses"]
+    lost = [loss for loss in losses if loss["path"].startswith("train.checkpoint.")]
+    assert "train.checkpoint.keep_every" in {loss["path"] for loss in lost}
+    assert not any(loss["changes"] or "no word for it" in loss["why"] for loss in lost)
+
+
 YARN = YarnScaling(factor=4, original=64)
 
 

@@ -87,6 +87,15 @@ def test_a_precision_may_have_a_name(written: str, compute: str, lost: tuple[str
         assert "mixed_precision" in {entry.key for entry in found.ledger}
 
 
+def test_statements_under_conditions_are_taken_for_executed_and_that_is_said() -> None:
+    more = "if wide:\n        cfg.model.hidden_size = 512\n    for each in parts:\n        cfg.rng.seed = 7\n    "
+    found = of_recipe(RECIPE.replace("return cfg", f"{more}return cfg"))
+    told = {entry.key: entry.kind for entry in found.ledger if "taken for executed, once" in entry.why}
+    assert told == {"if wide": "assumed", "for each": "assumed"} and not found.mistakes
+    spec = read_back(found.text)
+    assert (spec.model.hidden, spec.train.seed) == (512, 7)
+
+
 def test_a_key_of_a_named_precision_may_be_set_anew() -> None:
     more = 'cfg.mixed_precision = "bf16_mixed"\n    cfg.mixed_precision.grad_reduce_in_fp32 = False\n    return cfg'
     spec = read_back(of_recipe(RECIPE.replace("return cfg", more)).text)

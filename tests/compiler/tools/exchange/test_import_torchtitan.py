@@ -90,13 +90,13 @@ def exportable(draw: st.DrawFn) -> tuple[str, list[str]]:
         changes.append(f"schedule.name={draw(st.sampled_from(names))}")
         changes.append(f"parallel.expert={draw(st.sampled_from([1, 2]))}")
     given_of = {
-        "parallel.zero": st.sampled_from([2, 3]),
+        "parallel.zero": st.sampled_from(["= 2", "= 3"]),
         "model.attention.rope.scaling": st.just(YARN),
         "train.checkpoint": st.sampled_from(["{ every = 7 steps, keep = 2 }", "{ every = 100 steps, keep = 5 }"]),
-        "recompute": st.just("[layer]"),
+        "recompute": st.just("= [layer]"),
     }
     chosen = draw(st.sets(st.sampled_from(sorted(given_of)), max_size=3))
-    return path, [*changes, *(f"{key}={draw(given_of[key])}" for key in sorted(chosen))]
+    return path, [*changes, *(f"{key} {draw(given_of[key])}" for key in sorted(chosen))]
 
 
 def read(files: dict[str, str], config: str | None = None, devices: int | None = None) -> Imported:
@@ -228,6 +228,27 @@ def test_groups_that_shard_by_themselves_are_told(copies: int, shards: int, told
     assert mistake.message == "the degrees are those of 16 devices, --devices says 17"
 
 
+@pytest.mark.parametrize(("degree", "written", "lost"), [(1, "false", False), (2, "false", True), (2, "true", False)])
+def test_rows_that_tensor_ranks_do_not_split_are_lost(degree: int, written: str, lost: bool) -> None:
+    """One rank has nothing to split, whatever its job says."""
+    lines = f"tensor_parallel_degree = {degree}\nenable_sequence_parallel = {written}"
+    told = {entry.key: entry.kind for entry in job(JOB.replace("tensor_parallel_degree = 1", lines, 1), 64).ledger}
+    assert (told["parallelism.enable_sequence_parallel"] == "not expressible") == lost
+
+
+@pytest.mark.parametrize(
+    ("implementation", "kind", "moments"), [("fused_opt_states_bf16", "said", "bf16"), ("fused", "no effect", "fp32")]
+)
+def test_moments_are_as_narrow_as_the_optimizer_of_a_job_keeps_them(
+    implementation: str, kind: str, moments: str
+) -> None:
+    lines = f'lr = 2.2e-4\nimplementation = "{implementation}"\n'
+    found = job(JOB.replace("lr = 2.2e-4\n", lines), 2048)
+    assert not found.mistakes
+    assert {entry.key: entry.kind for entry in found.ledger}["optimizer.implementation"] == kind
+    assert read_back(found.text.replace("memory = 80GB", "memory = 1000GB")).precision.moments == moments
+
+
 @pytest.mark.parametrize("betas", ["[0.9]", "[0.9, 0.95, 0.99]", '[0.9, "no"]', "[true, 0.95]"])
 def test_betas_are_two_numbers(betas: str) -> None:
     (mistake,) = job(JOB.replace("lr = 2.2e-4\n", f"lr = 2.2e-4\nbetas = {betas}\n"), devices=64).mistakes
@@ -325,6 +346,15 @@ def test_a_schedule_without_a_name_is_named_as_a_file(tmp_path: Path, capsys: Ca
     csv.unlink()
     assert main(command) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_only_a_registry_is_taken_for_that_of_torchtitan() -> None:
+    """A module that writes the sizes of its model leaves nothing to assume."""
+    written = exported_files()["config_registry.py"]
+    head = written.partition("model_spec=")[0]
+    for text, assumed in ((written, []), (f"{head}model_spec=model_registry('16B'))\n", ["model_spec"])):
+        found = read({"config_registry.py": text, "schedule.csv": exported_files()["schedule.csv"]})
+        assert [entry.key for entry in found.ledger if entry.why.startswith("the registry is taken")] == assumed
 
 
 def test_a_file_elsewhere_is_not_read(tmp_path: Path, capsys: Capture) -> None:

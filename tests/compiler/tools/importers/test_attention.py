@@ -117,6 +117,8 @@ def test_latent_attention_keeps_its_scales(tmp_path: Path) -> None:
         ("deepseek_v4", {"compress_ratios": [4, 128, 0]}, "`compress_ratios` has 0, 4 or 128 for each of 5"),
         ("deepseek_v4", {"compress_ratios": [4, 128, 0, 5, 4]}, "`compress_ratios` has 0, 4 or 128 for each of 5"),
         ("deepseek_v4", {"layer_types": ["sliding_attention"]}, "`layer_types` has 1 entries for 5 layers"),
+        ("deepseek_v4", {"layer_types": "all"}, '`layer_types` = "all": layers of "all"; such a model has sliding_'),
+        ("deepseek_v4", {"mlp_layer_types": ["moe", "x"]}, '`mlp_layer_types` = ["moe", "x"]: layers of "x"; such a'),
         ("deepseek_v32", {"mlp_layer_types": ["dense", "thick"]}, "`mlp_layer_types` has dense or sparse for"),
         ("deepseek_v32", {"mlp_layer_types": ["thick"] * 5}, "`mlp_layer_types` has dense or sparse for each of 5"),
         ("deepseek_v32", {"mlp_layer_types": "dense"}, '`mlp_layer_types` has dense or sparse for each of 5'),

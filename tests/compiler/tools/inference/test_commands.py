@@ -20,6 +20,7 @@ from compiler.tools.inference.evaluation import Loss, loss_of
 from compiler.tools.inference.language_model import LanguageModel, on_one_rank
 from compiler.tools.inference.loaded import read_weights
 from compiler.tools.inference.sources import InferenceError
+from compiler.tools.inference.token_streams import of_text
 from dsl.load import load
 from runtime.data import tokenizer
 from runtime.data.shards import Reader
@@ -115,11 +116,11 @@ def test_text_is_encoded_as_the_run_encodes(trained: Path, tmp_path: Path, capsy
     end = tokenizer.end_id(bpe)
     ids = [end, *(each for text in tokenizer.encode(bpe, texts) for each in (*text, end))]
     np.save("ids.npy", ids)
-    of_text, of_ids = (
+    texted, of_ids = (
         document(capsys, "eval", trained, *words) for words in (["--text", "*.txt"], ["--tokens", "ids.npy"])
     )
-    assert of_text == of_ids and of_text["bytes"] == sum(len(text.encode()) for text in texts)
-    assert of_text["tokens"] == len(ids) - 1
+    assert texted == of_ids and texted["bytes"] == sum(len(text.encode()) for text in texts)
+    assert texted["tokens"] == len(ids) - 1
 
 
 def test_the_moving_average(trained: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -238,6 +239,16 @@ def test_what_cannot_be_used_is_said(trained: Path, tmp_path: Path, capsys: Capt
         assert expected in captured.err and captured.err.startswith("error: "), (name, captured.err)
         if how == "json":
             assert parsed(captured.out, "failure")["error"], name
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer.to_json(tokenizer.train([], tokenizer.MIN_VOCAB)))
+    pattern = str(tmp_path / "*.txt")
+    assert of_text(pattern, path, tokenizer.MIN_VOCAB, lambda _: None).bytes == 4
+    with pytest.raises(InferenceError, match=r"tokenizer\.json: 257 tokens, more than the model's 256"):
+        of_text(pattern, path, tokenizer.MIN_VOCAB - 1, lambda _: None)
 
 
 # ---------------------------------------------------------------- text

@@ -183,6 +183,16 @@ def test_text_shows_what_runs() -> None:
     assert terminal(make_picture(("dualpipe", 4, 10)), Screen(100, ascii=True)).isascii()
 
 
+def test_the_legend_shows_what_is_drawn() -> None:
+    """A pair is a sign without colours, and with them a half block in the tints of both of its actions."""
+    picture = make_picture(("dualpipe", 4, 10))
+    assert "% pair  · idle" in terminal(picture, Screen(100))
+    rows, _, legend = terminal(picture, Screen(200, colours=True)).partition("\n\n")[2].partition("\n\n")
+    drawn = re.search(r"(\x1b\[[0-9;]*m)▀▀▀\x1b\[0m pair ", legend)
+    assert drawn is not None and f"{drawn[1]}▀\x1b" in rows
+    assert "pair" not in terminal(make_picture(("1f1b", 2, 2)), Screen(100))
+
+
 @pytest.mark.parametrize("unit", [Fraction(1), Fraction(1, 21)], ids=["a forward", "all of the schedule"])
 def test_steps_of_whole_units_begin_at_columns(unit: Fraction) -> None:
     lines = terminal(make_picture(("1f1b", 4, 4), costs=Costs(unit, unit, unit)), Screen(100)).splitlines()

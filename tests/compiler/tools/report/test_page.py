@@ -216,6 +216,19 @@ def test_damaged_rows_are_counted(report_of_run: Report) -> None:
     assert "damaged lines" not in _words(report_of_run)
 
 
+def test_wrong_numbers_and_faults_of_devices_are_counted(report_of_run: Report) -> None:
+    assert report_of_run.run is not None
+    assert "faults of devices" not in _words(report_of_run)
+    skips = [{"event": "bad_step", "action": "skip", "step": step, "reason": "the loss is nan"} for step in (3, 1200)]
+    fault = {"event": "fault", "step": 7, "reason": "an ECC error"}
+    for more, words in (((), False), ((fault,), True)):
+        events = (*skips, *more, {"event": "start", "step": 8})
+        page = _words(replace(report_of_run, run=replace(report_of_run.run, events=events)))
+        assert "batches skipped 2, the last at step 1,200: the loss is nan" in page
+        assert ("faults of devices 1, the last at step 7: an ECC error" in page) == words
+        assert ("faults of devices" in page) == words and "rollbacks" not in page
+
+
 SCRIPT = """
 import hashlib, sys
 from dataclasses import replace
