@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,14 @@ def test_only_names_know_their_parts() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in APART
     }
     assert taking == OF_NAMES | OF_TEXT.keys()
+
+
+def test_class_names_are_unique() -> None:
+    """A name says which class is meant, without its module."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name.lstrip("_")].append(path.relative_to(ROOT).as_posix())
+    assert not {name: found for name, found in places.items() if len(found) > 1}

@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 
 from runtime.comm.connect import Endpoint
-from runtime.comm.transport import Wanted
+from runtime.comm.transport import WantedChannels
 from runtime.contract import Mesh, Opening
 from runtime.launch import torchrun_watch
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import Target
 from runtime.launch.run_lock import lock_folder
 from runtime.launch.torchrun import RefusedError, attach
-from runtime.launch.torchrun_meet import Beat, Peer, Place
+from runtime.launch.torchrun_meet import AgentBeat, Peer, TorchrunRank
 from runtime.system.outcome import EXIT_RETRY
 from tests.runtime.hangs import from_then_on
 from tests.runtime.processes import Fork, block, forked, listeners, wait_for
@@ -65,7 +65,7 @@ class Ranks:
             sys.stderr = (self.folder / f"errors_{rank}").open("w")
             settings = {"run": self.folder / "run", "digest": "d", "hang_timeout_s": 300.0} | options_of_rank
             try:
-                attached = attach(Place.of(os.environ), **settings)  # type: ignore[arg-type]
+                attached = attach(TorchrunRank.of(os.environ), **settings)  # type: ignore[arg-type]
             except RefusedError as error:
                 print(error, file=sys.stderr, flush=True)
                 return REFUSED + error.code
@@ -91,7 +91,7 @@ def heard(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Heard:
     """What ranks have heard of one another: they leave a file for each action and function that another was in."""
     hear = Peer.hear
 
-    def noting(self: Peer, beat: Beat) -> None:
+    def noting(self: Peer, beat: AgentBeat) -> None:
         hear(self, beat)
         (ranks.folder / f"heard {beat.action} {beat.where.rpartition(' ')[2]}").touch()
 
@@ -259,7 +259,7 @@ def test_a_rank_that_is_late_is_named_with_what_it_does(
 
 def connecting(rank: int, world: int, board: Board) -> None:
     """Open the channel of the world, for which rank 1 does not come."""
-    wanted = Wanted(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), (Opening("world", (0,), "all"),), {})
+    wanted = WantedChannels(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), (Opening("world", (0,), "all"),), {})
     Endpoint(start_timeout_s=1.5).connect(rank, wanted, board.set_action)
 
 
@@ -296,13 +296,13 @@ def test_a_signal_to_one_rank_ends_both_after_the_same_step(ranks: Ranks, to: in
 
 def test_a_signal_that_comes_again_kills(ranks: Ranks, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """The main threads are in a step that does not end, so only their watches can hear it."""
-    receive = torchrun_watch.Watch._receive
+    receive = torchrun_watch.TorchrunWatch._receive
 
-    def noting(self: torchrun_watch.Watch, number: int) -> None:
+    def noting(self: torchrun_watch.TorchrunWatch, number: int) -> None:
         receive(self, number)
         (ranks.folder / f"signals_{len(self._signals)}").touch()
 
-    monkeypatch.setattr(torchrun_watch.Watch, "_receive", noting)
+    monkeypatch.setattr(torchrun_watch.TorchrunWatch, "_receive", noting)
     monkeypatch.setattr(torchrun_watch, "REPEAT_S", 0.0)
     with ranks.started(train(forever, ranks.folder)) as both:
         wait_for(lambda: heard("W1.5", "forever"), "the step")  # before, the first signal ends the ranks
@@ -352,10 +352,10 @@ def test_another_run_folder_is_refused(ranks: Ranks) -> None:
 
 def test_an_environment_that_is_none_is_refused() -> None:
     good = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
-    assert Place.of(good).rank == 1
+    assert TorchrunRank.of(good).rank == 1
     for wrong in ({"RANK": "first"}, {"RANK": "2"}, {"RANK": "-1"}, {"MASTER_PORT": ""}):
         with pytest.raises(ValueError, match="start with torchrun"):
-            Place.of(good | wrong)
+            TorchrunRank.of(good | wrong)
 
 
 # ---------------------------------------------------------------- the store
