@@ -31,6 +31,7 @@ from runtime.data.preparation import Preparation, UsageError
 from runtime.launch.torchrun_meet import Place
 from runtime.observe import device
 from runtime.observe.slots import Slots
+from runtime.rl.generator import Rollouts
 from runtime.rl.policy import Policy
 from runtime.run import begin, resume, starting_position, starts, train, witness
 from runtime.run import loop as loop_of_ranks
@@ -179,6 +180,12 @@ def test_a_measured_step_has_its_completions_before(tmp_path: Path, full: bool) 
 # ---------------------------------------------------------------- rollouts
 
 
+def test_a_completion_is_as_long_as_its_tokens() -> None:
+    """Token 0 is one, as all are that a vocabulary has."""
+    tokens_NC = np.array([[5, 0, 1], [0, -1, -1], [3, 0, -1]])
+    assert Rollouts([], tokens_NC, np.zeros((3, 3)), np.zeros((3, 3))).lengths_N.tolist() == [3, 1, 2]
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 8])
 def test_a_row_says_what_a_token_of_a_rollout_had(tmp_path: Path, tokens: int) -> None:
     """Also where no token was trained on."""
@@ -222,11 +229,13 @@ def test_a_witness_sees_what_a_rank_does_in_a_computation_alone(tmp_path: Path) 
     )  # fmt: skip
     found = witness.Witness(trainer, tmp_path, {"device": "cpu"})
     trainer.links.sums.all_reduce(torch.zeros(1))
-    for _ in range(2):
+    written = tmp_path / "witness" / "rank_0.jsonl"
+    for lines in (2, 3):
         assert trainer.accumulate() == {"norm": weight}
         trainer.executor.send(1, "F1", weight)
+        assert written.read_text("utf-8").count("\n") == lines, "a rank that is killed leaves what it saw"
     found.close()
-    place, first, second = map(json.loads, (tmp_path / "witness" / "rank_0.jsonl").read_text("utf-8").splitlines())
+    place, first, second = map(json.loads, written.read_text("utf-8").splitlines())
     assert place == {"rank": 0, "device": "cpu"} and notes == ["summed"] * 3
     assert first["names"].count("> sum") == first["names"].count("< sum") == 1
     assert not any("F1" in name for name in first["names"]) and second["names"] is None
