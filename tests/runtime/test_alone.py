@@ -28,12 +28,13 @@ from runtime.data import __main__ as prepare
 from runtime.data.__main__ import data_of_checkpoints
 from runtime.data.order import Order
 from runtime.data.preparation import Preparation, UsageError
+from runtime.launch.heartbeat import Board
 from runtime.launch.torchrun_meet import Place
 from runtime.observe import device
 from runtime.observe.slots import Slots
 from runtime.rl.generator import Rollouts
 from runtime.rl.policy import Policy
-from runtime.run import begin, resume, starting_position, starts, train, witness
+from runtime.run import begin, evaluate, resume, starting_position, starts, train, witness
 from runtime.run import loop as loop_of_ranks
 from runtime.run.begin import Options
 from runtime.run.loop import Loop, Ranks
@@ -242,6 +243,33 @@ def test_a_witness_sees_what_a_rank_does_in_a_computation_alone(tmp_path: Path) 
     assert len(first["prints"]) == 16 * len(first["names"]) == len(second["prints"])
     assert (first["step"], second["step"], first["last_sample"]) == (6, 7, 9)
     assert [first["names"][at].split()[0] for at in first["not_finite"]] == ["<"]
+
+
+# ---------------------------------------------------------------- an evaluation
+
+
+def test_an_evaluation_divides_a_device_as_training_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All samples are computed, also where the last batch is not full; the first rank writes what was found."""
+    ids, left, computed = np.array([[4, 1, 2, 3], [4, 1, -1, 3], [4, 0, 2, -1]]), list[int](), list[int]()
+
+    def trainer(*_: object) -> Any:
+        left.append(torch._C._get_sm_carveout_experimental() or 0)
+        return SimpleNamespace(losses_on=lambda source, batches: computed.append(batches) or {"loss": 1.5})
+
+    monkeypatch.setattr(evaluate, "take", lambda kind, rank: torch.device(kind, rank))
+    monkeypatch.setattr(evaluate, "Endpoint", lambda *_, sms: left.append(sms))
+    monkeypatch.setattr(evaluate, "Trainer", trainer)
+    build: Any = SimpleNamespace(plan=small_plan(dp=2, communication_sms=20))
+    weights: Any = None
+    job = evaluate.Evaluation(build, weights, "weight", evaluate.Rows(ids), "cuda", tmp_path / "losses.json")
+    try:
+        job.rank(1, 2, Board(2))
+        assert not job.out.exists()
+        job.rank(0, 2, Board(2))
+    finally:
+        torch._C._set_sm_carveout_experimental(None)
+    assert left == [20] * 4 and computed == [2, 2]
+    assert json.loads(job.out.read_text("utf-8")) == {"loss": 1.5, "tokens": 5}
 
 
 # ---------------------------------------------------------------- data of checkpoints
